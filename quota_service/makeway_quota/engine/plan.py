@@ -1,0 +1,197 @@
+"""What the engine decides: who starts, who leaves, who moves, who waits and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .state import Placement
+
+Code = Literal[
+    "starting",
+    "reclaiming",
+    "outranked",
+    "limit",
+    "pool_capacity",
+    "no_free_gpus",
+    "fragmented",
+    "too_large",
+    "never_over_quota",
+    "waiting_for_node",
+    "over_budget",
+    "node_failed",
+    "queue_closed",
+    "paused",
+    "held",
+    "not_in_quota",
+]
+Number = int | float | str | tuple[str, ...]
+Numbers = Mapping[str, Number]
+"""Names to plain values for the decision log; GPUs are whole devices here (0.5 = half of one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a pending workload here. `in_quota` False: it runs over quota and may have to make way."""
+
+    id: str
+    pool: str
+    placement: Placement
+    in_quota: bool
+    rule: str
+    message: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Send a running workload back to its queue, for `beneficiary`; `deadline` is when it must be gone.
+
+    `workers` not empty: only these workers of an elastic gang leave, the rest keeps running.
+    """
+
+    id: str
+    beneficiary: str
+    deadline: float
+    rule: str
+    message: str
+    numbers: Numbers
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Checkpoint a running job and restart it at `to`, so that `beneficiary` fits where it was."""
+
+    id: str
+    beneficiary: str
+    source: Placement
+    to: Placement
+    deadline: float
+    rule: str
+    message: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Ask an autoscaled pool for `nodes` more nodes than it has (booting ones included in the number)."""
+
+    pool: str
+    nodes: int
+    beneficiaries: tuple[str, ...]
+    rule: str
+    message: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A workload that stays pending, and why. `not_before`: the earliest start that can be promised.
+
+    `claim` is where it will start once those in `waits_for` are gone; the service hands it back as
+    `Workload.claim` so that nothing else takes these GPUs.
+    """
+
+    id: str
+    code: Code
+    rule: str
+    message: str
+    numbers: Numbers
+    not_before: float | None = None
+    claim: Placement = ()
+    waits_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A session beyond the reservation: it is not queued but told so at once."""
+
+    id: str
+    code: Code
+    rule: str
+    message: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class LineUsage:
+    """What one quota line counts after the plan's starts, in milli-GPUs."""
+
+    policy: str
+    pools: tuple[str, ...]
+    reserved: int
+    limit: int | None
+    usage: int
+    guaranteed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every live workload is in exactly one of start, evict, move, pending, refused, keep and leaving.
+
+    `keep` runs on untouched; `leaving` was told to go in an earlier plan.
+    """
+
+    start: tuple[Start, ...] = ()
+    evict: tuple[Evict, ...] = ()
+    move: tuple[Move, ...] = ()
+    scale: tuple[Scale, ...] = ()
+    pending: tuple[Waiting, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    keep: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+    usage: tuple[LineUsage, ...] = field(default=())
+
+    @property
+    def acts(self) -> bool:
+        """Say whether the plan changes anything that runs."""
+        return bool(self.start or self.evict or self.move or self.refused)
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """Someone who would have to leave, as the picker names them."""
+
+    id: str
+    owner: str
+    policy: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one request would get now. `seconds` is the longest wait for those in `victims` or `moved`."""
+
+    policy: str
+    profile: str
+    code: Literal["ready_now", "ready_after_reclaim", "wait", "refused"]
+    reason: Code
+    message: str
+    seconds: float = 0.0
+    in_quota: bool = True
+    victims: tuple[Victim, ...] = ()
+    moved: tuple[Victim, ...] = ()
+    numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TeamUsage:
+    """One team's numbers in milli-GPUs, over the pools its lines cover.
+
+    `guaranteed` sessions, `in_quota` jobs within the reservation, `borrowed` jobs beyond it, `lent` what
+    others use of its reservation, `free` what it could start without anyone leaving, `total` the GPUs that exist.
+    `borrowed_from`: (lender, milli-GPUs), where the lenders can be named.
+    """
+
+    policy: str
+    reserved: int
+    limit: int | None
+    guaranteed: int
+    in_quota: int
+    borrowed: int
+    lent: int
+    free: int
+    total: int
+    borrowed_from: tuple[tuple[str, int], ...] = ()

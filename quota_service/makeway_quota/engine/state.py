@@ -1,0 +1,205 @@
+"""What the engine knows: one snapshot of pools, nodes, profiles, policies and workloads.
+
+All values are frozen. GPUs are milli-GPUs (1000 = one device), CPU is milli-cores, memory is MiB,
+times are seconds since the epoch, durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+GPU = 1000
+"""Milli-GPUs in one whole device."""
+
+Kind = Literal["session", "job"]
+State = Literal["pending", "starting", "running", "checkpointing", "succeeded", "failed", "cancelled", "stopped"]
+Weight = Literal["None", "Lowest", "Low", "Medium", "High"]
+
+WEIGHTS: Mapping[Weight, int] = {"None": 0, "Lowest": 0, "Low": 1, "Medium": 2, "High": 3}
+PRIORITIES: Mapping[str, int] = {"low": -1, "normal": 0, "high": 1}
+ADMITTED: frozenset[str] = frozenset({"starting", "running", "checkpointing"})
+"""States in which a workload holds GPUs."""
+LIVE: frozenset[str] = ADMITTED | {"pending"}
+"""States the engine looks at; finished workloads may be in a snapshot and are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Choices of the administrator that hold for all pools."""
+
+    consolidation: bool = True
+    victim_order: Literal["newest", "cheapest"] = "newest"
+    starvation_after: float = 86_400.0
+    history_half_life: float = 0.0
+    user_fairness: bool = True
+    fair_share: Literal["order", "reclaim"] = "order"
+    in_team_preemption: bool = True
+    grace: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Like resources, and which profiles come first on them.
+
+    `profiles` is the rank in the pool, best first; a profile that is not named ranks after all that are.
+    The `node_*` fields, `max_nodes` and `booting` only matter where `kind` is `autoscaled`.
+    """
+
+    name: str
+    resource: str = "nvidia.com/gpu"
+    capacity: int | None = None
+    kind: Literal["static", "autoscaled"] = "static"
+    strategy: Literal["pack", "spread"] = "pack"
+    profiles: tuple[str, ...] = ()
+    consolidation: bool = True
+    max_nodes: int = 0
+    booting: int = 0
+    node_gpus: int = 0
+    node_cpu: int = 0
+    node_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine. `gpus` counts devices; `foreign_*` is what pods outside Makeway hold.
+
+    `devices` names the indices a backend hands out (default 0..gpus-1); `foreign_devices` those that are
+    known to be taken, `foreign_gpus` (milli) what is taken on top of them, on devices nobody named.
+    A node with `cpu` or `memory` 0 does not limit it.
+    """
+
+    name: str
+    pool: str
+    gpus: int
+    cpu: int = 0
+    memory: int = 0
+    ready: bool = True
+    cordoned: bool = False
+    devices: tuple[int, ...] = ()
+    foreign_devices: tuple[int, ...] = ()
+    foreign_gpus: int = 0
+    foreign_cpu: int = 0
+    foreign_memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one workload needs. `gpus` is per worker; below 1000 it is a share of one device.
+
+    `pools` is the pool precedence; `policies` the policy rank: each inner tuple shares one rank.
+    """
+
+    name: str
+    gpus: int
+    workers: int = 1
+    min_workers: int | None = None
+    cpu: int = 0
+    memory: int = 0
+    pools: tuple[str, ...] = ()
+    policies: tuple[tuple[str, ...], ...] = ()
+    min_runtime: float = 0.0
+    reclaim_after: float = 0.0
+    grace: float | None = None
+    time_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaLine:
+    """A reservation and a limit over some pools (none named: all). `lend` None: all may be lent."""
+
+    pools: tuple[str, ...] = ()
+    reserved: int = 0
+    limit: int | None = None
+    lend: int | None = None
+
+    def covers(self, pool: str) -> bool:
+        """Say whether the line counts what runs in `pool`."""
+        return not self.pools or pool in self.pools
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The quota of one team, user or activity. `history` is its decayed over-quota use, in milli-GPUs."""
+
+    name: str
+    quotas: tuple[QuotaLine, ...] = ()
+    weight: Weight = "Medium"
+    priority: int = 0
+    parent: str | None = None
+    history: int = 0
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """Give the name that people read."""
+        return self.title or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One worker on one node: `devices` are indices, each holding `milli` of its GPU for the worker.
+
+    Empty `devices` for a worker with GPUs means that the backend did not say which; the engine then counts
+    it on the lowest devices that are free.
+    """
+
+    worker: int
+    node: str
+    devices: tuple[int, ...] = ()
+    milli: int = GPU
+
+
+Placement = tuple[Placed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A session or a job.
+
+    `promised_to` is set while `checkpointing`: the workload whose start it makes way for.
+    `claim` is where a `pending` workload was told it will start (from `Waiting.claim`), or where a
+    `checkpointing` one will restart (from `Move.to`): those GPUs are held for it.
+    `gpus`, `workers`, `min_workers`, `cpu`, `memory` and `time_limit` override the profile's.
+    `failed_node` is the node it was lost on, if that is why it is pending again.
+    """
+
+    id: str
+    policy: str
+    profile: str
+    owner: str = ""
+    kind: Kind = "job"
+    priority: int = 0
+    preemptible: bool = True
+    submitted_at: float = 0.0
+    state: State = "pending"
+    started_at: float | None = None
+    placement: Placement = ()
+    attempt: int = 1
+    last_checkpoint_at: float | None = None
+    promised_to: str | None = None
+    deadline: float | None = None
+    claim: Placement = ()
+    paused: bool = False
+    failed_node: str | None = None
+    gpus: int | None = None
+    workers: int | None = None
+    min_workers: int | None = None
+    cpu: int | None = None
+    memory: int | None = None
+    time_limit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one decision needs. `paused` names queues (`team/profile`) that start nothing for now."""
+
+    now: float
+    settings: Settings = field(default_factory=Settings)
+    pools: tuple[Pool, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    profiles: tuple[Profile, ...] = ()
+    policies: tuple[Policy, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    paused: tuple[str, ...] = ()
