@@ -216,7 +216,9 @@ class PolicyCheck(Wire):
 
     ok: bool
     issues: list[PolicyIssue] = Field(default_factory=list)
-    changes: list[str] = Field(default_factory=list, description="one sentence for each difference to the current version")
+    changes: list[str] = Field(
+        default_factory=list, description="one sentence for each difference to the current version"
+    )
 
 
 class Preview(Wire):
