@@ -51,7 +51,8 @@ class Unreachable(MakewayError):
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(
-            f"Makeway's quota service at {url} does not answer ({why}). Running work is not affected; try again shortly.",
+            f"Makeway's quota service at {url} does not answer ({why}). "
+            "Running work is not affected; try again shortly.",
             code="unreachable",
             status=503,
         )
