@@ -1,0 +1,245 @@
+"""What the store remembers: workloads, their attempts, decisions, events and policy versions.
+
+Plain frozen values. Times are Unix seconds; GPUs are thousandths of a device, CPU thousandths of a core, memory MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["session", "job"]
+Priority = Literal["low", "normal", "high"]
+State = Literal["pending", "starting", "running", "checkpointing", "succeeded", "failed", "cancelled", "stopped"]
+LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
+ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
+NoticeKind = Literal["evict", "move", "rehearsal", "cancel"]
+Numbers = Mapping[str, Any]
+"""Names to plain JSON values; a tuple comes back as a list."""
+
+
+class Place(NamedTuple):
+    """One worker's devices on one node, and the milli-GPUs held on each."""
+
+    node: str
+    devices: tuple[int, ...] = ()
+    milli: tuple[int, ...] = ()
+
+
+class File(NamedTuple):
+    """One file of a submission."""
+
+    path: str
+    data: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A running workload was asked to make way, for whom and until when."""
+
+    reason: str
+    at: float
+    deadline: float
+    kind: NoticeKind = "evict"
+    by_team: str | None = None
+    by_owner: str | None = None
+    by_workload: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewWorkload:
+    """A workload as it is submitted; the id is the caller's choice and is never used again."""
+
+    id: str
+    kind: Kind
+    team: str | None
+    profile: str
+    owner: str
+    name: str = ""
+    priority: Priority = "normal"
+    preemptible: bool = True
+    gpus: int = 0
+    workers: int = 1
+    min_workers: int | None = None
+    """default: as many as `workers`"""
+    cpu: int = 0
+    memory: int = 0
+    time_limit: float | None = None
+    grace: float = 30.0
+    signal: str = "SIGTERM"
+    image: str | None = None
+    max_failures: int = 0
+    command: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    clone_of: str | None = None
+    server: str = ""
+    expires_at: float | None = None
+    state: State = "pending"
+    reason_code: str = ""
+    reason_message: str = ""
+    reason_numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A session or a job as it is now. `attempt` is 0 before the first start; `gpus` is per worker.
+
+    `version` grows by one with every change. `source` is empty where many are read at once: ask for the one.
+    """
+
+    id: str
+    kind: Kind
+    team: str | None
+    profile: str
+    owner: str
+    name: str
+    priority: Priority
+    preemptible: bool
+    state: State
+    attempt: int
+    preemptions: int
+    failures: int
+    infra_failures: int
+    max_failures: int
+    submitted_at: float
+    started_at: float | None
+    ended_at: float | None
+    gpus: int
+    workers: int
+    min_workers: int
+    cpu: int
+    memory: int
+    time_limit: float | None
+    grace: float
+    signal: str
+    image: str | None
+    reason_code: str
+    reason_message: str
+    reason_numbers: Numbers
+    not_before: float | None
+    over_quota: bool
+    borrowed_from: tuple[str, ...]
+    placement: tuple[Place, ...]
+    claim: tuple[Place, ...]
+    """where it was told that it will start, once others have left"""
+    failed_node: str | None
+    """the node that it was lost on, if that is why it is pending again"""
+    exit_code: int | None
+    message: str
+    checkpoint_step: int | None
+    checkpoint_at: float | None
+    notice: Notice | None
+    promised_to: str | None
+    cancel_requested: bool
+    server: str
+    expires_at: float | None
+    server_started: bool
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    clone_of: str | None
+    version: int
+    source: str = ""
+
+    @property
+    def live(self) -> bool:
+        """True until the workload has ended."""
+        return self.state in LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a workload. `outcome`: succeeded, failed, preempted, moved, cancelled or lost; None while it runs."""
+
+    workload: str
+    number: int
+    started_at: float
+    ended_at: float | None = None
+    placement: tuple[Place, ...] = ()
+    outcome: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+    checkpoint_step: int | None = None
+    checkpoint_at: float | None = None
+    lost_seconds: float | None = None
+    evicted_for: str | None = None
+    over_quota: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Set some fields of one workload, if it is still as expected.
+
+    `expect_version` and `expect_states` must both hold, where given. `close_attempt` sets fields of the newest
+    attempt that has not ended (nothing if there is none), before `open_attempt` is added.
+    """
+
+    workload: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+    expect_version: int | None = None
+    expect_states: tuple[str, ...] | None = None
+    open_attempt: Attempt | None = None
+    close_attempt: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewDecision:
+    """One line for the decision log: what was decided, by which rule, in a sentence with its numbers."""
+
+    verb: str
+    workload: str | None
+    team: str | None
+    owner: str | None
+    code: str
+    message: str
+    numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One line of the decision log."""
+
+    id: int
+    at: float
+    verb: str
+    workload: str | None
+    team: str | None
+    owner: str | None
+    code: str
+    message: str
+    numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One message of the live stream; ids only grow and are never used twice."""
+
+    id: int
+    at: float
+    kind: str
+    team: str | None
+    owner: str | None
+    workload: str | None
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One version of the policy document, as text."""
+
+    version: int
+    at: float
+    author: str
+    comment: str
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` removed; the backend's files of these workloads can go too."""
+
+    events: int = 0
+    decisions: int = 0
+    workloads: tuple[str, ...] = ()
