@@ -55,6 +55,10 @@ class AttemptSeen:
     acknowledged: bool = False
     """it left by itself after a notice: exit 75, or `checkpoint.stop()`"""
     noticed: bool = False
+    completed: bool = False
+    """it said that its work is done: it left a result, or its `checkpoint.loop()` ran to the end"""
+    timed_out: bool = False
+    """its time limit ended it"""
     step: int | None = None
     """the step of the newest complete checkpoint"""
     checkpoint_at: float | None = None

@@ -1,0 +1,139 @@
+"""Every setting of the service, with its help text and its environment variable, turned into plain values."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from traitlets import Bool, Enum, Float, Int, Unicode
+from traitlets.config import Config, Configurable, PyFileConfigLoader
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """The service's settings as plain values; durations are seconds, sizes bytes."""
+
+    state_dir: Path
+    db_url: str
+    policy_file: Path | None
+    mode: str
+    keep: bool
+    virtual_gpus: int
+    virtual_nodes: int
+    lease_seconds: float
+    tick_seconds: float
+    stop_grace: float
+    max_files_bytes: int
+    max_failures_lost: int
+    host: str
+    port: int
+    prefix: str
+    public_url: str
+    hub_api_url: str
+    api_token: str
+    hub_base_url: str
+    ticket_secret: str
+
+    @property
+    def jobs_dir(self) -> Path:
+        """Where jobs, their logs and their checkpoints live."""
+        return self.state_dir / "jobs"
+
+
+class QuotaService(Configurable):
+    """Settings by file (`c.QuotaService.… = …`) or by environment; the environment wins."""
+
+    state_dir = Unicode("var", help="Directory of the database, the jobs and the secrets (MAKEWAY_STATE_DIR).").tag(
+        config=True, env="MAKEWAY_STATE_DIR"
+    )
+    db_url = Unicode(
+        "", help="Database, an SQLAlchemy URL; empty means SQLite in the state directory (MAKEWAY_DB_URL)."
+    ).tag(config=True, env="MAKEWAY_DB_URL")
+    policy_file = Unicode(
+        "",
+        help="The policy document that an empty database is seeded with (MAKEWAY_POLICY_FILE).",
+    ).tag(config=True, env="MAKEWAY_POLICY_FILE")
+    mode = Enum(
+        ["demo", "system"],
+        default_value="demo",
+        help="demo: jobs run as the user of the service; system: under the Unix account of their owner, "
+        "which needs root (MAKEWAY_MODE).",
+    ).tag(config=True, env="MAKEWAY_MODE")
+    keep = Bool(False, help="Leave jobs running when the service stops (MAKEWAY_KEEP=1).").tag(
+        config=True, env="MAKEWAY_KEEP"
+    )
+    virtual_gpus = Int(
+        10, min=0, max=100_000, help="Virtual GPUs in all, where the machine has no real one (MAKEWAY_VIRTUAL_GPUS)."
+    ).tag(config=True, env="MAKEWAY_VIRTUAL_GPUS")
+    virtual_nodes = Int(
+        1, min=1, max=10_000, help="Virtual nodes that share the virtual GPUs evenly (MAKEWAY_VIRTUAL_NODES)."
+    ).tag(config=True, env="MAKEWAY_VIRTUAL_NODES")
+    lease_seconds = Float(
+        15.0, min=3.0, max=3600.0, help="A session's lease ends this long after its last renewal (MAKEWAY_LEASE_SECONDS)."
+    ).tag(config=True, env="MAKEWAY_LEASE_SECONDS")
+    tick_seconds = Float(
+        5.0, min=0.05, max=60.0, help="The loop looks at the world at least this often (MAKEWAY_TICK_SECONDS)."
+    ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
+    stop_grace = Float(
+        8.0, min=0.0, max=3600.0, help="How long jobs may save when the service is stopped (MAKEWAY_STOP_GRACE)."
+    ).tag(config=True, env="MAKEWAY_STOP_GRACE")
+    max_files_mb = Int(
+        50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
+    ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
+    max_failures_lost = Int(
+        3, min=0, max=100, help="How often a job whose process vanished is started again (MAKEWAY_MAX_FAILURES_LOST)."
+    ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
+
+
+def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceConfig:
+    """Read the settings; ValueError names the setting that is wrong and what it accepts."""
+    env = dict(os.environ if environ is None else environ)
+    config = Config()
+    if config_file:
+        config = PyFileConfigLoader(config_file).load_config()
+    service = QuotaService(config=config)
+    for name, trait in service.traits(config=True).items():
+        variable = trait.metadata.get("env")
+        if variable and env.get(variable, "") != "":
+            _set(service, name, trait, variable, env[variable])
+    return _plain(service, env)
+
+
+def _set(service: QuotaService, name: str, trait: Any, variable: str, text: str) -> None:
+    try:
+        value = trait.from_string(text)
+        setattr(service, name, value)
+    except Exception as error:
+        raise ValueError(f"{variable}={text!r} is not accepted: {error} {trait.help}") from None
+
+
+def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
+    state_dir = Path(service.state_dir).expanduser().absolute()
+    url = urlparse(env.get("JUPYTERHUB_SERVICE_URL", "") or "http://127.0.0.1:8765")
+    prefix = env.get("JUPYTERHUB_SERVICE_PREFIX", "/services/makeway/")
+    host, port = url.hostname or "127.0.0.1", url.port or 8765
+    return ServiceConfig(
+        state_dir=state_dir,
+        db_url=service.db_url or f"sqlite:///{state_dir / 'makeway.sqlite'}",
+        policy_file=Path(service.policy_file).expanduser().absolute() if service.policy_file else None,
+        mode=service.mode,
+        keep=service.keep,
+        virtual_gpus=service.virtual_gpus,
+        virtual_nodes=service.virtual_nodes,
+        lease_seconds=service.lease_seconds,
+        tick_seconds=service.tick_seconds,
+        stop_grace=service.stop_grace,
+        max_files_bytes=service.max_files_mb * 1_000_000,
+        max_failures_lost=service.max_failures_lost,
+        host=host,
+        port=port,
+        prefix="/" + prefix.strip("/") + "/",
+        public_url=env.get("MAKEWAY_URL", f"http://{host}:{port}{prefix.rstrip('/')}"),
+        hub_api_url=env.get("JUPYTERHUB_API_URL", ""),
+        api_token=env.get("JUPYTERHUB_API_TOKEN", ""),
+        hub_base_url=env.get("JUPYTERHUB_BASE_URL", "/"),
+        ticket_secret=env.get("MAKEWAY_TICKET_SECRET", "") or env.get("JUPYTERHUB_API_TOKEN", ""),
+    )

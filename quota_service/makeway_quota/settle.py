@@ -1,0 +1,230 @@
+"""What the machines report, written into the books: who runs, who ended, how, and who returns to the queue.
+
+Called by the loop with one observation; answers the changes and decisions to commit. Whether an attempt is
+requeued is decided by our own eviction record, never by its exit code alone (architecture.md §4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .backends.base import AttemptSeen, Phase, Seen
+from .phrases import duration, gpus
+from .store.records import Change, NewDecision, Workload
+
+HOLDS = ("starting", "running", "checkpointing")
+
+
+@dataclass(slots=True)
+class Books:
+    """Changes to commit together, and what to say about them."""
+
+    changes: list[Change] = field(default_factory=list)
+    decisions: list[NewDecision] = field(default_factory=list)
+
+    def add(self, change: Change, decision: NewDecision | None = None) -> None:
+        """Take one change, and the decision that explains it."""
+        self.changes.append(change)
+        if decision is not None:
+            self.decisions.append(decision)
+
+
+def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:
+    """Write a line about one workload for the decision log."""
+    return NewDecision(verb, row.id, row.team, row.owner, code, message, numbers)
+
+
+def settle(rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int) -> Books:
+    """Compare the books with the machines; `lost_budget` is how often a vanished attempt is started again."""
+    books = Books()
+    for attempt in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
+        row = rows.get(attempt.workload)
+        if row is None or row.attempt != attempt.attempt or row.state not in HOLDS:
+            continue
+        if attempt.phase in (Phase.EXITED, Phase.LOST):
+            _ended(books, row, attempt, now, lost_budget)
+        else:
+            _alive(books, row, attempt)
+    return books
+
+
+def _alive(books: Books, row: Workload, seen: AttemptSeen) -> None:
+    fields: dict[str, object] = {}
+    if row.state == "starting" and seen.phase is not Phase.STARTING:
+        fields["state"] = "running"
+    fields |= _progress(row, seen)
+    if fields:
+        books.add(Change(row.id, fields, expect_states=HOLDS))
+
+
+def _progress(row: Workload, seen: AttemptSeen) -> dict[str, object]:
+    if seen.checkpoint_at is None or (seen.step, seen.checkpoint_at) == (row.checkpoint_step, row.checkpoint_at):
+        return {}
+    return {"checkpoint_step": seen.step, "checkpoint_at": seen.checkpoint_at}
+
+
+def _ended(books: Books, row: Workload, seen: AttemptSeen, now: float, lost_budget: int) -> None:
+    finished = seen.exit_code == 0 and not seen.acknowledged and (row.notice is None or seen.completed)
+    if row.cancel_requested:
+        _finish(books, row, seen, now, "cancelled", f"{_name(row)} was cancelled by its owner.")
+    elif finished:
+        ran = duration((seen.ended_at or now) - (row.started_at or now))
+        _finish(books, row, seen, now, "succeeded", f"{_name(row)} ended well after {ran}; {_freed(row)}")
+    elif row.notice is not None:
+        _made_way(books, row, seen, now)
+    elif seen.phase is Phase.LOST:
+        _lost(books, row, seen, now, lost_budget)
+    elif row.failures < row.max_failures and not seen.timed_out:
+        left = row.max_failures - row.failures - 1
+        message = f"{_name(row)} failed ({_how(seen)}) and is tried again, {left} more {'try' if left == 1 else 'tries'} left."
+        _requeue(books, row, seen, now, "failed", "retry", message, {"failures": row.failures + 1})
+    else:
+        _finish(books, row, seen, now, "failed", f"{_name(row)} failed: {_how(seen)}; {_freed(row)}")
+
+
+def _finish(books: Books, row: Workload, seen: AttemptSeen, now: float, state: str, message: str) -> None:
+    verb = {"succeeded": "finish", "cancelled": "cancel", "failed": "fail"}[state]
+    fields: dict[str, object] = {
+        "state": state,
+        "ended_at": now,
+        "exit_code": seen.exit_code,
+        "message": seen.message,
+        "placement": (),
+        "claim": (),
+        "notice": None,
+        "promised_to": None,
+        "reason_code": state,
+        "reason_message": message,
+        "reason_numbers": {},
+        "not_before": None,
+        "over_quota": False,
+        "borrowed_from": (),
+    } | _progress(row, seen)
+    if state == "failed":
+        fields["failures"] = row.failures + 1
+    close = _close(row, seen, now, state, None)
+    books.add(
+        Change(row.id, fields, expect_states=HOLDS, close_attempt=close),
+        decide(row, verb, state, message, exit_code=seen.exit_code, attempt=row.attempt),
+    )
+
+
+def _made_way(books: Books, row: Workload, seen: AttemptSeen, now: float) -> None:
+    notice = row.notice
+    assert notice is not None
+    saved = _saved(row, seen)
+    lost = _lost_work(row, seen, now)
+    if seen.killed:
+        what = f"{_name(row)} did not leave within {duration(row.grace)} and was killed"
+        what += f"; {_loss(saved, lost)}"
+    else:
+        what = f"{_name(row)} made way for {_for(row)}; {saved or f'no checkpoint, lost {duration(lost)} of work'}"
+    message = f"{what}. It waits for GPUs again and will go on from there."
+    outcome = "moved" if notice.kind == "move" else "preempted"
+    fields: dict[str, object] = {"preemptions": row.preemptions + 1}
+    _requeue(books, row, seen, now, outcome, "made_way", message, fields, lost)
+
+
+def _loss(saved: str, lost: float) -> str:
+    return f"{saved}, {duration(lost)} of work since then is lost" if saved else f"no checkpoint, lost {duration(lost)} of work"
+
+
+def _lost(books: Books, row: Workload, seen: AttemptSeen, now: float, budget: int) -> None:
+    where = ", ".join(sorted({place.node for place in row.placement})) or "its node"
+    if row.infra_failures >= budget:
+        message = f"{_name(row)} vanished from {where} {row.infra_failures + 1} times and is not tried again."
+        _finish(books, row, seen, now, "failed", message)
+        return
+    message = f"{_name(row)} vanished from {where} without a report and is started again; {_loss(_saved(row, seen), _lost_work(row, seen, now))}."
+    fields: dict[str, object] = {"infra_failures": row.infra_failures + 1, "failed_node": where}
+    _requeue(books, row, seen, now, "lost", "node_failed", message, fields, _lost_work(row, seen, now))
+
+
+def _requeue(
+    books: Books,
+    row: Workload,
+    seen: AttemptSeen,
+    now: float,
+    outcome: str,
+    code: str,
+    message: str,
+    fields: dict[str, object],
+    lost: float | None = None,
+) -> None:
+    """Back to the queue with the same id and the first submit time; a moved job keeps its claim."""
+    keep_claim = row.notice is not None and row.notice.kind == "move"
+    change = {
+        "state": "pending",
+        "placement": (),
+        "claim": row.claim if keep_claim else (),
+        "notice": None,
+        "promised_to": None,
+        "exit_code": seen.exit_code,
+        "message": seen.message,
+        "reason_code": code,
+        "reason_message": message,
+        "reason_numbers": {},
+        "over_quota": False,
+        "borrowed_from": (),
+    }
+    close = _close(row, seen, now, outcome, lost)
+    books.add(
+        Change(row.id, change | _progress(row, seen) | fields, expect_states=HOLDS, close_attempt=close),
+        decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
+    )
+
+
+def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: float | None) -> dict[str, object]:
+    return {
+        "ended_at": seen.ended_at or now,
+        "outcome": outcome,
+        "exit_code": seen.exit_code,
+        "message": seen.message,
+        "checkpoint_step": seen.step if seen.checkpoint_at else row.checkpoint_step,
+        "checkpoint_at": seen.checkpoint_at or row.checkpoint_at,
+        "lost_seconds": lost,
+        "evicted_for": row.notice.by_workload if row.notice else None,
+    }
+
+
+def _saved(row: Workload, seen: AttemptSeen) -> str:
+    step = seen.step if seen.step is not None else row.checkpoint_step
+    if step is not None:
+        return f"saved at step {step}"
+    return "saved a checkpoint" if seen.checkpoint_at or row.checkpoint_at or seen.acknowledged else ""
+
+
+def _lost_work(row: Workload, seen: AttemptSeen, now: float) -> float:
+    """Seconds of work since the last checkpoint or, without one, since the start; 0 where it saved on notice."""
+    ended = seen.ended_at or now
+    since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, row.started_at or ended)
+    if seen.acknowledged and seen.checkpoint_at:
+        return 0.0
+    return max(0.0, ended - since)
+
+
+def _how(seen: AttemptSeen) -> str:
+    if seen.message:
+        return seen.message.strip().splitlines()[-1][:300] if seen.message.strip() else "no output"
+    if seen.exit_code is None:
+        return "nobody knows its exit code"
+    return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
+
+
+def _for(row: Workload) -> str:
+    notice = row.notice
+    assert notice is not None
+    if notice.kind == "rehearsal":
+        return "a rehearsal"
+    who = notice.by_owner or notice.by_team
+    return f"{who} ({notice.by_team})" if notice.by_owner and notice.by_team else who or "other work"
+
+
+def _name(row: Workload) -> str:
+    return f"{row.name or row.id} of {row.owner}"
+
+
+def _freed(row: Workload) -> str:
+    milli = row.gpus * row.workers
+    return f"{gpus(milli)} {'is' if milli == 1000 else 'are'} free again." if milli else "its place is free again."
