@@ -1,0 +1,56 @@
+# The commands of Makeway; `make` alone lists them. README.md and CONTRIBUTING.md tell more.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+# What set-up installed comes first: the environment, then the node it chose, then the npm parts.
+export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venvs/bin:$(CURDIR)/node_modules/.bin:$(PATH)
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+QUICK := not slow and not e2e and not browser
+PYTEST := .venv/bin/python -m pytest
+# More arguments for pytest: make test ARGS='-k reclaim -x'
+ARGS ?=
+
+.PHONY: help setup run test check lint format bench screenshots docs wheel clean
+
+help: ## List these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: ## Install everything from the lock files (again: nothing to do, at once)
+	@python=$$(sh scripts/find-python) && "$$python" scripts/set_up.py
+
+run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks running after Ctrl-C
+	@$(if $(KEEP),MAKEWAY_KEEP=1 )exec .venv/bin/python -m makeway_hub.embedded
+
+test: setup ## Run every test, the browser's too; installs Debian's chromium if it is missing
+	@.venv/bin/python scripts/set_up.py --browser
+	@$(PYTEST) -n 2 --dist loadgroup -q $(ARGS)
+
+check: setup ## Run the quick tests only (under 90 seconds)
+	@$(PYTEST) -n 2 --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+
+lint: setup ## Check format, style, types, import contracts and templates
+	@$(PYTEST) -q tests/house/test_tools.py $(ARGS)
+
+format: setup ## Put the code into the project's format
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+bench: setup ## Measure what users wait for, print it beside its goal and write docs/benchmarks.md
+	@.venv/bin/python -m benchmarks
+
+screenshots: setup ## Make the pictures of README.md from a run of the story
+	@.venv/bin/python scripts/set_up.py --browser
+	@$(PYTEST) -q -m e2e -k story --screenshots docs/pictures $(ARGS)
+
+docs: setup ## Make the generated pages: docs/features.md and docs/reference/
+	@.venv/bin/python scripts/make_docs.py
+
+wheel: setup ## Build the wheel and the source distribution into dist/
+	@.venv/bin/python -m build --no-isolation
+
+clean: ## Remove what was built and cached; keeps the environment and the portal's state in var/
+	@rm -rf dist build htmlcov test-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
+	@find hub_config spawner quota_service widgets tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
