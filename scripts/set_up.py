@@ -161,8 +161,8 @@ class SetUp:
     def python_packages(self) -> None:
         """Bring .venv to what uv.lock says; a virtual environment that is there is kept."""
         environment = self.root / ".venv"
-        named = [] if (environment / "bin" / "python").exists() else ["--python", sys.executable]
-        command = [self.uv(), "sync", "--frozen", "--all-extras", *named]
+        named: list[str] = [] if (environment / "bin" / "python").exists() else ["--python", sys.executable]
+        command: list[str | Path] = [self.uv(), "sync", "--frozen", "--all-extras", *named]
         self.run("The Python packages", command, UV_PROJECT_ENVIRONMENT=str(environment))
 
     def uv(self) -> Path:
@@ -203,7 +203,8 @@ class SetUp:
 
     def install_node(self, place: Path) -> None:
         """Install the dependency group `node` into an environment of its own."""
-        command = [self.uv(), "sync", "--frozen", "--only-group", "node", "--python", self.root / ".venv/bin/python"]
+        python = self.root / ".venv" / "bin" / "python"
+        command: list[str | Path] = [self.uv(), "sync", "--frozen", "--only-group", "node", "--python", str(python)]
         self.run("Node.js", command, UV_PROJECT_ENVIRONMENT=str(place))
 
     def npm_parts(self, node: Node) -> None:
