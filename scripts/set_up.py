@@ -34,6 +34,9 @@ NO_NETWORK = re.compile(
     r"NewConnectionError|ConnectTimeout|Temporary failure|Unable to fetch",
     re.IGNORECASE,
 )
+NO_TRUST = re.compile(
+    r"UnknownIssuer|CERTIFICATE_VERIFY_FAILED|SELF_SIGNED_CERT|unable to get local issuer", re.IGNORECASE
+)
 NO_SPACE = re.compile(r"No space left on device|ENOSPC|os error 28|Disk quota exceeded", re.IGNORECASE)
 
 
@@ -80,6 +83,11 @@ def explain(step: str, output: str, root: Path) -> str:
     """Turn the output of a failed step into one sentence that says what to do."""
     if NO_SPACE.search(output):
         return full_disk(root)
+    if NO_TRUST.search(output):
+        return (
+            f"{step} could not be downloaded because this machine does not trust the certificate it was shown: set "
+            "SSL_CERT_FILE and NODE_EXTRA_CA_CERTS to your organisation's certificates and run the same command again."
+        )
     if NO_NETWORK.search(output):
         return (
             f"{step} could not be downloaded: connect this machine to the network, or name a mirror of yours "
