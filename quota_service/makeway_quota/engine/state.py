@@ -163,6 +163,7 @@ class Workload:
     `checkpointing` one will restart (from `Move.to`): those GPUs are held for it.
     `gpus`, `workers`, `min_workers`, `cpu`, `memory` and `time_limit` override the profile's.
     `failed_node` is the node it was lost on, if that is why it is pending again.
+    `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
 
     id: str
@@ -171,7 +172,7 @@ class Workload:
     owner: str = ""
     kind: Kind = "job"
     priority: int = 0
-    preemptible: bool = True
+    preemptible: bool | None = None
     submitted_at: float = 0.0
     state: State = "pending"
     started_at: float | None = None
@@ -189,6 +190,11 @@ class Workload:
     cpu: int | None = None
     memory: int | None = None
     time_limit: float | None = None
+
+    @property
+    def firm(self) -> bool:
+        """Say whether it may never be stopped for somebody else, and so only runs within the reservation."""
+        return not self.preemptible if self.preemptible is not None else self.kind == "session"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,127 @@
+"""A plan, written into the books: every start, eviction, move and reason with its numbers, before anything is done.
+
+Called by the loop. The books are checked against fresh versions when they are committed, so that a workload that
+somebody cancelled meanwhile is left alone; the backend is told afterwards, from the books (loop.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
+from .engine.state import Placement
+from .settle import HOLDS, Books, decide
+from .store.records import Attempt, Change, Notice, Place, Workload
+
+NOT_BEFORE_SLACK = 5.0
+"""Seconds that a forecast may shift before it is written again."""
+
+
+def books_of(plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seconds: float) -> Books:
+    """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
+    books = Books()
+    for start in plan.start:
+        _start(books, start, rows[start.id], now, lease_seconds)
+    for leave in (*plan.evict, *plan.move):
+        _leave(books, leave, rows[leave.id], rows.get(leave.beneficiary), now)
+    for refusal in plan.refused:
+        _refuse(books, refusal, rows[refusal.id], now)
+    for waiting in plan.pending:
+        _wait(books, waiting, rows[waiting.id])
+    return books
+
+
+def _start(books: Books, start: Start, row: Workload, now: float, lease_seconds: float) -> None:
+    number = row.attempt + 1
+    placement = places(start.placement)
+    fields: dict[str, object] = {
+        "state": "starting",
+        "attempt": number,
+        "placement": placement,
+        "claim": (),
+        "started_at": now,
+        "over_quota": not start.in_quota,
+        "failed_node": None,
+        "reason_code": "starting",
+        "reason_message": start.message,
+        "reason_numbers": dict(start.numbers),
+        "not_before": None,
+        "message": "",
+        "exit_code": None,
+    }
+    if row.kind == "session":
+        fields["expires_at"] = now + lease_seconds
+    attempt = Attempt(row.id, number, now, placement=placement, over_quota=not start.in_quota)
+    change = Change(row.id, fields, row.version, ("pending",), open_attempt=attempt)
+    books.add(change, decide(row, "start", start.rule, start.message, **_plain(start.numbers)))
+
+
+def _leave(books: Books, leave: Evict | Move, row: Workload, by: Workload | None, now: float) -> None:
+    moved = isinstance(leave, Move)
+    notice = Notice(
+        reason=leave.message,
+        at=now,
+        deadline=leave.deadline,
+        kind="move" if moved else "evict",
+        by_team=by.team if by else None,
+        by_owner=by.owner if by else None,
+        by_workload=leave.beneficiary,
+    )
+    fields: dict[str, object] = {
+        "state": "checkpointing",
+        "notice": notice,
+        "promised_to": leave.beneficiary,
+        "claim": places(leave.to) if isinstance(leave, Move) else (),
+        "reason_code": "moving" if moved else "making_way",
+        "reason_message": leave.message,
+        "reason_numbers": dict(leave.numbers),
+    }
+    change = Change(row.id, fields, row.version, HOLDS)
+    books.add(change, decide(row, "move" if moved else "evict", leave.rule, leave.message, **_plain(leave.numbers)))
+
+
+def _refuse(books: Books, refusal: Refusal, row: Workload, now: float) -> None:
+    fields: dict[str, object] = {
+        "state": "cancelled",
+        "ended_at": now,
+        "claim": (),
+        "reason_code": refusal.code,
+        "reason_message": refusal.message,
+        "reason_numbers": dict(refusal.numbers),
+        "message": refusal.message,
+    }
+    change = Change(row.id, fields, row.version, ("pending",))
+    books.add(change, decide(row, "refuse", refusal.rule, refusal.message, **_plain(refusal.numbers)))
+
+
+def _wait(books: Books, waiting: Waiting, row: Workload) -> None:
+    fields: dict[str, object] = {
+        "reason_code": waiting.code,
+        "reason_message": waiting.message,
+        "reason_numbers": dict(waiting.numbers),
+        "claim": places(waiting.claim),
+        "not_before": waiting.not_before,
+    }
+    same = (row.reason_code, row.reason_message, row.claim) == (waiting.code, waiting.message, fields["claim"])
+    if same and _close_enough(row.not_before, waiting.not_before):
+        return
+    said = None
+    if row.reason_code != waiting.code:
+        said = decide(row, "wait", waiting.rule, waiting.message, **_plain(waiting.numbers))
+    books.add(Change(row.id, fields, row.version, ("pending",)), said)
+
+
+def _close_enough(a: float | None, b: float | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return abs(a - b) <= NOT_BEFORE_SLACK
+
+
+def _plain(numbers: Mapping[str, object]) -> dict[str, object]:
+    return {str(key): value for key, value in numbers.items()}
+
+
+def places(placement: Placement) -> tuple[Place, ...]:
+    """Write a placement of the engine as the store keeps it, one entry a worker."""
+    ordered = sorted(placement, key=lambda placed: placed.worker)
+    return tuple(Place(p.node, tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)

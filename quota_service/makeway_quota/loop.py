@@ -1,0 +1,146 @@
+"""Observe, plan, apply, and again: the one writer of decisions.
+
+A turn is level-triggered: any number of wake-ups collapse into one, and a turn over an unchanged world changes
+nothing. Every decision is in the books before the backend hears of it, and what the backend is told follows from the
+books alone, so that a service killed between any two lines converges when it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from .apply import books_of
+from .backends.base import Backend, BackendError
+from .engine.schedule import schedule
+from .leases import Leases
+from .metrics import TURN_SECONDS, count_decisions
+from .orders import Orders
+from .settle import Books, settle
+from .store.errors import Deposed
+from .store.store import Store
+from .world import World
+
+log = logging.getLogger("makeway.loop")
+
+MOST_ROUNDS = 5
+"""Turns in a row without looking at the clock, where each one changed something."""
+
+
+class Loop:
+    """The service's heart: woken by requests and by the backend, and at least every `tick` seconds."""
+
+    def __init__(
+        self,
+        store: Store,
+        backend: Backend,
+        world: World,
+        leases: Leases,
+        orders: Orders,
+        *,
+        tick: float = 5.0,
+        lost_budget: int = 3,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.backend = backend
+        self.world = world
+        self.leases = leases
+        self.orders = orders
+        self.tick = tick
+        self.lost_budget = lost_budget
+        self.clock = clock
+        self.term: int | None = None
+        self.turns = 0
+        self.last_turn_at: float | None = None
+        self.failure: str | None = None
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    def wake(self) -> None:
+        """Ask for a turn soon; may be called from any thread, any number of times."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._wake.set)
+
+    def stop(self) -> None:
+        """End `run` after the turn under way."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Turn until stopped. A turn that fails is logged, told by `/readyz`, and tried again a second later."""
+        self._loop = asyncio.get_running_loop()
+        self.backend.on_change(self.wake)
+        self._wake.set()
+        while not self._stopping:
+            try:
+                await asyncio.wait_for(self._wake.wait(), self.tick)
+            except TimeoutError:
+                pass
+            if self._stopping:
+                break
+            self._wake.clear()
+            try:
+                await self.settle_down()
+                self.failure = None
+            except Deposed:
+                raise
+            except Exception as error:
+                log.exception("A turn failed; it is tried again")
+                self.failure = f"{type(error).__name__}: {error}"
+                await asyncio.sleep(1.0)
+                self._wake.set()
+
+    async def settle_down(self) -> None:
+        """Turn until nothing changes any more (at most MOST_ROUNDS times)."""
+        for _ in range(MOST_ROUNDS):
+            if not await self.turn():
+                return
+        self._wake.set()
+
+    async def turn(self) -> bool:
+        """Look, settle, plan, write, act once; answer whether the books changed."""
+        began = time.perf_counter()
+        seen = await self.backend.observe()
+        self.world.see(seen)
+        now = self.clock()
+        rows = await self.world.rows()
+        settled = settle(rows, seen, now=now, lost_budget=self.lost_budget)
+        expired = await self.leases.settle(rows.values(), now)
+        changed = await self._commit(settled, now) | await self._commit(expired, now)
+        rows = await self.world.rows()
+        snapshot = self.world.snapshot(rows, now)
+        plan = await asyncio.to_thread(schedule, snapshot)
+        books = books_of(plan, rows, now=now, lease_seconds=self.leases.seconds)
+        changed |= await self._commit(books, now)
+        rows = await self.world.rows()
+        failed = await self.orders.give(rows, seen, now)
+        changed |= await self._commit(failed, now)
+        self.turns += 1
+        self.last_turn_at = time.monotonic()
+        TURN_SECONDS.observe(time.perf_counter() - began)
+        return changed
+
+    async def _commit(self, books: Books, now: float) -> bool:
+        if not books.changes and not books.decisions:
+            return False
+        applied = await asyncio.to_thread(
+            self.store.commit, books.changes, books.decisions, now=now, term=self.term
+        )
+        count_decisions(d for d in books.decisions if d.workload is None or d.workload in applied)
+        return bool(applied)
+
+    async def close(self, *, stop_jobs: bool) -> None:
+        """Let the jobs save and stop, or leave them running, and write down how they ended."""
+        try:
+            await self.backend.close(stop_jobs=stop_jobs)
+            if stop_jobs:
+                seen = await self.backend.observe()
+                rows = await self.world.rows()
+                await self._commit(settle(rows, seen, now=self.clock(), lost_budget=self.lost_budget), self.clock())
+        except (BackendError, Deposed, OSError) as error:
+            log.warning("Stopping the jobs did not go as it should: %s", error)

@@ -1,0 +1,40 @@
+"""Numbers for Prometheus: what runs, what waits, what was decided and how long deciding took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .store.records import NewDecision
+
+REGISTRY = CollectorRegistry()
+
+TURN_SECONDS = Histogram(
+    "makeway_turn_seconds",
+    "Time of one turn of the loop: look, settle, plan, write, act.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
+    registry=REGISTRY,
+)
+DECISIONS = Counter(
+    "makeway_decisions_total", "Decisions by verb and team (start, evict, requeue …).", ["verb", "team"], registry=REGISTRY
+)
+GPUS = Gauge("makeway_gpus", "GPUs by what they do: total, used, free.", ["state"], registry=REGISTRY)
+TEAM_GPUS = Gauge(
+    "makeway_team_gpus",
+    "GPUs of a team: reserved, limit, guaranteed, in_quota, borrowed, lent, free.",
+    ["team", "state"],
+    registry=REGISTRY,
+)
+WORKLOADS = Gauge("makeway_workloads", "Live workloads by kind and state.", ["kind", "state"], registry=REGISTRY)
+
+
+def count_decisions(decisions: Iterable[NewDecision]) -> None:
+    """Count what was written into the decision log."""
+    for decision in decisions:
+        DECISIONS.labels(decision.verb, decision.team or "").inc()
+
+
+def render() -> bytes:
+    """Write all metrics in the Prometheus text format."""
+    return generate_latest(REGISTRY)

@@ -1,0 +1,152 @@
+"""What the backend is told, worked out from the books and from what the backend reports.
+
+Every order may be repeated, so nothing here has to be remembered over a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from .backends.base import AttemptSeen, Backend, BackendError, JobFile, NoticeOrder, Phase, Seen, StartOrder, WorkerPlace
+from .hubapi import HubApi, HubUnreachable
+from .leases import end_session
+from .settle import HOLDS, Books, decide
+from .store.records import Change, Notice, Workload
+from .store.store import Store
+
+log = logging.getLogger("makeway.orders")
+
+ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+
+
+class Orders:
+    """Starts, notices, kills and forgets whatever the books say that the machines do not yet do."""
+
+    def __init__(self, store: Store, backend: Backend, hub: HubApi | None, signal_of: Callable[[str], str]) -> None:
+        self._store = store
+        self._backend = backend
+        self._hub = hub
+        self._signal_of = signal_of
+        self._noticed: dict[tuple[str, int], float] = {}
+
+    async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float) -> Books:
+        """Tell the backend everything; answer what could not be done, for the books."""
+        books = Books()
+        reported = {(a.workload, a.attempt): a for a in seen.attempts}
+        for row in rows.values():
+            if row.state not in HOLDS:
+                continue
+            if row.kind == "session":
+                await self._session(books, row, now)
+            else:
+                await self._job(books, row, reported.get((row.id, row.attempt)), now)
+        for key, attempt in reported.items():
+            await self._leftover(rows.get(key[0]), attempt)
+        self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
+        return books
+
+    async def _job(self, books: Books, row: Workload, seen: AttemptSeen | None, now: float) -> None:
+        if seen is None:
+            if row.cancel_requested:
+                message = f"{row.name or row.id} of {row.owner} was cancelled before it started."
+                books.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
+                return
+            await self._start(books, row, now)
+            return
+        if seen.phase not in ALIVE:
+            return
+        if row.cancel_requested:
+            await self._backend.kill(row.id, row.attempt)
+        elif row.notice is not None and self._noticed.get((row.id, row.attempt)) != row.notice.at:
+            await self._backend.notice(row.id, row.attempt, _notice(row.notice))
+            self._noticed[(row.id, row.attempt)] = row.notice.at
+
+    async def _start(self, books: Books, row: Workload, now: float) -> None:
+        try:
+            await self._backend.start(self._order(row))
+        except BackendError as error:
+            message = f"{row.name or row.id} of {row.owner} could not be started: {error}"
+            books.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
+
+    def _order(self, row: Workload) -> StartOrder:
+        def files() -> tuple[JobFile, ...]:
+            return tuple(JobFile(f.path, f.data, f.executable) for f in self._store.files(row.id))
+
+        return StartOrder(
+            workload=row.id,
+            attempt=row.attempt,
+            name=row.name,
+            owner=row.owner,
+            team=row.team or "",
+            profile=row.profile,
+            command=row.command,
+            env=row.env,
+            workers=tuple(WorkerPlace(p.node, p.devices, p.milli) for p in row.placement),
+            grace=row.grace,
+            signal=row.signal,
+            time_limit=row.time_limit,
+            image=row.image,
+            files=files,
+        )
+
+    async def _session(self, books: Books, row: Workload, now: float) -> None:
+        """A preemptible session that had its notice: at the deadline its server is stopped through the Hub."""
+        if row.notice is None or now < row.notice.deadline:
+            return
+        message = f"{row.owner}'s preemptible session made way for {row.notice.by_team or 'other work'}."
+        if self._hub is not None:
+            try:
+                await self._hub.stop_server(row.owner, row.server)
+            except HubUnreachable as error:
+                log.warning("The session of %s could not be stopped: %s", row.owner, error)
+                return
+        books.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
+
+    async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
+        """An attempt that the books know to be over, or do not know at all."""
+        if row is not None and row.attempt == seen.attempt and row.state in HOLDS:
+            return
+        if seen.phase in ALIVE:
+            log.warning("Attempt %s of %s runs but should not: it is stopped", seen.attempt, seen.workload)
+            await self._backend.kill(seen.workload, seen.attempt)
+        else:
+            await self._backend.forget(seen.workload, seen.attempt)
+
+
+def _notice(notice: Notice) -> NoticeOrder:
+    return NoticeOrder(
+        reason=notice.reason,
+        by_team=notice.by_team,
+        by_owner=notice.by_owner,
+        by_workload=notice.by_workload,
+        at=notice.at,
+        deadline=notice.deadline,
+        rehearsal=notice.kind == "rehearsal",
+    )
+
+
+def _ended(row: Workload, now: float, state: str, message: str) -> Change:
+    fields: dict[str, object] = {
+        "state": state,
+        "ended_at": now,
+        "placement": (),
+        "claim": (),
+        "notice": None,
+        "promised_to": None,
+        "message": message,
+        "reason_code": "could_not_start" if state == "failed" else state,
+        "reason_message": message,
+        "over_quota": False,
+    }
+    return Change(row.id, fields, row.version, HOLDS, close_attempt={"ended_at": now, "outcome": state, "message": message})
+
+
+async def stop_quietly(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it is gone."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass

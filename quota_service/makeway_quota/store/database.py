@@ -1,0 +1,147 @@
+"""The database underneath: SQLite in one file by default, PostgreSQL in production.
+
+SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDIATE, so that two never deadlock;
+`synchronous=NORMAL`, because a commit then survives any death of the service, and costs 0.1 ms instead of a disk
+flush. A power cut may take the last moments' commits, but on one machine it takes the jobs they speak of as well.
+PostgreSQL: writers take one advisory lock, so that event ids are committed in their order and none is ever missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool, QueuePool
+
+from .errors import StoreError
+
+log = logging.getLogger(__name__)
+BUSY_SECONDS = 10
+WRITERS = 0x4D414B45
+"""The advisory lock that PostgreSQL writers take ("MAKE")."""
+
+
+class Database:
+    """Transactions, and who wants to know of them."""
+
+    def __init__(self, url: URL) -> None:
+        self.url = url
+        self.sqlite = url.get_backend_name() == "sqlite"
+        self.engine = engine_for(url)
+        self._writing = threading.Lock()
+        self._listeners: tuple[Callable[[], None], ...] = ()
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        self.engine.dispose()
+
+    def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after each write; the answer ends that."""
+        self._listeners = (*self._listeners, callback)
+
+        def stop() -> None:
+            self._listeners = tuple(listener for listener in self._listeners if listener is not callback)
+
+        return stop
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Look at one consistent state."""
+        with self._explained(), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Change something, all or nothing, one writer at a time; then tell the listeners."""
+        with self._explained(), self._writing, self.engine.connect() as plain:
+            connection = plain.execution_options(makeway_writes=True)
+            with connection.begin():
+                if not self.sqlite:
+                    connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
+                yield connection
+        for listener in self._listeners:
+            try:
+                listener()
+            except Exception:
+                log.exception("A listener of the store failed")
+
+    def size(self) -> int:
+        """Tell the bytes on disk."""
+        if self.sqlite:
+            path = Path(self.url.database or "")
+            return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
+        with self.read() as connection:
+            return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise StoreError(explain(self.url, error)) from error
+
+
+def parse(url: str) -> URL:
+    """Read a database URL; StoreError says what a good one looks like."""
+    hint = "give sqlite:////full/path/makeway.sqlite or postgresql+psycopg://user:password@host/database"
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"the database URL cannot be read; {hint}") from error
+    name = parsed.get_backend_name()
+    if name == "postgresql" and "+" not in parsed.drivername:
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if name not in ("sqlite", "postgresql"):
+        raise StoreError(f"Makeway cannot use {name!r} as its database; {hint}")
+    if name == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise StoreError(f"a database in memory would not outlive the service; {hint}")
+    return parsed
+
+
+def engine_for(url: URL, *, migrating: bool = False) -> Engine:
+    """Make the SQLAlchemy engine with the settings told above; foreign keys rest while tables are rebuilt."""
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, poolclass=NullPool) if migrating else create_engine(url, pool_pre_ping=True)
+    create_private(Path(url.database or ""))
+    arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+    if migrating:
+        engine = create_engine(url, connect_args=arguments, poolclass=NullPool)
+    else:
+        engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=32)
+    foreign_keys = "OFF" if migrating else "ON"
+
+    def connected(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"foreign_keys={foreign_keys}"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    def begun(connection: Connection) -> None:
+        writes = migrating or connection.get_execution_options().get("makeway_writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begun)
+    return engine
+
+
+def create_private(path: Path) -> None:
+    """Create an empty database that only its owner can read: it holds everybody's code."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise StoreError(f"the database {path} cannot be opened: {error.strerror}; check the folder") from error
+
+
+def explain(url: URL, error: DBAPIError) -> str:
+    """Say in one sentence what the database said, without the statement and its values."""
+    place = url.render_as_string(hide_password=True)
+    said: Any = str(error.orig).strip().splitlines()
+    return f"the database {place} cannot do this: {said[0] if said else type(error.orig).__name__}"

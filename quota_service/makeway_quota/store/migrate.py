@@ -1,0 +1,45 @@
+"""Bring the tables up to date: one transaction, under a lock, whoever comes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import URL, Connection, text
+from sqlalchemy.exc import DBAPIError
+
+from .database import engine_for, explain
+from .errors import StoreError
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+UPGRADES = 0x4D414B46
+"""The advisory lock that a PostgreSQL upgrade takes."""
+
+
+def upgrade(url: URL) -> None:
+    """Run every migration that the database has not seen; StoreError if it comes from a newer Makeway."""
+    engine = engine_for(url, migrating=True)
+    try:
+        with engine.begin() as connection:  # on SQLite BEGIN IMMEDIATE is the lock
+            if connection.dialect.name == "postgresql":
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADES})"))
+            command.upgrade(alembic_config(connection), "head")
+    except CommandError as error:
+        raise StoreError(
+            f"the database {url.render_as_string()} was written by a newer Makeway ({error}); "
+            "install that version again or restore a backup"
+        ) from error
+    except DBAPIError as error:
+        raise StoreError(explain(url, error)) from error
+    finally:
+        engine.dispose()
+
+
+def alembic_config(connection: Connection) -> Config:
+    """Tell alembic where the migrations lie and which connection to use."""
+    config = Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

@@ -1,0 +1,233 @@
+"""From records to rows and back: what is JSON in the database, and which fields a change may set."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, cast
+
+from sqlalchemy import Row
+
+from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
+
+WORKLOAD_FIELDS = tuple(f.name for f in fields(Workload) if f.name != "source")
+ATTEMPT_FIELDS = tuple(f.name for f in fields(Attempt))
+CHANGEABLE = frozenset(WORKLOAD_FIELDS) - {"id", "kind", "owner", "version", "clone_of"}
+ATTEMPT_CHANGEABLE = frozenset(ATTEMPT_FIELDS) - {"workload", "number"}
+
+
+LARGEST = 2**63 - 1
+
+
+def clean(value: object) -> object:
+    """Replace what a column cannot hold (NUL, half surrogates, huge integers): a job may report anything."""
+    if isinstance(value, int):
+        return max(-LARGEST, min(LARGEST, value))
+    if not isinstance(value, str):
+        return value
+    return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+
+
+def refuse_unstorable(value: object, where: str) -> None:
+    """Raise ValueError where a text that somebody chose holds NUL or half a surrogate."""
+    if isinstance(value, str):
+        if "\x00" in value:
+            raise ValueError(f"{where} contains a NUL character; take it out")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where} is not valid text at character {error.start}; write it as UTF-8") from error
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            refuse_unstorable(key, f"a name in {where}")
+            refuse_unstorable(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            refuse_unstorable(item, f"{where}[{number}]")
+
+
+def to_json(value: object) -> str:
+    """Write compact JSON; what JSON does not know (NaN, infinity) becomes null."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"))
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _mapping_to_json(value: Any) -> str:
+    return to_json(dict(value))
+
+
+def _strings(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text)) if text != "[]" else ()
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    return cast(dict[str, Any], json.loads(text)) if text != "{}" else {}
+
+
+def _places_to_json(value: Any) -> str:
+    return to_json([[place.node, list(place.devices), list(place.milli)] for place in value])
+
+
+def _places(text: str) -> tuple[Place, ...]:
+    if text == "[]":
+        return ()
+    return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in json.loads(text))
+
+
+def _notice_to_json(value: Any) -> str | None:
+    return None if value is None else to_json(asdict(cast(Notice, value)))
+
+
+def _notice(text: str | None) -> Notice | None:
+    return None if text is None else Notice(**json.loads(text))
+
+
+_ENCODERS: dict[str, Callable[[Any], str | None]] = {
+    "reason_numbers": _mapping_to_json,
+    "borrowed_from": lambda value: to_json(list(value)),
+    "placement": _places_to_json,
+    "claim": _places_to_json,
+    "notice": _notice_to_json,
+    "command": lambda value: to_json(list(value)),
+    "env": _mapping_to_json,
+}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "reason_numbers": _mapping,
+    "borrowed_from": _strings,
+    "placement": _places,
+    "claim": _places,
+    "notice": _notice,
+    "command": _strings,
+    "env": _mapping,
+}
+_WORKLOAD_DECODERS = tuple((WORKLOAD_FIELDS.index(name), decode) for name, decode in _DECODERS.items())
+_PLACEMENT = ATTEMPT_FIELDS.index("placement")
+
+
+def encode(values: Mapping[str, object]) -> dict[str, object]:
+    """Turn fields of a record into columns."""
+    return {
+        name: _ENCODERS[name](value) if name in _ENCODERS else clean(value)
+        for name, value in values.items()
+        if name != "source"
+    }
+
+
+def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: str) -> dict[str, object]:
+    """Turn the fields of a change into columns; ValueError names those that do not exist or never change."""
+    unknown = sorted(set(values) - allowed)
+    if unknown:
+        raise ValueError(f"a change cannot set {', '.join(unknown)} of {what}; it can set {', '.join(sorted(allowed))}")
+    return encode(values)
+
+
+def workload(row: Row[Any], source: str = "") -> Workload:
+    """Read a row whose columns are WORKLOAD_FIELDS in that order."""
+    values = list(row)
+    for index, decode in _WORKLOAD_DECODERS:
+        values[index] = decode(values[index])
+    return Workload(*values, source=source)
+
+
+def workloads(rows: Iterable[Row[Any]]) -> list[Workload]:
+    """Read many."""
+    return [workload(row) for row in rows]
+
+
+def attempt(row: Row[Any]) -> Attempt:
+    """Read a row whose columns are ATTEMPT_FIELDS in that order."""
+    values = list(row)
+    values[_PLACEMENT] = _places(values[_PLACEMENT])
+    return Attempt(*values)
+
+
+def decision(row: Row[Any]) -> Decision:
+    """Read a row of the decision log."""
+    *values, numbers = row
+    return Decision(*values, _mapping(numbers))
+
+
+def event(row: Row[Any]) -> Event:
+    """Read a row of the event log."""
+    *values, data = row
+    return Event(*values, _mapping(data))
+
+
+def submitted(new: NewWorkload, now: float) -> Workload:
+    """Make the workload that a submission begins as; ValueError where a text cannot be stored."""
+    given = {f.name: getattr(new, f.name) for f in fields(NewWorkload)}
+    for name, value in given.items():
+        refuse_unstorable(value, name)
+    given["min_workers"] = new.workers if new.min_workers is None else new.min_workers
+    return Workload(
+        **given,
+        attempt=0,
+        preemptions=0,
+        failures=0,
+        infra_failures=0,
+        submitted_at=now,
+        started_at=None,
+        ended_at=None if new.state in ("pending", "starting", "running", "checkpointing") else now,
+        not_before=None,
+        over_quota=False,
+        borrowed_from=(),
+        placement=(),
+        claim=(),
+        failed_node=None,
+        exit_code=None,
+        message="",
+        checkpoint_step=None,
+        checkpoint_at=None,
+        notice=None,
+        promised_to=None,
+        cancel_requested=False,
+        server_started=False,
+        version=1,
+    )
+
+
+def event_data(workload: Workload) -> dict[str, Any]:
+    """Tell enough about a workload for a page to redraw its row; GPUs are whole devices here."""
+    notice = workload.notice
+    return {
+        "id": workload.id,
+        "kind": workload.kind,
+        "state": workload.state,
+        "version": workload.version,
+        "name": workload.name,
+        "team": workload.team,
+        "owner": workload.owner,
+        "profile": workload.profile,
+        "gpus": workload.gpus * workload.workers / 1000,
+        "workers": workload.workers,
+        "attempt": workload.attempt,
+        "preemptions": workload.preemptions,
+        "over_quota": workload.over_quota,
+        "borrowed_from": list(workload.borrowed_from),
+        "nodes": [place.node for place in workload.placement],
+        "reason": {"code": workload.reason_code, "message": workload.reason_message}
+        if workload.reason_code or workload.reason_message
+        else None,
+        "message": workload.message,
+        "submitted_at": workload.submitted_at,
+        "started_at": workload.started_at,
+        "ended_at": workload.ended_at,
+        "not_before": workload.not_before,
+        "checkpoint_step": workload.checkpoint_step,
+        "checkpoint_at": workload.checkpoint_at,
+        "notice": None if notice is None else asdict(notice),
+    }

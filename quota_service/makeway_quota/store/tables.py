@@ -1,0 +1,190 @@
+"""The tables, as the newest migration leaves them.
+
+Texts have no length here (the API bounds them); lists and mappings are JSON, read and written by `rows.py`;
+What is large and never changes (source, files) has its own tables, so that a change of state rewrites little.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    TextClause,
+    text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+Serial = BigInteger().with_variant(Integer, "sqlite")
+"""SQLite counts by itself only in a column that is called INTEGER."""
+LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
+SUCCEEDED = text("state = 'succeeded'")
+
+def where(condition: TextClause) -> dict[str, TextClause]:
+    """Say for both databases which rows a partial index holds."""
+    return {"sqlite_where": condition, "postgresql_where": condition}
+
+
+workloads = Table(
+    "workloads",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("team", Text),
+    Column("profile", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("priority", Text, nullable=False),
+    Column("preemptible", Boolean, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("preemptions", Integer, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("infra_failures", Integer, nullable=False),
+    Column("max_failures", Integer, nullable=False),
+    Column("submitted_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("gpus", BigInteger, nullable=False),
+    Column("workers", Integer, nullable=False),
+    Column("min_workers", Integer, nullable=False),
+    Column("cpu", BigInteger, nullable=False),
+    Column("memory", BigInteger, nullable=False),
+    Column("time_limit", Double),
+    Column("grace", Double, nullable=False),
+    Column("signal", Text, nullable=False),
+    Column("image", Text),
+    Column("reason_code", Text, nullable=False),
+    Column("reason_message", Text, nullable=False),
+    Column("reason_numbers", Text, nullable=False),
+    Column("not_before", Double),
+    Column("over_quota", Boolean, nullable=False),
+    Column("borrowed_from", Text, nullable=False),
+    Column("placement", Text, nullable=False),
+    Column("claim", Text, nullable=False),
+    Column("failed_node", Text),
+    Column("exit_code", BigInteger),
+    Column("message", Text, nullable=False),
+    Column("checkpoint_step", BigInteger),
+    Column("checkpoint_at", Double),
+    Column("notice", Text),
+    Column("promised_to", Text),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("server", Text, nullable=False),
+    Column("expires_at", Double),
+    Column("server_started", Boolean, nullable=False),
+    Column("command", Text, nullable=False),
+    Column("env", Text, nullable=False),
+    Column("clone_of", Text),
+    Column("version", Integer, nullable=False),
+    Index("ix_workloads_state", "state"),
+    Index("ix_workloads_submitted_at_id", "submitted_at", "id"),
+    Index("ix_workloads_owner_submitted_at", "owner", "submitted_at"),
+    Index("uq_workloads_live_session", "owner", "server", unique=True, **where(LIVE_SESSION)),
+    Index("ix_workloads_succeeded", "team", "profile", "ended_at", **where(SUCCEEDED)),
+)
+
+sources = Table(
+    "sources",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("source", Text, nullable=False),
+)
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", Text, primary_key=True, comment="SHA-256: clones share their files"),
+    Column("data", LargeBinary, nullable=False),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("path", Text, primary_key=True),
+    Column("executable", Boolean, nullable=False),
+    Column("blob", Text, ForeignKey("blobs.digest"), nullable=False, index=True),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("placement", Text, nullable=False),
+    Column("outcome", Text),
+    Column("exit_code", BigInteger),
+    Column("message", Text, nullable=False),
+    Column("checkpoint_step", BigInteger),
+    Column("checkpoint_at", Double),
+    Column("lost_seconds", Double),
+    Column("evicted_for", Text),
+    Column("over_quota", Boolean, nullable=False),
+)
+
+decisions = Table(
+    "decisions",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False),
+    Column("verb", Text, nullable=False),
+    Column("workload", Text),
+    Column("team", Text),
+    Column("owner", Text),
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("numbers", Text, nullable=False),
+    Index("ix_decisions_workload_id", "workload", "id"),
+    Index("ix_decisions_team_id", "team", "id"),
+    Index("ix_decisions_at", "at"),
+    sqlite_autoincrement=True,
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Serial, primary_key=True, autoincrement=True),
+    Column("at", Double, nullable=False, index=True),
+    Column("kind", Text, nullable=False),
+    Column("team", Text),
+    Column("owner", Text),
+    Column("workload", Text),
+    Column("data", Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+policies = Table(
+    "policies",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Column("author", Text, nullable=False),
+    Column("comment", Text, nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+terms = Table(
+    "terms",
+    metadata,
+    Column("term", Integer, primary_key=True, autoincrement=False),
+    Column("holder", Text, nullable=False),
+    Column("at", Double, nullable=False),
+)
