@@ -73,6 +73,15 @@ class Database:
             except Exception:
                 log.exception("A listener of the store failed")
 
+    def writable(self) -> bool:
+        """Say whether a transaction that writes can begin and end."""
+        try:
+            with self._writing, self.engine.connect() as plain:
+                with plain.execution_options(makeway_writes=True).begin():
+                    return True
+        except DBAPIError:
+            return False
+
     def size(self) -> int:
         """Tell the bytes on disk."""
         if self.sqlite:

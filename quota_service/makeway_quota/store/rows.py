@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, cast
 
-from sqlalchemy import Row
-
 from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
 
 WORKLOAD_FIELDS = tuple(f.name for f in fields(Workload) if f.name != "source")
@@ -49,21 +47,24 @@ def refuse_unstorable(value: object, where: str) -> None:
 
 
 def to_json(value: object) -> str:
-    """Write compact JSON; what JSON does not know (NaN, infinity) becomes null."""
+    """Write compact JSON that every reader takes: no NaN or infinity (null instead), no NUL, no half surrogate."""
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+        if "\\u0000" not in text and "\\ud" not in text:
+            return text
     except ValueError:
-        return json.dumps(_finite(value), separators=(",", ":"))
+        pass
+    return json.dumps(_plain(value), separators=(",", ":"))
 
 
-def _finite(value: object) -> object:
+def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {clean(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+        return [_plain(item) for item in value]
+    return clean(value)
 
 
 def _mapping_to_json(value: Any) -> str:
@@ -135,36 +136,37 @@ def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: s
     return encode(values)
 
 
-def workload(row: Row[Any], source: str = "") -> Workload:
+def workload(row: Iterable[Any], source: str = "") -> Workload:
     """Read a row whose columns are WORKLOAD_FIELDS in that order."""
     values = list(row)
     for index, decode in _WORKLOAD_DECODERS:
         values[index] = decode(values[index])
-    return Workload(*values, source=source)
+    values.append(source)
+    return Workload(*values)
 
 
-def workloads(rows: Iterable[Row[Any]]) -> list[Workload]:
+def workloads(rows: Iterable[Iterable[Any]]) -> list[Workload]:
     """Read many."""
     return [workload(row) for row in rows]
 
 
-def attempt(row: Row[Any]) -> Attempt:
+def attempt(row: Iterable[Any]) -> Attempt:
     """Read a row whose columns are ATTEMPT_FIELDS in that order."""
     values = list(row)
     values[_PLACEMENT] = _places(values[_PLACEMENT])
     return Attempt(*values)
 
 
-def decision(row: Row[Any]) -> Decision:
+def decision(row: Iterable[Any]) -> Decision:
     """Read a row of the decision log."""
-    *values, numbers = row
-    return Decision(*values, _mapping(numbers))
+    id, at, verb, workload, team, owner, code, message, numbers = row
+    return Decision(id, at, verb, workload, team, owner, code, message, _mapping(numbers))
 
 
-def event(row: Row[Any]) -> Event:
+def event(row: Iterable[Any]) -> Event:
     """Read a row of the event log."""
-    *values, data = row
-    return Event(*values, _mapping(data))
+    id, at, kind, team, owner, workload, data = row
+    return Event(id, at, kind, team, owner, workload, _mapping(data))
 
 
 def submitted(new: NewWorkload, now: float) -> Workload:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from . import reads, rows, writes
+from .database import Database, parse
+from .migrate import upgrade
 from .records import (
     Attempt,
     Change,
@@ -23,7 +26,9 @@ DAY = 86_400.0
 
 def open_store(url: str) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done."""
-    raise NotImplementedError(url)
+    parsed = parse(url)
+    upgrade(parsed)
+    return Store(Database(parsed))
 
 
 class Store:
@@ -33,13 +38,16 @@ class Store:
     service leads, ValueError for arguments that no caller should give.
     """
 
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
     def close(self) -> None:
         """Let go of the database."""
-        raise NotImplementedError
+        self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit that wrote something, in the writing thread; returns how to stop that."""
-        raise NotImplementedError
+        return self._database.on_commit(callback)
 
     # -- workloads
 
@@ -52,15 +60,23 @@ class Store:
         now: float,
     ) -> Workload:
         """Remember a submission; Conflict if its id is taken or its owner's server has a live session."""
-        raise NotImplementedError
+        workload = rows.submitted(new, now)
+        blob_of = writes.digests(files)
+        with self._database.write() as connection:
+            writes.add_workload(connection, workload, blob_of)
+            writes.tell_workloads(connection, [workload], now)
+            writes.decide(connection, [decision] if decision else [], now)
+        return workload
 
     def workload(self, id: str) -> Workload | None:
         """Read one workload with its source."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.workload(connection, id)
 
     def active(self) -> list[Workload]:
         """Read all that have not ended, first submitted first, without `source`."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.active(connection)
 
     def workloads(
         self,
@@ -72,15 +88,19 @@ class Store:
         cursor: str | None = None,
     ) -> tuple[list[Workload], str | None]:
         """Read one page, newest submission first, without `source`; the second value is the next page's cursor."""
-        raise NotImplementedError
+        conditions = reads.matching(kind, owner, teams, states)
+        with self._database.read() as connection:
+            return reads.page(connection, conditions, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
         """Read the files that came with a submission, by path."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.files_of(connection, id)
 
     def attempts(self, id: str) -> list[Attempt]:
         """Read the runs of a workload, first one first."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.attempts_of(connection, id)
 
     def commit(
         self,
@@ -95,7 +115,15 @@ class Store:
         A change whose expectation fails is skipped, and the decisions about the same workload with it; all others
         commit together. At most one change for each workload. A field that does not exist is a ValueError.
         """
-        raise NotImplementedError
+        with self._database.write() as connection:
+            if term is not None:
+                writes.lead(connection, term)
+            changed = writes.change(connection, changes)
+            applied = frozenset(workload.id for workload in changed)
+            skipped = {change.workload for change in changes} - applied
+            writes.tell_workloads(connection, changed, now)
+            writes.decide(connection, [d for d in decisions if d.workload not in skipped], now)
+        return applied
 
     # -- decisions and events
 
@@ -107,51 +135,66 @@ class Store:
         before: int | None = None,
     ) -> list[Decision]:
         """Read the decision log, newest first; `before` is the last id of the page before."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.decision_log(connection, workload, teams, limit, before)
 
     def events(self, after: int, limit: int = 500) -> list[Event]:
         """Read what happened after event `after`, oldest first."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.events_after(connection, after, limit)
 
     def last_event_id(self) -> int:
         """Tell the newest event's id, 0 before the first."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.event_range(connection)[1]
 
     def oldest_event_id(self) -> int:
         """Tell the oldest event that is still kept: who saw less than its id − 1 has to read everything anew."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.event_range(connection)[0]
 
     def add_event(self, kind: str, team: str | None, owner: str | None, data: Mapping[str, Any], now: float) -> Event:
         """Add one message to the live stream."""
-        raise NotImplementedError
+        with self._database.write() as connection:
+            id = writes.add_event(connection, kind, team, owner, data, now)
+        return Event(id, now, kind, team, owner, None, data)
 
     def durations(self, team: str | None, profile: str, owner: str | None = None, limit: int = 50) -> list[float]:
         """Tell how many seconds the last attempts that succeeded took, newest first (for forecasts)."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.durations(connection, team, profile, owner, limit)
 
     # -- policy
 
     def policy_current(self) -> PolicyVersion | None:
         """Read the version in force."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.policy(connection, None)
 
     def policy_version(self, n: int) -> PolicyVersion | None:
         """Read one version."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.policy(connection, n)
 
     def policy_history(self, limit: int = 100) -> list[PolicyVersion]:
         """Read the versions, newest first."""
-        raise NotImplementedError
+        with self._database.read() as connection:
+            return reads.policy_history(connection, limit)
 
     def add_policy(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
         """Put a new version in force; Conflict unless `base` is the current one (0: none yet, None: whichever)."""
-        raise NotImplementedError
+        with self._database.write() as connection:
+            added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
+            told = {"version": added.version, "author": author, "comment": comment}
+            writes.add_event(connection, "policy", None, author, told, now)
+        return added
 
     # -- keeping house
 
     def take_term(self, holder: str, now: float) -> int:
         """Begin to lead: the newest term wins, all older ones can no longer commit."""
-        raise NotImplementedError
+        with self._database.write() as connection:
+            return writes.take_term(connection, holder, now)
 
     def prune(
         self,
@@ -161,12 +204,14 @@ class Store:
         keep_workloads_seconds: float | None = None,
     ) -> Pruned:
         """Forget what is older, at most some thousands per call; workloads (None: keep all) by their end."""
-        raise NotImplementedError
+        ended = None if keep_workloads_seconds is None else now - keep_workloads_seconds
+        with self._database.write() as connection:
+            return writes.prune(connection, now - keep_events_seconds, now - keep_decisions_seconds, ended)
 
     def size(self) -> int:
         """Tell how many bytes the database takes."""
-        raise NotImplementedError
+        return self._database.size()
 
     def healthy(self) -> bool:
         """Say whether a write could be made now."""
-        raise NotImplementedError
+        return self._database.writable()

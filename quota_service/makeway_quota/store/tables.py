@@ -1,10 +1,12 @@
 """The tables, as the newest migration leaves them.
 
-Texts have no length here (the API bounds them); lists and mappings are JSON, read and written by `rows.py`;
+Texts have no length here (the API bounds them). Lists and mappings are JSON, read and written by `rows.py`.
 What is large and never changes (source, files) has its own tables, so that a change of state rewrites little.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -35,7 +37,8 @@ Serial = BigInteger().with_variant(Integer, "sqlite")
 LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
 SUCCEEDED = text("state = 'succeeded'")
 
-def where(condition: TextClause) -> dict[str, TextClause]:
+
+def where(condition: TextClause) -> dict[str, Any]:
     """Say for both databases which rows a partial index holds."""
     return {"sqlite_where": condition, "postgresql_where": condition}
 

@@ -1,0 +1,173 @@
+"""What can be asked of the store: every SELECT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, union_all
+
+from . import rows
+from .records import LIVE, Attempt, Decision, Event, File, PolicyVersion, Workload
+from .tables import attempts, blobs, decisions, events, files, policies, sources, terms, workloads
+
+W = workloads.c
+COLUMNS = [workloads.c[name] for name in rows.WORKLOAD_FIELDS]
+ATTEMPT_COLUMNS = [attempts.c[name] for name in rows.ATTEMPT_FIELDS]
+ONE = select(*COLUMNS, sources.c.source).outerjoin_from(workloads, sources).where(W.id == bindparam("one"))
+ACTIVE = select(*COLUMNS).where(W.state.in_(LIVE)).order_by(W.submitted_at, W.id)
+
+
+def workload(connection: Connection, id: str) -> Workload | None:
+    """Read one workload with its source."""
+    row = connection.execute(ONE, {"one": id}).first()
+    if row is None:
+        return None
+    *values, source = row
+    return rows.workload(values, source or "")
+
+
+def active(connection: Connection) -> list[Workload]:
+    """Read all that have not ended."""
+    return rows.workloads(connection.execute(ACTIVE))
+
+
+def several(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
+    """Read these by id, without `source`; those that do not exist are missing in the answer."""
+    found: dict[str, Workload] = {}
+    for begin in range(0, len(ids), 500):
+        query = select(*COLUMNS).where(W.id.in_(ids[begin : begin + 500]))
+        found.update((w.id, w) for w in rows.workloads(connection.execute(query)))
+    return found
+
+
+def live_session(connection: Connection, owner: str, server: str) -> Workload | None:
+    """Find the session that holds a server's place."""
+    query = select(*COLUMNS).where(W.kind == "session", W.owner == owner, W.server == server, W.state.in_(LIVE))
+    row = connection.execute(query).first()
+    return None if row is None else rows.workload(row)
+
+
+def page(
+    connection: Connection, conditions: Sequence[ColumnElement[bool]], limit: int, cursor: str | None
+) -> tuple[list[Workload], str | None]:
+    """Read one page, newest first, and the cursor of the next."""
+    limit = max(1, limit)
+    query = select(*COLUMNS).where(*conditions).order_by(W.submitted_at.desc(), W.id.desc()).limit(limit + 1)
+    if cursor is not None:
+        at, id = read_cursor(cursor)
+        query = query.where(or_(W.submitted_at < at, and_(W.submitted_at == at, W.id < id)))
+    found = rows.workloads(connection.execute(query))
+    if len(found) <= limit:
+        return found, None
+    last = found[limit - 1]
+    return found[:limit], f"{last.submitted_at!r}~{last.id}"
+
+
+def read_cursor(cursor: str) -> tuple[float, str]:
+    """Take a cursor apart; ValueError for one that we did not give out."""
+    at, mark, id = cursor.partition("~")
+    rows.refuse_unstorable(id, "the cursor")
+    try:
+        if mark:
+            return float(at), id
+    except ValueError:
+        pass
+    raise ValueError("the cursor is not one that a page gave out; begin at the first page without it")
+
+
+def matching(
+    kind: str | None, owner: str | None, teams: Sequence[str] | None, states: Sequence[str] | None
+) -> list[ColumnElement[bool]]:
+    """Say which workloads are meant; what is None does not matter, all others must hold."""
+    conditions: list[ColumnElement[bool]] = []
+    if kind is not None:
+        conditions.append(W.kind == kind)
+    if owner is not None:
+        conditions.append(W.owner == rows.clean(owner))
+    if teams is not None:
+        conditions.append(W.team.in_([rows.clean(team) for team in teams]))
+    if states is not None:
+        conditions.append(W.state.in_([rows.clean(state) for state in states]))
+    return conditions
+
+
+def files_of(connection: Connection, id: str) -> tuple[File, ...]:
+    """Read a submission's files by path."""
+    query = (
+        select(files.c.path, blobs.c.data, files.c.executable)
+        .join_from(files, blobs)
+        .where(files.c.workload == id)
+        .order_by(files.c.path)
+    )
+    return tuple(File(path, bytes(data), executable) for path, data, executable in connection.execute(query))
+
+
+def attempts_of(connection: Connection, id: str) -> list[Attempt]:
+    """Read the runs of a workload, first one first."""
+    query = select(*ATTEMPT_COLUMNS).where(attempts.c.workload == id).order_by(attempts.c.number)
+    return [rows.attempt(row) for row in connection.execute(query)]
+
+
+def decision_log(
+    connection: Connection, workload: str | None, teams: Sequence[str] | None, limit: int, before: int | None
+) -> list[Decision]:
+    """Read the decision log, newest first."""
+    query = select(decisions).order_by(decisions.c.id.desc()).limit(max(1, limit))
+    if workload is not None:
+        query = query.where(decisions.c.workload == rows.clean(workload))
+    if teams is not None:
+        query = query.where(decisions.c.team.in_([rows.clean(team) for team in teams]))
+    if before is not None:
+        query = query.where(decisions.c.id < rows.clean(before))
+    return [rows.decision(row) for row in connection.execute(query)]
+
+
+def events_after(connection: Connection, after: int, limit: int) -> list[Event]:
+    """Read what happened after an event, oldest first."""
+    query = select(events).where(events.c.id > rows.clean(after)).order_by(events.c.id).limit(max(1, limit))
+    return [rows.event(row) for row in connection.execute(query)]
+
+
+def event_range(connection: Connection) -> tuple[int, int]:
+    """Tell the oldest and the newest event's id, 0 where there is none."""
+    oldest = select(func.min(events.c.id).label("id"))
+    newest = select(func.max(events.c.id).label("id"))
+    both = union_all(oldest, newest).subquery()
+    first, last = (int(id or 0) for id in connection.execute(select(both.c.id)).scalars())
+    return min(first, last), max(first, last)
+
+
+def durations(connection: Connection, team: str | None, profile: str, owner: str | None, limit: int) -> list[float]:
+    """Tell how long the last attempts that succeeded took, newest first."""
+    query = (
+        select(attempts.c.ended_at - attempts.c.started_at)
+        .join_from(workloads, attempts)
+        .where(W.state == "succeeded", W.team == team, W.profile == profile, attempts.c.outcome == "succeeded")
+        .where(attempts.c.ended_at.is_not(None))
+        .order_by(W.ended_at.desc(), W.id.desc())
+        .limit(max(1, limit))
+    )
+    if owner is not None:
+        query = query.where(W.owner == owner)
+    return [float(seconds) for seconds in connection.execute(query).scalars()]
+
+
+def policy(connection: Connection, version: int | None) -> PolicyVersion | None:
+    """Read one version of the policy, the newest for None."""
+    query = select(policies).order_by(policies.c.version.desc()).limit(1)
+    if version is not None:
+        query = query.where(policies.c.version == rows.clean(version))
+    row = connection.execute(query).first()
+    return None if row is None else PolicyVersion(*row)
+
+
+def policy_history(connection: Connection, limit: int) -> list[PolicyVersion]:
+    """Read the versions, newest first."""
+    query = select(policies).order_by(policies.c.version.desc()).limit(max(1, limit))
+    return [PolicyVersion(*row) for row in connection.execute(query)]
+
+
+def newest_term(connection: Connection) -> tuple[int, str]:
+    """Tell who leads: the newest term and its holder."""
+    row = connection.execute(select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc()).limit(1)).first()
+    return (0, "") if row is None else (int(row[0]), str(row[1]))
