@@ -21,7 +21,7 @@ from .orders import Orders
 from .settle import Books, settle
 from .store.errors import Deposed
 from .store.store import Store
-from .world import World
+from .watch import Watch
 
 log = logging.getLogger("makeway.loop")
 
@@ -36,7 +36,7 @@ class Loop:
         self,
         store: Store,
         backend: Backend,
-        world: World,
+        watch: Watch,
         leases: Leases,
         orders: Orders,
         *,
@@ -46,7 +46,7 @@ class Loop:
     ) -> None:
         self.store = store
         self.backend = backend
-        self.world = world
+        self.watch = watch
         self.leases = leases
         self.orders = orders
         self.tick = tick
@@ -106,18 +106,18 @@ class Loop:
         """Look, settle, plan, write, act once; answer whether the books changed."""
         began = time.perf_counter()
         seen = await self.backend.observe()
-        self.world.see(seen)
+        self.watch.see(seen)
         now = self.clock()
-        rows = await self.world.rows()
+        rows = await self.watch.rows()
         settled = settle(rows, seen, now=now, lost_budget=self.lost_budget)
         expired = await self.leases.settle(rows.values(), now)
         changed = await self._commit(settled, now) | await self._commit(expired, now)
-        rows = await self.world.rows()
-        snapshot = self.world.snapshot(rows, now)
+        rows = await self.watch.rows()
+        snapshot = self.watch.snapshot(rows, now)
         plan = await asyncio.to_thread(schedule, snapshot)
         books = books_of(plan, rows, now=now, lease_seconds=self.leases.seconds)
         changed |= await self._commit(books, now)
-        rows = await self.world.rows()
+        rows = await self.watch.rows()
         failed = await self.orders.give(rows, seen, now)
         changed |= await self._commit(failed, now)
         self.turns += 1
@@ -140,7 +140,7 @@ class Loop:
             await self.backend.close(stop_jobs=stop_jobs)
             if stop_jobs:
                 seen = await self.backend.observe()
-                rows = await self.world.rows()
+                rows = await self.watch.rows()
                 await self._commit(settle(rows, seen, now=self.clock(), lost_budget=self.lost_budget), self.clock())
         except (BackendError, Deposed, OSError) as error:
             log.warning("Stopping the jobs did not go as it should: %s", error)

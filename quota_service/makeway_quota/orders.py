@@ -5,7 +5,6 @@ Every order may be repeated, so nothing here has to be remembered over a restart
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
@@ -141,12 +140,3 @@ def _ended(row: Workload, now: float, state: str, message: str) -> Change:
         "over_quota": False,
     }
     return Change(row.id, fields, row.version, HOLDS, close_attempt={"ended_at": now, "outcome": state, "message": message})
-
-
-async def stop_quietly(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it is gone."""
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        pass

@@ -1,0 +1,99 @@
+"""What every part of the desk stands on: the books, the watch, and how to wait for a change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from makeway_api.errors import MakewayError
+
+from ..backends.base import Backend
+from ..config import ServiceConfig
+from ..leases import Leases
+from ..policy import Document
+from ..store.records import Workload
+from ..store.store import Store
+from ..watch import Watch
+from .caller import Caller
+from .tape import Tape
+
+T = TypeVar("T")
+
+LONGEST_WAIT = 60.0
+"""Seconds that one long poll may take."""
+
+
+class Core:
+    """The desk's parts share one store, one watch and one loop to wake."""
+
+    def __init__(
+        self,
+        store: Store,
+        watch: Watch,
+        backend: Backend,
+        leases: Leases,
+        config: ServiceConfig,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self.watch = watch
+        self.backend = backend
+        self.leases = leases
+        self.config = config
+        self.wake = wake
+        self.clock = clock
+        self.tape = Tape(store)
+
+    @property
+    def document(self) -> Document:
+        """The policy document in force."""
+        return self.watch.document
+
+    def teams_of(self, caller: Caller) -> tuple[str, ...]:
+        """The caller's own teams, in the order of the policy document."""
+        return self.document.teams_of(caller.name, caller.groups)
+
+    def visible_teams(self, caller: Caller) -> tuple[str, ...] | None:
+        """The teams that a caller may look at; None means all."""
+        return None if caller.sees_all else self.teams_of(caller)
+
+    def title(self, team: str | None) -> str:
+        """How people call a team."""
+        policy = self.document.policy(team) if team else None
+        return (policy.title or policy.name) if policy else team or ""
+
+    async def read(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
+        """Call the blocking store from the event loop."""
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+    async def wait_for_change(
+        self, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None
+    ) -> Workload:
+        """Read a workload, waiting up to `wait` seconds until it is newer than `version`."""
+        deadline = time.monotonic() + min(max(wait, 0.0), LONGEST_WAIT)
+        while True:
+            mark = self.tape.mark()
+            row = await fetch()
+            left = deadline - time.monotonic()
+            if version is None or row.version > version or left <= 0 or not row.live:
+                return row
+            await self.tape.changed(mark, left)
+
+
+def when(seconds: float | None) -> datetime | None:
+    """Turn Unix seconds into a time of the wire."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def at(seconds: float) -> datetime:
+    """Turn Unix seconds that are there into a time of the wire."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def refuse(message: str, code: str, status: int = 400, **numbers: object) -> MakewayError:
+    """Make the error for a request that cannot be done."""
+    return MakewayError(message, code=code, status=status, numbers=numbers)
