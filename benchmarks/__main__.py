@@ -1,0 +1,44 @@
+"""Runs the benchmarks: `make bench`, or `python -m benchmarks --only reclaim --json out.json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from . import idle, lease, reclaim, train
+from .measure import Measured, machine, page, report
+
+BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
+    "lease": lease.measure,
+    "reclaim": reclaim.measure,
+    "train": train.measure,
+    "idle": idle.measure,
+}
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and write docs/benchmarks.md when everything was measured."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="one benchmark; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample as JSON")
+    wanted = parser.parse_args(arguments)
+    found: list[Measured] = []
+    for name, measure in BENCHMARKS.items():
+        if not wanted.only or name in wanted.only:
+            print(f"measuring {name} …", file=sys.stderr, flush=True)
+            found += measure()
+    print(report(found))
+    if wanted.json:
+        text = json.dumps({"machine": machine(), "measured": [one.as_json() for one in found]}, indent=1)
+        wanted.json.write_text(text + "\n", encoding="utf-8")
+    if not wanted.only:
+        PAGE.write_text(page(found), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What was measured: samples, their summary, the goal, and a baseline from the same run to compare with."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row of the report. `value` is the median of `samples`; a goal is an upper bound in the same unit."""
+
+    name: str
+    unit: str
+    samples: Sequence[float]
+    baseline_name: str
+    baseline: float
+    goal: float | None = None
+    note: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return median(self.samples)
+
+    @property
+    def worst(self) -> float:
+        """The value that 95 of 100 samples stay below (the largest of fewer than 20)."""
+        ordered = sorted(self.samples)
+        return ordered[min(len(ordered) - 1, math.ceil(0.95 * len(ordered)) - 1)]
+
+    @property
+    def ratio(self) -> float:
+        """How many times the baseline."""
+        return self.value / self.baseline if self.baseline else math.inf
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal holds; None without one."""
+        return None if self.goal is None else self.value <= self.goal
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": self.value,
+            "p95": self.worst,
+            "samples": list(self.samples),
+            "goal": self.goal,
+            "met": self.met,
+            "baseline": {"name": self.baseline_name, "value": self.baseline, "ratio": self.ratio},
+            "note": self.note,
+            **self.facts,
+        }
+
+
+HEAD = ("what", "median", "95 %", "goal", "met", "baseline of the same run", "ratio")
+
+
+def row(one: Measured) -> tuple[str, ...]:
+    """One measurement as the cells of a table."""
+    met = {True: "yes", False: "NO", None: "–"}[one.met]
+    goal = f"< {number(one.goal)} {one.unit}" if one.goal is not None else "–"
+    base = f"{one.baseline_name}: {number(one.baseline)} {one.unit}"
+    value, worst = f"{number(one.value)} {one.unit}", f"{number(one.worst)} {one.unit}"
+    return (one.name, value, worst, goal, met, base, f"{number(one.ratio)}×")
+
+
+def report(found: Sequence[Measured]) -> str:
+    """The measurements as a table for a terminal."""
+    rows = [HEAD, *map(row, found)]
+    widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
+    notes = [f"  {one.name}: {one.note}" for one in found if one.note]
+    return "\n".join([machine(), "", *lines, "", *notes])
+
+
+def page(found: Sequence[Measured]) -> str:
+    """The measurements as docs/benchmarks.md."""
+    lines = [
+        "<!-- Made by `make bench`. -->\n",
+        "# Benchmarks\n",
+        f"Measured with `make bench` on: {machine()}. Everything is the real portal: Hub, service, SQLite and processes "
+        "with virtual GPUs. Goals are for such a machine; compare ratios, not seconds, with another one.\n",
+        f"| {' | '.join(HEAD)} |",
+        f"|{'---|' * len(HEAD)}",
+        *(f"| {' | '.join(row(one))} |" for one in found),
+        "",
+        *(f"- **{one.name}**: {one.note}" for one in found if one.note),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def number(value: float) -> str:
+    """Three digits that matter."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def machine() -> str:
+    """The machine in generic words: cores, memory, processor."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB, {processor()}, Python {platform.python_version()}"
+
+
+def processor() -> str:
+    """The processor's model, as Linux names it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
