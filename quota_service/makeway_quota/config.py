@@ -72,7 +72,10 @@ class QuotaService(Configurable):
         1, min=1, max=10_000, help="Virtual nodes that share the virtual GPUs evenly (MAKEWAY_VIRTUAL_NODES)."
     ).tag(config=True, env="MAKEWAY_VIRTUAL_NODES")
     lease_seconds = Float(
-        15.0, min=3.0, max=3600.0, help="A session's lease ends this long after its last renewal (MAKEWAY_LEASE_SECONDS)."
+        15.0,
+        min=3.0,
+        max=3600.0,
+        help="A session's lease ends this long after its last renewal (MAKEWAY_LEASE_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LEASE_SECONDS")
     tick_seconds = Float(
         5.0, min=0.05, max=60.0, help="The loop looks at the world at least this often (MAKEWAY_TICK_SECONDS)."

@@ -128,9 +128,7 @@ class Loop:
     async def _commit(self, books: Books, now: float) -> bool:
         if not books.changes and not books.decisions:
             return False
-        applied = await asyncio.to_thread(
-            self.store.commit, books.changes, books.decisions, now=now, term=self.term
-        )
+        applied = await asyncio.to_thread(self.store.commit, books.changes, books.decisions, now=now, term=self.term)
         count_decisions(d for d in books.decisions if d.workload is None or d.workload in applied)
         return bool(applied)
 

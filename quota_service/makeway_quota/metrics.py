@@ -17,7 +17,10 @@ TURN_SECONDS = Histogram(
     registry=REGISTRY,
 )
 DECISIONS = Counter(
-    "makeway_decisions_total", "Decisions by verb and team (start, evict, requeue …).", ["verb", "team"], registry=REGISTRY
+    "makeway_decisions_total",
+    "Decisions by verb and team (start, evict, requeue …).",
+    ["verb", "team"],
+    registry=REGISTRY,
 )
 GPUS = Gauge("makeway_gpus", "GPUs by what they do: total, used, free.", ["state"], registry=REGISTRY)
 TEAM_GPUS = Gauge(

@@ -8,7 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from .backends.base import AttemptSeen, Backend, BackendError, JobFile, NoticeOrder, Phase, Seen, StartOrder, WorkerPlace
+from .backends.base import (
+    AttemptSeen,
+    Backend,
+    BackendError,
+    JobFile,
+    NoticeOrder,
+    Phase,
+    Seen,
+    StartOrder,
+    WorkerPlace,
+)
 from .hubapi import HubApi, HubUnreachable
 from .leases import end_session
 from .settle import HOLDS, Books, decide
@@ -139,4 +149,6 @@ def _ended(row: Workload, now: float, state: str, message: str) -> Change:
         "reason_message": message,
         "over_quota": False,
     }
-    return Change(row.id, fields, row.version, HOLDS, close_attempt={"ended_at": now, "outcome": state, "message": message})
+    return Change(
+        row.id, fields, row.version, HOLDS, close_attempt={"ended_at": now, "outcome": state, "message": message}
+    )

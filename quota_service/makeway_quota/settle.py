@@ -127,7 +127,11 @@ def _made_way(books: Books, row: Workload, seen: AttemptSeen, now: float) -> Non
 
 
 def _loss(saved: str, lost: float) -> str:
-    return f"{saved}, {duration(lost)} of work since then is lost" if saved else f"no checkpoint, lost {duration(lost)} of work"
+    return (
+        f"{saved}, {duration(lost)} of work since then is lost"
+        if saved
+        else f"no checkpoint, lost {duration(lost)} of work"
+    )
 
 
 def _lost(books: Books, row: Workload, seen: AttemptSeen, now: float, budget: int) -> None:

@@ -115,7 +115,9 @@ class Estate(Core):
         for profile in profiles:
             if profile.engine.gpus == 0:
                 message = "Ready now: it needs no GPU."
-                offers.append(Offer(profile=profile.name, team=None, kind=kind, code="ready_now", message=message, seconds=0))
+                offers.append(
+                    Offer(profile=profile.name, team=None, kind=kind, code="ready_now", message=message, seconds=0)
+                )
                 continue
             for team in teams:
                 if self.document.queue_open(team, profile.name):
@@ -152,7 +154,9 @@ class Estate(Core):
             for lender, milli in usage.borrowed_from:
                 lent_to.setdefault(lender, []).append(Lending(team=usage.policy, gpus=gpu(milli)))
         shown = [p for p in self.document.policies if teams is None or p.name in teams]
-        return [_usage_model(p, counted[p.name], rows, user, lent_to.get(p.name, [])) for p in shown if p.name in counted]
+        return [
+            _usage_model(p, counted[p.name], rows, user, lent_to.get(p.name, [])) for p in shown if p.name in counted
+        ]
 
     def _usable(self, teams: Sequence[str] | None, kind: Kind | None) -> list[ProfileSpec]:
         """Profiles with a queue in one of the teams (None: all), and those without GPUs."""

@@ -85,9 +85,7 @@ def read_files(ask: JobAsk, most_bytes: int) -> Files:
 def _path(text: str) -> str:
     path = PurePosixPath(text)
     if CONTROL.search(text) or path.is_absolute() or ".." in path.parts or str(path) in ("", ".") or "\\" in text:
-        raise refuse(
-            f"“{text[:120]}” cannot be a file of a job: give a relative path without “..”.", "bad_path", 422
-        )
+        raise refuse(f"“{text[:120]}” cannot be a file of a job: give a relative path without “..”.", "bad_path", 422)
     if not _encodable(text) or any(len(part.encode()) > 255 for part in path.parts):
         raise refuse(f"The file name “{text[:60]}…” is too long or not valid Unicode.", "bad_path", 422)
     return str(path)

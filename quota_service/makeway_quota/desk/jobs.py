@@ -45,7 +45,9 @@ class Jobs(Estate):
             return await self._dry_run(caller, ask, team, profile.name, sum(len(f[1]) for f in files))
         new = new_job(ask, caller.name, team, profile)
         said = f"{caller.name} submits {new.name}: {gpus(new.gpus * new.workers)} for {self.title(team)}."
-        decision = NewDecision("submit", new.id, team, caller.name, "job", said, {"gpus": new.gpus * new.workers / 1000})
+        decision = NewDecision(
+            "submit", new.id, team, caller.name, "job", said, {"gpus": new.gpus * new.workers / 1000}
+        )
         mark = self.tape.mark()
         row = await self.read(self.store.add_workload, new, files, decision, now=self.clock())
         self.wake()
@@ -135,8 +137,13 @@ class Jobs(Estate):
         row = await self._owned_by(caller, id, "resume")
         if row.live:
             raise refuse(f"{row.name} has not ended ({row.state}), so there is nothing to resume.", "not_ended", 409)
-        pick_profile(self.document, caller.name, sorted(caller.groups), pick_team(
-            self.document, caller.name, sorted(caller.groups), row.team), row.profile)
+        pick_profile(
+            self.document,
+            caller.name,
+            sorted(caller.groups),
+            pick_team(self.document, caller.name, sorted(caller.groups), row.team),
+            row.profile,
+        )
         message = f"{caller.name} resumes {row.name}."
         fields: dict[str, object] = {
             "state": "pending",
@@ -189,9 +196,7 @@ class Jobs(Estate):
         """Rehearse: the job gets its notice, saves, leaves and comes back, as it would for an owner (N12)."""
         row = await self._owned_by(caller, id, "rehearse a preemption of")
         if row.state != "running":
-            raise refuse(
-                f"{row.name} is {row.state}; a preemption can be rehearsed while it runs.", "not_running", 409
-            )
+            raise refuse(f"{row.name} is {row.state}; a preemption can be rehearsed while it runs.", "not_running", 409)
         now = self.clock()
         message = f"{caller.name} rehearses a preemption of {row.name}: it saves, leaves and comes back."
         notice = Notice(message, now, now + row.grace, "rehearsal", row.team, caller.name, None)
@@ -207,9 +212,7 @@ class Jobs(Estate):
         rows = await self.read(self.store.decisions, id, None, 1000, None)
         return [decision_model(row) for row in reversed(rows)]
 
-    async def log(
-        self, caller: Caller, id: str, attempt: int | None, offset: int, limit: int, wait: float
-    ) -> LogChunk:
+    async def log(self, caller: Caller, id: str, attempt: int | None, offset: int, limit: int, wait: float) -> LogChunk:
         """Part of a job's log; `wait` seconds for something new; a negative offset counts from the end."""
         row = await self._seen_by(caller, id)
         number = attempt or max(1, row.attempt)
@@ -227,9 +230,7 @@ class Jobs(Estate):
             row = await self._seen_by(caller, id)
         text, used = _decode(data, final=over and offset + len(data) >= size)
         following = min(offset, size) + used if data else min(offset, size)
-        return LogChunk(
-            attempt=number, offset=offset, next_offset=following, text=text, eof=over and following >= size
-        )
+        return LogChunk(attempt=number, offset=offset, next_offset=following, text=text, eof=over and following >= size)
 
     async def result(self, caller: Caller, id: str) -> bytes | None:
         """What the job left as its result, or None."""
@@ -258,7 +259,9 @@ class Jobs(Estate):
         row = await self._seen_by(caller, id)
         policy = self.document.policy(row.team) if row.team else None
         if row.owner != caller.name and not caller.manages(policy.groups if policy else ()):
-            raise refuse(f"{row.name} belongs to {row.owner}: only they or a team lead can {what} it.", "not_yours", 403)
+            raise refuse(
+                f"{row.name} belongs to {row.owner}: only they or a team lead can {what} it.", "not_yours", 403
+            )
         return row
 
     async def _job(self, row: Workload, *, whole: bool = False) -> Job:

@@ -44,7 +44,9 @@ class Journal(Core):
             for row in batch:
                 seen = row.id
                 if self._shows(caller, row):
-                    yield Event(id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data))
+                    yield Event(
+                        id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data)
+                    )
             if not batch:
                 await self.tape.changed(mark, HEARTBEAT)
 

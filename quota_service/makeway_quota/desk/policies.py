@@ -79,7 +79,9 @@ class Policies(Core):
             ) from None
         changes = diff(self.document, document)
         self.watch.use(document, row.version)
-        message = f"{caller.name} put policy version {row.version} into force: {' '.join(changes) or 'nothing changed.'}"
+        message = (
+            f"{caller.name} put policy version {row.version} into force: {' '.join(changes) or 'nothing changed.'}"
+        )
         said = NewDecision("policy", None, None, caller.name, "policy", message[:2000], {"version": row.version})
         await self.read(self.store.commit, [], [said], now=now)
         await self.read(self.store.add_event, "policy", None, caller.name, {"version": row.version}, now)

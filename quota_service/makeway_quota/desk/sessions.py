@@ -28,7 +28,9 @@ class Sessions(Core):
         await self._end_earlier(rows, ask)
         self._check_cap(await self.watch.rows(), ask, profile)
         new = self._new_session(ask, profile)
-        said = f"{ask.user} asks for a session with {profile.title}" + (f" for {self.title(ask.team)}." if ask.team else ".")
+        said = f"{ask.user} asks for a session with {profile.title}" + (
+            f" for {self.title(ask.team)}." if ask.team else "."
+        )
         decision = NewDecision("submit", new.id, ask.team, ask.user, "session", said)
         try:
             row = await self.read(self.store.add_workload, new, (), decision, now=self.clock())
@@ -108,7 +110,13 @@ class Sessions(Core):
         """A session without GPUs and without a team holds nothing that anybody could miss."""
         now = self.clock()
         message = f"{row.owner}'s session without GPUs starts at once."
-        fields = {"state": "starting", "attempt": 1, "started_at": now, "reason_code": "starting", "reason_message": message}
+        fields = {
+            "state": "starting",
+            "attempt": 1,
+            "started_at": now,
+            "reason_code": "starting",
+            "reason_message": message,
+        }
         change = Change(row.id, fields, expect_states=("pending",))
         await self.read(self.store.commit, [change], [decide(row, "start", "no_gpus", message)], now=now)
         return await self._row(row.id)
@@ -134,7 +142,9 @@ class Sessions(Core):
         if row.state == "starting" or (row.state == "running" and not row.server_started):
             message = f"{row.owner}'s notebook runs" + (f" on {_where(row)}." if row.placement else ".")
             fields = {"state": "running", "server_started": True, "reason_code": "running", "reason_message": message}
-            await self.read(self.store.commit, [Change(id, fields, expect_states=("starting", "running"))], now=self.clock())
+            await self.read(
+                self.store.commit, [Change(id, fields, expect_states=("starting", "running"))], now=self.clock()
+            )
         return await self.renew(id)
 
     async def renew(self, id: str) -> Session:
@@ -179,7 +189,8 @@ def find_profile(document: Document, name: str) -> ProfileSpec:
         known = [p.name for p in document.profiles]
         meant = closest(name, known)
         raise refuse(
-            f"There is no profile “{name[:80]}”." + (f" Did you mean “{meant}”?" if meant else f" There are {names(known, 20)}."),
+            f"There is no profile “{name[:80]}”."
+            + (f" Did you mean “{meant}”?" if meant else f" There are {names(known, 20)}."),
             "unknown_profile",
             404,
         )
@@ -189,7 +200,13 @@ def find_profile(document: Document, name: str) -> ProfileSpec:
 def check_queue(document: Document, user: str, teams: Sequence[str], team: str, profile: ProfileSpec) -> None:
     """Refuse a team that is not the user's, and a profile that the team has no queue for (F11)."""
     if team not in teams:
-        yours = f"your teams are {names(teams)}" if len(teams) > 1 else f"your team is {teams[0]}" if teams else "you are in no team"
+        yours = (
+            f"your teams are {names(teams)}"
+            if len(teams) > 1
+            else f"your team is {teams[0]}"
+            if teams
+            else "you are in no team"
+        )
         raise refuse(f"{user} is not in the team “{team[:80]}”: {yours}.", "foreign_team", 403)
     if not document.queue_open(team, profile.name):
         open_to = [p.name for p in document.profiles if document.queue_open(team, p.name)]

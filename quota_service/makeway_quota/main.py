@@ -1,0 +1,220 @@
+"""`makeway-quota`: serve, plan, snapshot, policy and upgrade-db, for those who run Makeway."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from . import __version__
+from .backends.base import Backend
+from .config import ServiceConfig, load
+
+log = logging.getLogger("makeway.main")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; every error of the user's is one line on standard error and exit status 2."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(
+        level=getattr(logging, args.log_level.upper()),
+        format="[%(levelname).1s %(asctime)s %(name)s] %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError) as error:
+        print(f"makeway-quota: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if type(error).__module__.startswith("makeway_quota"):
+            print(f"makeway-quota: {error}", file=sys.stderr)
+            return 2
+        raise
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="makeway-quota", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"makeway-quota {__version__}")
+    parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="run the quota service")
+    serve.add_argument("--config", help="a Python file of settings (c.QuotaService.… = …)")
+    serve.set_defaults(run=_serve)
+
+    plan = commands.add_parser("plan", help="show what the engine decides for a snapshot file")
+    plan.add_argument("file", help="JSON or YAML, version 1 (docs/reference/snapshot.md); - reads standard input")
+    plan.add_argument("--format", choices=["table", "json"], default="table")
+    plan.set_defaults(run=_plan)
+
+    snapshot = commands.add_parser("snapshot", help="write the service's world as a snapshot file, for `plan`")
+    snapshot.add_argument("--config", help="a Python file of settings")
+    snapshot.add_argument("--format", choices=["yaml", "json"], default="yaml")
+    snapshot.set_defaults(run=_snapshot)
+
+    policy = commands.add_parser("policy", help="work on policy documents without a running service")
+    actions = policy.add_subparsers(required=True, metavar="ACTION")
+    validate = actions.add_parser("validate", help="check a document; mistakes are listed with their lines")
+    validate.add_argument("file")
+    validate.set_defaults(run=_policy_validate)
+
+    upgrade = commands.add_parser("upgrade-db", help="bring the database's tables up to date")
+    upgrade.add_argument("--config", help="a Python file of settings")
+    upgrade.set_defaults(run=_upgrade)
+    return parser
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from .snapshot_file import plan_command
+
+    return plan_command(args.file, args.format, sys.stdout)
+
+
+def _policy_validate(args: argparse.Namespace) -> int:
+    from .policy import PolicyInvalid, read
+
+    text = Path(args.file).read_text(encoding="utf-8")
+    try:
+        document = read(text, args.file)
+    except PolicyInvalid as invalid:
+        for issue in invalid.issues:
+            print(f"{issue.file}:{issue.line or 1}: {issue.where}: {issue.message}", file=sys.stderr)
+        return 2
+    print(
+        f"{args.file} is valid: {len(document.pools)} pools, {len(document.profiles)} profiles, "
+        f"{len(document.policies)} policies."
+    )
+    return 0
+
+
+def _upgrade(args: argparse.Namespace) -> int:
+    from .store.store import open_store
+
+    config = load(args.config)
+    config.state_dir.mkdir(parents=True, exist_ok=True)
+    open_store(config.db_url).close()
+    print("The database is up to date.")
+    return 0
+
+
+def _snapshot(args: argparse.Namespace) -> int:
+    from .snapshot_file import write_snapshot
+
+    async def dump() -> str:
+        from .service import current_policy
+        from .store.store import open_store
+        from .watch import Watch
+
+        config = load(args.config)
+        store = open_store(config.db_url)
+        backend = make_backend(config)
+        now = time.time()
+        watch = Watch(store, *current_policy(store, config, now))
+        watch.see(await backend.observe())
+        text = write_snapshot(watch.snapshot(await watch.rows(), now), args.format)
+        store.close()
+        return text
+
+    print(asyncio.run(dump()), end="")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    config = load(args.config)
+    return asyncio.run(serve(config))
+
+
+def make_backend(config: ServiceConfig) -> Backend:
+    """The machines that this service runs work on: this one."""
+    from .backends.local import LocalBackend
+
+    return LocalBackend(
+        config.state_dir,
+        virtual_gpus=config.virtual_gpus,
+        virtual_nodes=config.virtual_nodes,
+        system_users=config.mode == "system",
+        stop_grace=config.stop_grace,
+    )
+
+
+async def serve(config: ServiceConfig) -> int:
+    """Serve until told to stop, or until the Hub that started this process is gone; answers the exit status."""
+    from .hubapi import HubApi
+    from .service import Service
+    from .web.app import create_app
+    from .web.settings import WebSettings
+
+    hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
+    service = Service(config, make_backend(config), hub)
+    secret = (config.ticket_secret or os.urandom(32).hex()).encode()
+    app = create_app(service.desk, WebSettings(prefix=config.prefix, hub_base=config.hub_base_url, secret=secret))
+    settings = uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=2,
+        proxy_headers=False,
+        server_header=False,
+    )
+    server = _Server(settings, app.state.streams.close)
+    await service.start()
+    log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
+    try:
+        await server.run_until_told()
+    finally:
+        await service.stop(stop_jobs=not config.keep and not server.orphaned)
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that ends on SIGTERM, SIGINT, or with the Hub that started it."""
+
+    def __init__(self, config: uvicorn.Config, close_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.orphaned = False
+        self._close_streams = close_streams
+        self._parent = os.getppid() if os.environ.get("JUPYTERHUB_SERVICE_NAME") else None
+
+    async def run_until_told(self) -> None:
+        """Serve; return when everything in flight was answered."""
+        loop = asyncio.get_running_loop()
+        for told in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(told, self._end)
+        watcher = asyncio.create_task(self._watch_parent())
+        try:
+            await self._serve()
+        finally:
+            watcher.cancel()
+
+    def _end(self) -> None:
+        self._close_streams()
+        self.should_exit = True
+
+    async def _watch_parent(self) -> None:
+        """A killed Hub would leave this process behind, holding the port with a token nobody knows any more."""
+        while self._parent is not None:
+            await asyncio.sleep(0.5)
+            if os.getppid() != self._parent:
+                log.warning("The Hub that started this service is gone: it stops, running jobs go on")
+                self.orphaned = True
+                self._end()
+                return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The parts put together: store, watch, leases, backend, loop and desk, started and stopped in the right order."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import IO
+
+from .backends.base import Backend
+from .config import ServiceConfig
+from .desk import Desk
+from .hubapi import HubApi
+from .leases import Leases
+from .loop import Loop
+from .orders import Orders
+from .policy import Document, PolicyInvalid, read
+from .store.store import Store, open_store
+from .watch import Watch
+
+log = logging.getLogger("makeway.service")
+
+PRUNE_EVERY = 3600.0
+
+
+class AlreadyRunning(Exception):
+    """Another service uses the same state directory."""
+
+
+class Service:
+    """One running quota service; `start` makes it decide, `stop` lets it go."""
+
+    def __init__(
+        self,
+        config: ServiceConfig,
+        backend: Backend,
+        hub: HubApi | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.backend = backend
+        self.clock = clock
+        self.hub = hub
+        self._lock = take_state_dir(config.state_dir)
+        try:
+            self.store = open_store(config.db_url)
+        except Exception:
+            self._lock.close()
+            raise
+        document, version = current_policy(self.store, config, clock())
+        self.watch = Watch(self.store, document, version)
+        self.leases = Leases(config.lease_seconds, hub)
+        orders = Orders(self.store, backend, hub)
+        self.loop = Loop(
+            self.store,
+            backend,
+            self.watch,
+            self.leases,
+            orders,
+            tick=config.tick_seconds,
+            lost_budget=config.max_failures_lost,
+            clock=clock,
+        )
+        self.desk = Desk(self.store, self.watch, backend, self.leases, config, self.loop.wake, clock)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Adopt what runs, lead, look once, and go on deciding."""
+        await self.backend.open()
+        self.loop.term = await asyncio.to_thread(
+            self.store.take_term, f"{socket.gethostname()}:{os.getpid()}", self.clock()
+        )
+        self.watch.see(await self.backend.observe())
+        self._tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_house())]
+
+    async def stop(self, *, stop_jobs: bool) -> None:
+        """Stop deciding; with `stop_jobs` everything that runs saves and returns to the queue."""
+        self.loop.stop()
+        for task in self._tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.loop.close(stop_jobs=stop_jobs)
+        if self.hub is not None:
+            await self.hub.close()
+        await asyncio.to_thread(self.store.close)
+        self._lock.close()
+
+    async def _keep_house(self) -> None:
+        """Forget old events and decisions once an hour."""
+        while True:
+            await asyncio.sleep(PRUNE_EVERY)
+            pruned = await asyncio.to_thread(self.store.prune, self.clock())
+            for workload in pruned.workloads:
+                await self.backend.purge(workload)
+
+
+def take_state_dir(state_dir: Path) -> IO[str]:
+    """Make the state directory ours until the file is closed; AlreadyRunning when another service has it."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    file = open(state_dir / "service.lock", "a")  # noqa: SIM115 (held as long as the service lives)
+    for _ in range(50):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            time.sleep(0.1)
+    file.close()
+    raise AlreadyRunning(
+        f"Another quota service already uses {state_dir}. Stop it first, or choose another MAKEWAY_STATE_DIR."
+    )
+
+
+def current_policy(store: Store, config: ServiceConfig, now: float) -> tuple[Document, int]:
+    """The document in force; an empty database is seeded from the policy file, or from the sample."""
+    current = store.policy_current()
+    if current is None:
+        text, source = seed_text(config)
+        read(text, source)
+        current = store.add_policy(text, "makeway", f"seeded from {Path(source).name}", 0, now)
+    try:
+        return read(current.document, f"policy version {current.version}"), current.version
+    except PolicyInvalid:
+        log.error("Policy version %s is not valid for this service", current.version)
+        raise
+
+
+def seed_text(config: ServiceConfig) -> tuple[str, str]:
+    """The text that an empty database begins with, and where it came from."""
+    if config.policy_file is not None:
+        return config.policy_file.read_text(encoding="utf-8"), str(config.policy_file)
+    sample = resources.files("makeway_quota") / "policy" / "sample.yaml"
+    return sample.read_text(encoding="utf-8"), "sample.yaml"
