@@ -2,17 +2,132 @@
 
 from __future__ import annotations
 
-from .plan import Offer, TeamUsage
-from .state import Kind, Snapshot
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .plan import Evict, Move, Offer, Plan, Start, Victim, Waiting
+from .say import amounts, gpus, seconds
+from .schedule import schedule
+from .state import ADMITTED, Kind, Profile, Snapshot, Workload
+
+ASKING = "?"
+"""The id of the workload that an offer puts into the snapshot."""
 
 
 def offer(
-    snapshot: Snapshot, policy: str, profile: str, kind: Kind = "session", owner: str = "", preemptible: bool = False
+    snapshot: Snapshot,
+    policy: str,
+    profile: str,
+    kind: Kind = "session",
+    owner: str = "",
+    preemptible: bool | None = None,
+    priority: int = 0,
 ) -> Offer:
     """Answer what a request would get right now, by asking the engine about it."""
-    return Offer(policy, profile, "wait", "no_free_gpus", f"{snapshot.now}{kind}{owner}{preemptible}")
+    asking = Workload(
+        ASKING,
+        policy,
+        profile,
+        owner=owner,
+        kind=kind,
+        priority=priority,
+        preemptible=preemptible,
+        submitted_at=snapshot.now,
+    )
+    # Waiting jobs of others that come later anyway cannot change the answer for a session, but cost time.
+    promised = {w.promised_to for w in snapshot.workloads if w.state == "checkpointing"}
+    others = tuple(w for w in snapshot.workloads if w.state in ADMITTED or w.id in promised or _first(w, asking))
+    plan = schedule(replace(snapshot, workloads=(*others, asking)))
+    return _read(snapshot, asking, plan)
 
 
-def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
-    """Count reserved, used, borrowed, lent and free GPUs of every policy, in the snapshot's order of names."""
-    return tuple(TeamUsage(p.name, 0, None, 0, 0, 0, 0, 0, 0) for p in snapshot.policies)
+def offers(
+    snapshot: Snapshot, asks: Sequence[tuple[str, str]], kind: Kind = "session", owner: str = ""
+) -> tuple[Offer, ...]:
+    """Answer several (policy, profile) at once, each as if it were the only one."""
+    return tuple(offer(snapshot, policy, profile, kind, owner) for policy, profile in asks)
+
+
+def _first(workload: Workload, asking: Workload) -> bool:
+    if workload.state != "pending":
+        return False
+    return not asking.firm or workload.firm or bool(workload.claim)
+
+
+def _read(snapshot: Snapshot, asking: Workload, plan: Plan) -> Offer:
+    def answer(found: Start | Waiting, in_quota: bool) -> Offer:
+        return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", found.message, in_quota=in_quota)
+
+    for start in plan.start:
+        if start.id == ASKING:
+            return replace(
+                answer(start, start.in_quota),
+                code="ready_now",
+                reason="starting",
+                message=_ready(snapshot, asking, start),
+                numbers=start.numbers,
+            )
+    for refusal in plan.refused:
+        if refusal.id == ASKING:
+            return Offer(
+                asking.policy,
+                asking.profile,
+                "refused",
+                refusal.code,
+                refusal.message,
+                in_quota=False,
+                numbers=refusal.numbers,
+            )
+    waiting = next(each for each in plan.pending if each.id == ASKING)
+    if waiting.code != "reclaiming":
+        code = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
+        return replace(answer(waiting, True), code=code, reason=waiting.code, numbers=waiting.numbers)
+    leave = [each for each in plan.evict if each.beneficiary == ASKING]
+    move = [each for each in plan.move if each.beneficiary == ASKING]
+    wait = max(0.0, (waiting.not_before or snapshot.now) - snapshot.now)
+    victims, moved = _named(snapshot, leave), _named(snapshot, move)
+    return replace(
+        answer(waiting, True),
+        code="ready_after_reclaim",
+        reason="reclaiming",
+        message=_after(snapshot, victims, moved, wait),
+        seconds=wait,
+        victims=victims,
+        moved=moved,
+        numbers=waiting.numbers,
+    )
+
+
+def _named(snapshot: Snapshot, leaving: Sequence[Evict | Move]) -> tuple[Victim, ...]:
+    by_id = {w.id: w for w in snapshot.workloads}
+    profiles = {p.name: p for p in snapshot.profiles}
+    found = [by_id[each.id] for each in leaving]
+    return tuple(Victim(w.id, w.owner, w.policy, _held(w, profiles.get(w.profile))) for w in found)
+
+
+def _held(workload: Workload, profile: Profile | None) -> int:
+    named = sum(placed.milli * len(placed.devices) for placed in workload.placement)
+    gpus_each = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
+    return named or gpus_each * max(1, len(workload.placement))
+
+
+def _ready(snapshot: Snapshot, asking: Workload, start: Start) -> str:
+    if start.in_quota:
+        return "Ready now."
+    return "Ready now, over quota: it makes way when an owner needs the GPUs."
+
+
+def _after(snapshot: Snapshot, victims: Sequence[Victim], moved: Sequence[Victim], wait: float) -> str:
+    labels = {p.name: p.label for p in snapshot.policies}
+    text = f"Ready in {seconds(wait)} or less"
+    if victims:
+        total = sum(victim.gpus for victim in victims)
+        teams: dict[str, int] = {}
+        for victim in victims:
+            name = labels.get(victim.policy, victim.policy)
+            teams[name] = teams.get(name, 0) + victim.gpus
+        verb = "is" if total <= 1000 else "are"
+        return f"{text}: {gpus(total)} {verb} reclaimed from {amounts(sorted(teams.items()))}."
+    if moved:
+        return f"{text}: {len(moved)} {'job moves' if len(moved) == 1 else 'jobs move'} over, nobody is stopped."
+    return f"{text}: the GPUs are on their way."

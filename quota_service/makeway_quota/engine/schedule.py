@@ -2,10 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+from .admit import promised, reclaimed, started
+from .cluster import Cluster
+from .draft import Draft
+from .order import Queue, Turn, queues
 from .plan import Plan
-from .state import Snapshot
+from .reasons import closed_or_paused, explain, refuse
+from .state import Snapshot, Workload
+from .world import PoolState
 
 
 def schedule(snapshot: Snapshot) -> Plan:
     """Decide who starts, leaves, moves and waits. The same snapshot always gives the same plan."""
-    return Plan(keep=tuple(sorted(w.id for w in snapshot.workloads)))
+    cluster = Cluster(snapshot)
+    draft = Draft(cluster)
+    waiting = queues(cluster, _admissible(cluster, draft))
+    _until_nothing_changes(cluster, draft, waiting)
+    for queue in waiting:
+        if queue.session and not any(_guaranteed(cluster, queue, pool) for pool in queue.pools):
+            refuse(cluster, draft, queue)
+        else:
+            explain(cluster, draft, queue)
+    return draft.plan()
+
+
+def _admissible(cluster: Cluster, draft: Draft) -> Iterable[Workload]:
+    """Set aside what may not start at all, with the reason; its claims are void."""
+    for workload in cluster.workloads.values():
+        if workload.state != "pending":
+            continue
+        if closed_or_paused(cluster, draft, workload):
+            cluster.unclaim(workload)
+        else:
+            yield workload
+
+
+def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
+    """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do.
+
+    A start over quota can put its team above its reservation, and an eviction can free more than it was
+    for: both may help somebody who was turned down a moment ago. Deciding it now keeps plans stable.
+    """
+    before = -1
+    while before != draft.decisions:
+        before = draft.decisions
+        _serve(cluster, draft, [q for q in waiting if q.session], _guaranteed, False)
+        _serve(cluster, draft, [q for q in waiting if not q.session], _guaranteed, False)
+        _serve(cluster, draft, [q for q in waiting if not q.firm], _over_quota, True)
+
+
+def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
+    return cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
+
+
+def _over_quota(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
+    return queue.account.policy.weight != "None"
+
+
+def _serve(
+    cluster: Cluster,
+    draft: Draft,
+    waiting: Iterable[Queue],
+    may: Callable[[Cluster, Queue, PoolState], bool],
+    over: bool,
+) -> None:
+    """Let one class start in order: in the first pool with room, else by a promise, else by reclaim."""
+    turn = Turn(cluster, (q for q in waiting if any(may(cluster, q, pool) for pool in q.pools)), over)
+    for queue, workload, at in turn:
+        pool = queue.pools[at]
+        held = cluster.unclaim(workload)
+        if may(cluster, queue, pool) and started(cluster, draft, queue, workload, pool, held, not over):
+            _served(turn, queue, workload)
+            continue
+        if at + 1 < len(queue.pools):
+            if held:
+                cluster.claim(workload, queue.need, held)
+            turn.enter(queue, at + 1)
+            continue
+        able = [p for p in queue.pools if may(cluster, queue, p)]
+        if promised(cluster, draft, queue, workload, able, held, over) or reclaimed(
+            cluster, draft, queue, workload, able, over
+        ):
+            _served(turn, queue, workload)
+        else:
+            turn.leave(queue)
+
+
+def _served(turn: Turn, queue: Queue, workload: Workload) -> None:
+    queue.pop(workload)
+    turn.again(queue, workload.owner)

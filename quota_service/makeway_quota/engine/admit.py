@@ -1,0 +1,132 @@
+"""How one workload gets its GPUs: free now, promised, by others moving over, or by others leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .cluster import Cluster
+from .consolidate import consolidate
+from .draft import Draft
+from .order import Queue
+from .place import allowed, find
+from .reclaim import reclaim
+from .state import Workload
+from .victims import Right, Seeker, fair_over
+from .world import Part, PoolState
+
+
+def started(
+    cluster: Cluster,
+    draft: Draft,
+    queue: Queue,
+    workload: Workload,
+    pool: PoolState,
+    held: tuple[Part, ...],
+    in_quota: bool,
+) -> bool:
+    """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
+    if not allowed(cluster, queue.account, pool, queue.need.total):
+        return False
+    parts = held if _free(held, queue) and held[0].node.pool is pool else find(pool, queue.need)
+    if not parts:
+        return False
+    draft.start(workload, cluster.start(workload, queue.need, parts), in_quota)
+    return True
+
+
+def _free(parts: tuple[Part, ...], queue: Queue) -> bool:
+    """Say whether a place that was promised is free by now."""
+    if not parts:
+        return False
+    hosted: dict[str, int] = {}
+    asked: dict[tuple[str, int], int] = {}
+    for part in parts:
+        node = part.node
+        hosted[node.node.name] = hosted.get(node.node.name, 0) + 1
+        for at in part.devices:
+            key = (node.node.name, at)
+            asked[key] = asked.get(key, 0) + part.milli
+            if node.free[at] < asked[key]:
+                return False
+    for part in parts:
+        node, many = part.node, hosted[part.node.node.name]
+        if min(node.cpu_open, node.cpu_future) < many * queue.need.cpu:
+            return False
+        if min(node.memory_open, node.memory_future) < many * queue.need.memory:
+            return False
+    return True
+
+
+def promised(
+    cluster: Cluster,
+    draft: Draft,
+    queue: Queue,
+    workload: Workload,
+    pools: Iterable[PoolState],
+    held: tuple[Part, ...],
+    over: bool,
+) -> bool:
+    """Claim what is on its way to be free: the place it was promised, or for work in quota any that is enough."""
+    account, amount = queue.account, queue.need.total
+    for pool in pools:
+        if not allowed(cluster, account, pool, amount, True):
+            continue
+        mine = held if held and held[0].node.pool is pool else ()
+        parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
+        if parts:
+            cluster.claim(workload, queue.need, parts)
+            draft.promise(workload, pool, parts, again=True)
+            return True
+    return False
+
+
+def reclaimed(
+    cluster: Cluster,
+    draft: Draft,
+    queue: Queue,
+    workload: Workload,
+    pools: Iterable[PoolState],
+    over: bool,
+) -> bool:
+    """Make room: jobs move over if that is enough, else jobs leave; by the rights that the workload has."""
+    if queue.patient:
+        return False
+    for pool in pools:
+        if not over:
+            seeker = Seeker(cluster, workload, queue.need, queue.account, pool, "reservation")
+            change = consolidate(seeker)
+            if change is not None:
+                cluster.claim(workload, queue.need, change.parts)
+                draft.move(workload, change.moves)
+                draft.promise(workload, pool, change.parts, [m.tenancy for m in change.moves])
+                return True
+        for seeker in _seekers(cluster, queue, workload, pool, over):
+            choice = reclaim(seeker)
+            if choice is not None:
+                draft.evict(workload, queue.need.total, seeker.right, choice.victims)
+                cluster.claim(workload, queue.need, choice.parts)
+                draft.promise(workload, pool, choice.parts, choice.victims)
+                return True
+    return False
+
+
+def _seekers(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> Iterator[Seeker]:
+    """List the rights by which it may make others leave, strongest first."""
+
+    def by(right: Right) -> Seeker:
+        return Seeker(cluster, workload, queue.need, queue.account, pool, right)
+
+    line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total, True)
+    if not over:
+        if line is None:
+            yield by("reservation")
+        elif queue.session:
+            seeker = by("own_limit")
+            seeker.blocked = (line,)
+            yield seeker
+    if workload.kind == "job" and cluster.settings.in_team_preemption and not queue.firm:
+        yield by("own_team")
+    if over and line is None and cluster.settings.fair_share == "reclaim":
+        account = queue.account
+        if account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool):
+            yield by("fair_share")

@@ -1,0 +1,237 @@
+"""The snapshot on its feet: everything in its place, and the four moves that a plan is made of.
+
+`start`, `leave`, `claim` and their reverse keep nodes, pools and the ledger in step. A search tries moves
+and takes them back; what stays is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .limits import Account, Ledger
+from .state import ADMITTED, GPU, LIVE, Placement, Pool, Profile, Snapshot, Workload
+from .world import Need, NodeState, Part, PoolState, Tenancy, devices_of, need_of, pick, placement_of
+
+
+class Cluster:
+    """All that one decision looks at and changes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.now = snapshot.now
+        self.settings = snapshot.settings
+        self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
+        self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in snapshot.pools}
+        self.ledger = Ledger(snapshot.policies)
+        self.nodes: dict[str, NodeState] = {}
+        self.tenancies: dict[str, Tenancy] = {}
+        self.claims: dict[str, Tenancy] = {}
+        self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self._needs: dict[tuple[object, ...], Need] = {}
+        live = sorted((w for w in snapshot.workloads if w.state in LIVE), key=lambda w: w.id)
+        self.workloads: dict[str, Workload] = {w.id: w for w in live}
+        self._add_nodes()
+        self._seat([w for w in live if w.state in ADMITTED])
+        for pool in self.pools.values():
+            pool.index()
+        self._hold([w for w in live if w.claim])
+
+    # What is where
+
+    def _add_nodes(self) -> None:
+        for node in sorted(self.snapshot.nodes, key=lambda n: (n.pool, n.name)):
+            pool = self.pools.get(node.pool)
+            if pool is None:
+                pool = self.pools[node.pool] = PoolState(Pool(node.pool))
+                self.pool_now[node.pool] = self.pool_future[node.pool] = 0
+            state = NodeState(node, pool, len(pool.nodes))
+            pool.nodes.append(state)
+            self.nodes[node.name] = state
+
+    def _seat(self, admitted: list[Workload]) -> None:
+        """Put running work on its nodes: first where the devices are known, then where only the node is."""
+        known = [w for w in admitted if all(p.devices for p in w.placement)]
+        vague = [w for w in admitted if not all(p.devices for p in w.placement)]
+        vague.sort(key=lambda w: (w.started_at or 0.0, w.id))
+        for workload in known + vague:
+            self._admit(workload)
+        for node in self.nodes.values():
+            _seat_foreign(node)
+
+    def _admit(self, workload: Workload) -> None:
+        need = self.need(workload)
+        parts = self._parts(workload.placement, need)
+        pool = parts[0].node.pool if parts else self._home(workload)
+        if pool is None:
+            return
+        amount = sum(p.milli * len(p.devices) for p in parts) if parts else need.total
+        tenancy = Tenancy(workload, need, pool, parts, amount)
+        self.tenancies[workload.id] = tenancy
+        self._book(tenancy, now=amount)
+        for part in parts:
+            part.node.shift(part, need, -1, -1)
+            part.node.guests[workload.id] = tenancy
+        if workload.state == "checkpointing":
+            self.leave(tenancy)
+
+    def _parts(self, placement: Placement, need: Need) -> tuple[Part, ...]:
+        parts = []
+        taken: dict[str, list[int]] = {}
+        for placed in placement:
+            node = self.nodes.get(placed.node)
+            if node is None:
+                continue
+            if placed.devices or not need.gpus:
+                at = {index: position for position, index in enumerate(devices_of(node.node))}
+                devices = tuple(at[d] for d in placed.devices if d in at)
+                parts.append(Part(placed.worker, node, devices, placed.milli))
+                continue
+            left = taken.setdefault(placed.node, list(node.free))
+            if any(free >= min(need.gpus, GPU) for free in left):
+                devices, milli = pick(need, left)
+                parts.append(Part(placed.worker, node, devices, milli))
+        return tuple(parts)
+
+    def _home(self, workload: Workload) -> PoolState | None:
+        """Find the pool that work counts on whose node is gone."""
+        profile = self.profiles.get(workload.profile)
+        names = profile.pools if profile and profile.pools else tuple(self.pools)
+        return next((self.pools[name] for name in names if name in self.pools), None)
+
+    def _hold(self, claimants: list[Workload]) -> None:
+        """Keep what was promised, where the promise can still be kept."""
+        for workload in sorted(claimants, key=lambda w: (w.submitted_at, w.id)):
+            need = self.need(workload)
+            parts = self._parts(workload.claim, need)
+            if workload.state == "running" or workload.state == "starting" or not parts:
+                continue
+            if len(parts) < need.least or not all(p.node.usable for p in parts):
+                continue
+            if self._takes(parts, need):
+                self.claim(workload, need, parts)
+
+    @staticmethod
+    def _takes(parts: Iterable[Part], need: Need) -> bool:
+        wanted: dict[tuple[str, int], int] = {}
+        hosted: dict[str, int] = {}
+        for part in parts:
+            node = part.node
+            hosted[node.node.name] = count = hosted.get(node.node.name, 0) + 1
+            if node.cpu_future < count * need.cpu or node.memory_future < count * need.memory:
+                return False
+            for at in part.devices:
+                key = (node.node.name, at)
+                wanted[key] = wanted.get(key, 0) + part.milli
+                if node.future[at] < wanted[key]:
+                    return False
+        return True
+
+    # Looking things up
+
+    def need(self, workload: Workload) -> Need:
+        """Give what a workload asks for."""
+        w = workload
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory)
+        need = self._needs.get(key)
+        if need is None:
+            need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))
+        return need
+
+    def account(self, workload: Workload) -> Account:
+        """Give the account that a workload counts on."""
+        return self.ledger.account(workload.policy)
+
+    def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
+        """List the pools a workload may use, first choice first."""
+        profile = self.profiles.get(workload.profile)
+        names = profile.pools if profile and profile.pools else tuple(sorted(self.pools))
+        return tuple(self.pools[name] for name in names if name in self.pools)
+
+    def grace(self, workload: Workload) -> float:
+        """Give how long a workload may take to save and leave."""
+        profile = self.profiles.get(workload.profile)
+        return profile.grace if profile and profile.grace is not None else self.settings.grace
+
+    def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
+        """Say whether `amount` more would exceed the pool's own cap."""
+        capacity = pool.pool.capacity
+        if capacity is None:
+            return False
+        name = pool.pool.name
+        used = self.pool_future[name] if later else max(self.pool_now[name], self.pool_future[name])
+        return used + amount > capacity
+
+    # The moves
+
+    def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Tenancy:
+        """Give GPUs to a workload, now."""
+        tenancy = self._tenancy(workload, need, parts)
+        tenancy.fresh = True
+        self.tenancies[workload.id] = tenancy
+        self._book(tenancy, now=tenancy.amount)
+        for part in parts:
+            part.node.shift(part, need, -1, -1)
+        return tenancy
+
+    def leave(self, tenancy: Tenancy) -> None:
+        """Tell a workload to go: what it holds is part of the future, not of now."""
+        tenancy.leaving = True
+        self._book(tenancy, leaving=tenancy.amount)
+        for part in tenancy.parts:
+            part.node.shift(part, tenancy.need, 0, 1)
+
+    def stay(self, tenancy: Tenancy) -> None:
+        """Take `leave` back."""
+        tenancy.leaving = False
+        self._book(tenancy, leaving=-tenancy.amount)
+        for part in tenancy.parts:
+            part.node.shift(part, tenancy.need, 0, -1)
+
+    def claim(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Tenancy:
+        """Promise GPUs of the future to a workload."""
+        tenancy = self._tenancy(workload, need, parts)
+        self.claims[workload.id] = tenancy
+        self._book(tenancy, claimed=tenancy.amount)
+        for part in parts:
+            part.node.shift(part, need, 0, -1)
+        return tenancy
+
+    def unclaim(self, workload: Workload) -> tuple[Part, ...]:
+        """Take a promise back, and give what had been promised."""
+        tenancy = self.claims.pop(workload.id, None)
+        if tenancy is None:
+            return ()
+        self._book(tenancy, claimed=-tenancy.amount)
+        for part in tenancy.parts:
+            part.node.shift(part, tenancy.need, 0, 1)
+        return tenancy.parts
+
+    def _tenancy(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Tenancy:
+        return Tenancy(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
+
+    def _book(self, tenancy: Tenancy, now: int = 0, leaving: int = 0, claimed: int = 0) -> None:
+        workload, pool = tenancy.workload, tenancy.pool.pool.name
+        account = self.account(workload)
+        self.ledger.book(account, pool, workload.firm, workload.owner, now=now, leaving=leaving, claimed=claimed)
+        self.pool_now[pool] += now
+        self.pool_future[pool] += now - leaving + claimed
+
+
+def _seat_foreign(node: NodeState) -> None:
+    """Take what strangers hold off the devices that are free, from the last one down."""
+    rest = node.node.foreign_gpus
+    for at in range(len(node.open) - 1, -1, -1):
+        if rest <= 0:
+            break
+        taken = min(rest, max(0, node.open[at]))
+        if node.open[at] == GPU or rest < GPU:
+            node.open[at] -= taken
+            node.future[at] -= taken
+            node.free[at] = min(node.open[at], node.future[at])
+            rest -= taken
+    node.whole_free = node.free.count(GPU)
+    node.whole_future = node.future.count(GPU)
+
+
+__all__ = ["Cluster", "placement_of"]

@@ -1,0 +1,247 @@
+"""The plan while it is being written: what was decided, with its reason and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .cluster import Cluster
+from .consolidate import Moving
+from .limits import Account
+from .plan import Code, Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .say import count, gpus, listed, number, seconds, this, who
+from .state import ADMITTED, Workload
+from .usage import line_usage
+from .victims import Right
+from .world import Part, PoolState, Tenancy, placement_of
+
+_BECAUSE: dict[Right, str] = {
+    "reservation": "reclaim",
+    "own_limit": "reclaim_own_limit",
+    "own_team": "preempt_in_team",
+    "fair_share": "reclaim_fair_share",
+}
+
+
+class Draft:
+    """Collects decisions in the order in which they are made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.started: dict[str, Start] = {}
+        self.evicted: dict[str, Evict] = {}
+        self.moved: dict[str, Move] = {}
+        self.scaled: list[Scale] = []
+        self.waiting: dict[str, Waiting] = {}
+        self.refused: dict[str, Refusal] = {}
+        self.decisions = 0
+        self.ahead: dict[str, list[str]] = {}
+        """Pool to those that got its GPUs in this plan."""
+
+    def start(self, workload: Workload, tenancy: Tenancy, in_quota: bool) -> None:
+        """Note a start."""
+        pool = tenancy.pool.pool.name
+        account = self.cluster.account(workload)
+        reserved, used = quota_numbers(account, pool, workload.firm and in_quota)
+        nodes = sorted({p.node.node.name for p in tenancy.parts})
+        where = f"Starts on {listed(nodes)}"
+        team = account.policy.label
+        if in_quota:
+            kind = "sessions use" if workload.firm else "uses"
+            owner = f"{team}'s {kind}" if workload.firm else f"{team} {kind}"
+            message = f"{where}: {owner} {number(used)} of its {gpus(reserved)} reserved."
+        else:
+            message = (
+                f"{where} over quota: {team} uses {gpus(used)} and has {number(reserved)} reserved; "
+                f"it makes way when an owner needs them."
+            )
+        rule = ("session_in_quota" if workload.firm else "job_in_quota") if in_quota else "over_quota"
+        self.started[workload.id] = Start(
+            workload.id,
+            pool,
+            placement_of(tenancy.parts),
+            in_quota,
+            rule,
+            message,
+            {"gpus": number(tenancy.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
+        )
+        self.ahead.setdefault(pool, []).append(workload.id)
+        self.decisions += 1
+
+    def evict(self, workload: Workload, amount: int, right: Right, victims: Sequence[Tenancy]) -> None:
+        """Note who leaves for a workload. The victims have been told to go already, in this order."""
+        cluster = self.cluster
+        seeker = cluster.account(workload)
+        for at, tenancy in enumerate(victims):
+            account = cluster.account(tenancy.workload)
+            pool = tenancy.pool.pool.name
+            later = sum(t.amount for t in victims[at:] if cluster.account(t.workload) is account)
+            reserved, used = quota_numbers(account, pool, False)
+            used += later
+            deadline = cluster.now + cluster.grace(tenancy.workload)
+            self.evicted[tenancy.workload.id] = Evict(
+                tenancy.workload.id,
+                workload.id,
+                deadline,
+                _BECAUSE[right],
+                self._why(workload, amount, right, seeker, account, used, reserved, tenancy),
+                {
+                    "needs": number(amount),
+                    "frees": number(tenancy.amount),
+                    "victim_team": account.policy.name,
+                    "victim_uses": number(used),
+                    "victim_reserved": number(reserved),
+                    "for_team": seeker.policy.name,
+                    "pool": pool,
+                },
+            )
+        self.decisions += 1
+
+    def _why(
+        self,
+        workload: Workload,
+        amount: int,
+        right: Right,
+        seeker: Account,
+        account: Account,
+        used: int,
+        reserved: int,
+        tenancy: Tenancy,
+    ) -> str:
+        team, other = account.policy.label, seeker.policy.label
+        asks = f"{who(workload, other)} needs {gpus(amount)}"
+        last = f"{tenancy.workload.id} was chosen by the order of leaving"
+        if right == "own_team":
+            return f"{asks} and has a higher priority than this {tenancy.workload.kind} of the same team."
+        if right == "own_limit":
+            return f"{asks} within the reservation, and {team} is at its limit; {last}."
+        if account is seeker:
+            return f"{asks} within the reservation; {team}'s own jobs make way for it; {last}."
+        beyond = f"{team} uses {gpus(used)}, {number(used - reserved)} more than its {number(reserved)} reserved"
+        if right == "fair_share":
+            return f"{asks} within its fair share; {beyond}; {last}."
+        return f"{asks} within its reservation; {beyond}; {last}."
+
+    def move(self, workload: Workload, moves: Sequence[Moving]) -> None:
+        """Note who moves over for a workload."""
+        team = self.cluster.account(workload).policy.label
+        for moving in moves:
+            victim = moving.tenancy.workload
+            source, to = placement_of(moving.tenancy.parts), placement_of(moving.to)
+            nodes = listed(sorted({p.node for p in source})), listed(sorted({p.node for p in to}))
+            self.moved[victim.id] = Move(
+                victim.id,
+                workload.id,
+                source,
+                to,
+                self.cluster.now + self.cluster.grace(victim),
+                "consolidate",
+                f"Moves from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
+                {"gpus": number(moving.tenancy.amount), "from": nodes[0], "to": nodes[1]},
+            )
+        self.decisions += 1
+
+    def promise(
+        self,
+        workload: Workload,
+        pool: PoolState,
+        parts: tuple[Part, ...],
+        victims: Sequence[Tenancy] = (),
+        again: bool = False,
+    ) -> None:
+        """Note that a workload starts as soon as those in its way have left. `again`: as it was told before."""
+        ids, deadline = self._in_the_way(workload, parts, victims)
+        names = [self._leaver(i) for i in ids]
+        verb = "leaves" if len(ids) == 1 else "leave"
+        need = gpus(self.cluster.need(workload).total)
+        if ids:
+            wait = seconds(max(0.0, deadline - self.cluster.now))
+            message = f"{need} are being reclaimed: {listed(names)} {verb} within {wait}."
+        else:
+            message = f"{need} are promised to {this(workload)} and about to be free."
+        if need.startswith("1 "):
+            message = message.replace(" are being", " is being").replace(" are promised", " is promised")
+        self.waiting[workload.id] = Waiting(
+            workload.id,
+            "reclaiming",
+            "promise",
+            message,
+            {"gpus": number(self.cluster.need(workload).total), "leaving": tuple(ids), "pool": pool.pool.name},
+            deadline,
+            placement_of(parts),
+            tuple(ids),
+        )
+        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+        self.decisions += not again
+
+    def _in_the_way(
+        self, workload: Workload, parts: Sequence[Part], victims: Sequence[Tenancy]
+    ) -> tuple[list[str], float]:
+        """List those who have to leave first, and the time by which they are gone."""
+        found = {t.workload.id: t for t in victims}
+        for tenancy in self.cluster.tenancies.values():
+            if tenancy.leaving and tenancy.workload.promised_to == workload.id:
+                found[tenancy.workload.id] = tenancy
+        for part in parts:
+            for guest in part.node.guests.values():
+                if guest.leaving and _touches(guest, part):
+                    found[guest.workload.id] = guest
+        ends = [self._gone_by(tenancy.workload) for tenancy in found.values()]
+        return sorted(found), max(ends, default=self.cluster.now)
+
+    def _gone_by(self, victim: Workload) -> float:
+        if victim.state == "checkpointing" and victim.deadline is not None:
+            return victim.deadline
+        return self.cluster.now + self.cluster.grace(victim)
+
+    def _leaver(self, name: str) -> str:
+        tenancy = self.cluster.tenancies[name]
+        team = self.cluster.account(tenancy.workload).policy.label
+        return f"{who(tenancy.workload, team)} ({gpus(tenancy.amount)})"
+
+    def wait(
+        self,
+        workload: Workload,
+        code: Code,
+        rule: str,
+        message: str,
+        numbers: dict[str, Number],
+        not_before: float | None = None,
+    ) -> None:
+        """Note that a workload waits, and why."""
+        self.waiting[workload.id] = Waiting(workload.id, code, rule, message, numbers, not_before)
+
+    def plan(self) -> Plan:
+        """Write the plan."""
+        left = self.evicted.keys() | self.moved.keys()
+        stays = [w for i, w in self.cluster.workloads.items() if w.state in ADMITTED and i not in left]
+        return Plan(
+            start=tuple(self.started.values()),
+            evict=tuple(self.evicted.values()),
+            move=tuple(self.moved.values()),
+            scale=tuple(self.scaled),
+            pending=tuple(self.waiting[i] for i in sorted(self.waiting)),
+            refused=tuple(self.refused[i] for i in sorted(self.refused)),
+            keep=tuple(w.id for w in stays if w.state != "checkpointing"),
+            leaving=tuple(w.id for w in stays if w.state == "checkpointing"),
+            usage=line_usage(self.cluster),
+        )
+
+
+def _touches(guest: Tenancy, part: Part) -> bool:
+    for other in guest.parts:
+        if other.node is part.node and (not part.devices or set(other.devices) & set(part.devices)):
+            return True
+    return False
+
+
+def quota_numbers(account: Account, pool: str, firm: bool) -> tuple[int, int]:
+    """Give (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
+    guarantor = account.guarantor(pool)
+    if guarantor is None:
+        return 0, account.in_pool.get(pool, 0)
+    lines = guarantor.reserving(pool)
+    line = min(lines, key=lambda ln: (ln.quota.reserved - (ln.firm if firm else ln.future), ln.quota.pools))
+    return line.quota.reserved, line.firm if firm else line.future
+
+
+__all__ = ["Draft", "count", "quota_numbers"]

@@ -1,0 +1,171 @@
+"""Who may have how much: reservations, limits, lending, and who is over quota."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from .share import over_per_weight
+from .state import Policy, QuotaLine
+
+
+class Line:
+    """One quota line and what it counts now. All amounts are milli-GPUs.
+
+    `now` is what admitted work holds, `leaving` the part of it that was told to go, `claimed` what waiting
+    work has been promised, `firm` what work holds or was promised that may never be stopped.
+    """
+
+    __slots__ = ("account", "claimed", "firm", "leaving", "now", "quota", "spare")
+
+    def __init__(self, account: Account, quota: QuotaLine) -> None:
+        self.account, self.quota = account, quota
+        self.now = self.leaving = self.claimed = self.firm = 0
+        self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
+
+    @property
+    def future(self) -> int:
+        """Give what it will count once the leaving have left and claims are honoured."""
+        return self.now - self.leaving + self.claimed
+
+    @property
+    def held(self) -> int:
+        """Give how much is kept free of other teams' work."""
+        return max(0, self.spare - self.future)
+
+
+class Account:
+    """One policy with its lines; `chain` is itself, its department, and so on up."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.lines = tuple(Line(self, quota) for quota in policy.quotas)
+        self.parent: Account | None = None
+        self.in_pool: dict[str, int] = {}
+        self.owners: dict[str, int] = {}
+        self._covering: dict[str, tuple[Line, ...]] = {}
+        self._reserving: dict[str, tuple[Line, ...]] = {}
+
+    @cached_property
+    def chain(self) -> tuple[Account, ...]:
+        """List the account and its departments, nearest first."""
+        chain, at = [self], self.parent
+        while at is not None and at not in chain:
+            chain.append(at)
+            at = at.parent
+        return tuple(chain)
+
+    def covering(self, pool: str) -> tuple[Line, ...]:
+        """List the own lines that count what runs in `pool`."""
+        if pool not in self._covering:
+            self._covering[pool] = tuple(line for line in self.lines if line.quota.covers(pool))
+        return self._covering[pool]
+
+    def reserving(self, pool: str) -> tuple[Line, ...]:
+        """List the own lines that reserve something in `pool`."""
+        if pool not in self._reserving:
+            self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
+        return self._reserving[pool]
+
+    def guarantor(self, pool: str) -> Account | None:
+        """Find who reserves for it in `pool`: itself, else the nearest department that does."""
+        return next((account for account in self.chain if account.reserving(pool)), None)
+
+    def over(self, pool: str) -> int:
+        """Give how far it is (or will be) beyond its reservation in `pool`."""
+        lines = self.reserving(pool)
+        if not lines:
+            return self.in_pool.get(pool, 0)
+        return max(0, max(line.future - line.quota.reserved for line in lines))
+
+    def share(self, pool: str) -> int:
+        """Give over-quota use and history per weight: the smaller, the sooner it is its turn."""
+        return over_per_weight(self.over(pool) + self.policy.history, self.policy.weight)
+
+
+class Ledger:
+    """All accounts, and what may be added to them."""
+
+    def __init__(self, policies: Iterable[Policy]) -> None:
+        self.accounts = {policy.name: Account(policy) for policy in policies}
+        for account in self.accounts.values():
+            if account.policy.parent is not None:
+                account.parent = self.accounts.get(account.policy.parent)
+        self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
+
+    def account(self, name: str) -> Account:
+        """Find a policy's account; work of a policy that was deleted counts on one without any rights."""
+        if name not in self.accounts:
+            self.accounts[name] = Account(Policy(name, weight="None"))
+        return self.accounts[name]
+
+    def book(
+        self, account: Account, pool: str, firm: bool, owner: str, *, now: int = 0, leaving: int = 0, claimed: int = 0
+    ) -> None:
+        """Add to every line of the account and its departments that covers the pool."""
+        later = now - leaving + claimed
+        for level in account.chain:
+            level.in_pool[pool] = level.in_pool.get(pool, 0) + later
+            for line in level.covering(pool):
+                line.now += now
+                line.leaving += leaving
+                line.claimed += claimed
+                if firm:
+                    line.firm += now + claimed
+        account.owners[owner] = account.owners.get(owner, 0) + later
+
+    def in_quota(self, account: Account, pool: str, amount: int, firm: bool) -> bool:
+        """Say whether `amount` more stays within the reservation: of sessions alone, or of all it runs."""
+        return amount <= self.unreserved(account, pool, firm)
+
+    def unreserved(self, account: Account, pool: str, firm: bool) -> int:
+        """Give how much of the reservation in `pool` is not used yet (0 without any)."""
+        guarantor = account.guarantor(pool)
+        if guarantor is None:
+            return 0
+        lines = guarantor.reserving(pool)
+        return max(0, min(ln.quota.reserved - (ln.firm if firm else ln.now + ln.claimed) for ln in lines))
+
+    def over_limit(
+        self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None
+    ) -> Line | None:
+        """Find the first line whose limit `amount` more would exceed, nearest first.
+
+        `later`: count the future only, that is without those who leave. `minus`: and without these amounts.
+        """
+        for level in account.chain:
+            for line in level.covering(pool):
+                limit = line.quota.limit
+                if limit is None:
+                    continue
+                used = line.future if later else max(line.now, line.future)
+                if used - (minus.get(line, 0) if minus else 0) + amount > limit:
+                    return line
+        return None
+
+    def above(self, account: Account, pool: str, seeker: Account, amount: int, minus: Mapping[Line, int]) -> bool:
+        """Say whether work of `account` may be taken for `seeker`, who needs `amount` within its reservation.
+
+        Every level from the victim up must be above its reservation, except those that only stand over
+        both: there the seeker's need changes nothing.
+        """
+        guarantor = seeker.guarantor(pool) or seeker
+        shared = guarantor.chain[1:]
+        for level in account.chain:
+            if level in shared:
+                break
+            lines = level.reserving(pool)
+            if not lines:
+                continue
+            extra = amount if level in seeker.chain else 0
+            if not any(ln.future - minus.get(ln, 0) + extra > ln.quota.reserved for ln in lines):
+                return False
+        return True
+
+    def kept_for(self, account: Account, pool: str) -> list[tuple[Line, tuple[str, ...]]]:
+        """List the other teams' lines that keep GPUs of `pool` free, with the pools they cover."""
+        return [
+            (line, line.quota.pools)
+            for line in self.holding
+            if line.held and line.quota.covers(pool) and line.account not in account.chain
+        ]

@@ -1,0 +1,266 @@
+"""Why a workload waits: one code, one sentence, its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .cluster import Cluster
+from .draft import Draft, quota_numbers
+from .forecast import not_before
+from .order import Queue
+from .place import kept_back
+from .plan import Code, Number, Refusal
+from .say import amounts, count, gpus, listed, number, this
+from .state import GPU, Workload
+from .world import UNLIMITED, Need, NodeState, PoolState, hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why it cannot start in one pool."""
+
+    code: Code
+    rule: str
+    message: str
+    numbers: dict[str, Number]
+
+
+def closed_or_paused(cluster: Cluster, draft: Draft, workload: Workload) -> bool:
+    """Set a workload aside whose queue takes nothing at the moment; say whether that was so."""
+    profile = cluster.profiles.get(workload.profile)
+    known = any(p.name == workload.policy for p in cluster.snapshot.policies)
+    queue = f"{workload.policy}/{workload.profile}"
+    attached = profile is not None and any(workload.policy in names for names in profile.policies)
+    if not known or not attached:
+        message = f"The queue {queue} is closed; move {this(workload)} to another queue or cancel it."
+        draft.wait(workload, "queue_closed", "queue", message, {"queue": queue})
+    elif workload.paused or queue in cluster.snapshot.paused:
+        what = this(workload) if workload.paused else f"the queue {queue}"
+        draft.wait(workload, "paused", "queue", f"Paused: {what} starts nothing until it is resumed.", {"queue": queue})
+    elif not cluster.pools_of(workload):
+        message = f"Profile {workload.profile} names no pool that exists."
+        draft.wait(workload, "too_large", "place", message, {"profile": workload.profile})
+    else:
+        return False
+    return True
+
+
+def refuse(cluster: Cluster, draft: Draft, queue: Queue) -> None:
+    """Tell sessions beyond the reservation so, with who uses it."""
+    account = queue.account
+    pool = queue.pools[0]
+    for workload in queue.members():
+        reserved, used = quota_numbers(account, pool.pool.name, True)
+        guarantor = account.guarantor(pool.pool.name) or account
+        holders = _holders(cluster, guarantor.policy.name, pool)
+        team = guarantor.policy.label
+        if not reserved:
+            message = f"{team} has no guaranteed GPUs in pool {pool.pool.name}."
+        elif queue.need.total > reserved:
+            message = f"This session needs {gpus(queue.need.total)}; {team} has {number(reserved)} guaranteed."
+        else:
+            verb = "is" if used == GPU else "are"
+            message = f"{number(used)} of your {number(reserved)} guaranteed GPUs {verb} in use"
+            message = f"{message}: {amounts(holders)}" if holders else message
+            message += f"; this session needs {number(queue.need.total)}." if used < reserved else "."
+        draft.refused[workload.id] = Refusal(
+            workload.id,
+            "not_in_quota",
+            "session_in_quota",
+            message,
+            {
+                "needs": number(queue.need.total),
+                "reserved": number(reserved),
+                "guaranteed_in_use": number(used),
+                "in_use_by": tuple(f"{name} {number(milli)}" for name, milli in holders),
+            },
+        )
+        draft.decisions += 1
+
+
+def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, int]]:
+    """List who uses the guaranteed GPUs of a policy, most first."""
+    found: dict[str, int] = {}
+    tenancies = [*cluster.tenancies.values(), *cluster.claims.values()]
+    lines = cluster.ledger.account(policy).reserving(pool.pool.name)
+    for tenancy in tenancies:
+        workload = tenancy.workload
+        if not workload.firm or not any(line.quota.covers(tenancy.pool.pool.name) for line in lines):
+            continue
+        if any(account.policy.name == policy for account in cluster.account(workload).chain):
+            name = workload.owner or workload.id
+            found[name] = found.get(name, 0) + tenancy.amount
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
+
+
+def explain(cluster: Cluster, draft: Draft, queue: Queue) -> None:
+    """Say of everybody in a queue why they wait."""
+    members = queue.members()
+    if not members:
+        return
+    able = [(pool, why(cluster, draft, queue, pool)) for pool in queue.pools]
+    fitting = [each for each in able if each[1].code != "too_large"] or able
+    pool, reason = fitting[0]
+    earliest = not_before(cluster, queue, pool, reason.code)
+    for workload in members:
+        message = f"{reason.message}{_lost(workload)}"
+        draft.wait(workload, reason.code, reason.rule, message, reason.numbers, earliest)
+
+
+def _lost(workload: Workload) -> str:
+    return f" It was running on {workload.failed_node}, which was lost." if workload.failed_node else ""
+
+
+def why(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) -> Reason:
+    """Find the reason in one pool: what can never be, then what is not allowed, then what is not there."""
+    return (
+        _never_fits(queue, pool)
+        or _not_allowed(cluster, queue, pool)
+        or _kept(cluster, queue, pool)
+        or _not_there(cluster, draft, queue, pool)
+    )
+
+
+def _noun(queue: Queue) -> str:
+    workload = next(iter(queue.members()))
+    return this(workload)
+
+
+def _asks(queue: Queue) -> str:
+    need = queue.need
+    if need.least == 1:
+        return f"{_noun(queue)} needs {number(need.gpus)}"
+    return f"{_noun(queue)} needs {number(need.total)} ({need.least} × {number(need.gpus)})"
+
+
+def _never_fits(queue: Queue, pool: PoolState) -> Reason | None:
+    need = queue.need
+    every = sum(min(_capacity(node, need), need.least) for node in pool.nodes)
+    usable = sum(min(_capacity(node, need), need.least) for node in pool.nodes if node.usable)
+    name = pool.pool.name
+    if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
+        most = max((len(node.open) for node in pool.nodes), default=0)
+        message = f"Too large for pool {name}: its largest node has {count(most, 'GPU')}; {_asks(queue)}."
+        if most * GPU >= need.gpus:
+            message = f"Too large for pool {name}: all its nodes together have no room for it; {_asks(queue)}."
+        return Reason("too_large", "place", message, {"needs": number(need.total), "largest_node": most})
+    if usable < need.least <= every:
+        down = sorted(node.node.name for node in pool.nodes if not node.usable)
+        verb = "is" if len(down) == 1 else "are"
+        message = f"{listed(down)} of pool {name} {verb} not available; {_asks(queue)} and fits nowhere else."
+        return Reason("node_failed", "place", message, {"needs": number(need.total), "nodes": tuple(down)})
+    return None
+
+
+def _capacity(node: NodeState, need: Need) -> int:
+    """Count the workers that the node would host, were it empty."""
+    devices = len(node.open) - len(node.node.foreign_devices)
+    cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED
+    return hosts(need, [GPU] * devices, devices, cpu, memory)
+
+
+def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+    account, amount, name = queue.account, queue.need.total, pool.pool.name
+    in_quota = cluster.ledger.in_quota(account, name, amount, queue.firm)
+    if amount and not in_quota and (queue.firm or account.policy.weight == "None"):
+        reserved, used = quota_numbers(account, name, queue.firm)
+        rule = "it may not be preempted, so it" if queue.firm else f"{account.policy.label}"
+        message = (
+            f"{account.policy.label} uses {number(used)} of its {number(reserved)} reserved "
+            f"{'GPU' if reserved == GPU else 'GPUs'}; {_asks(queue)}, and {rule} never runs over quota."
+        )
+        return Reason("never_over_quota", "over_quota", message, _quota(amount, used, reserved))
+    line = cluster.ledger.over_limit(account, name, amount) if amount else None
+    if line is not None and line.quota.limit is not None:
+        used, limit = max(line.now, line.future), line.quota.limit
+        team = line.account.policy.label
+        message = f"{team} uses {number(used)} of its limit of {gpus(limit)}; {_asks(queue)}."
+        if line.future > line.now:
+            message = f"{team} uses or was promised {number(used)} of its limit of {gpus(limit)}; {_asks(queue)}."
+        numbers: dict[str, Number] = {"needs": number(amount), "uses": number(used), "limit": number(limit)}
+        return Reason("limit", "limit", message, {**numbers, "team": line.account.policy.name})
+    capacity = pool.pool.capacity
+    if capacity is not None and amount and cluster.over_capacity(pool, amount):
+        used = max(cluster.pool_now[name], cluster.pool_future[name])
+        message = f"Pool {name} runs {number(used)} of its capacity of {gpus(capacity)}; {_asks(queue)}."
+        numbers = {"needs": number(amount), "uses": number(used), "capacity": number(capacity), "pool": name}
+        return Reason("pool_capacity", "capacity", message, numbers)
+    return None
+
+
+def _quota(amount: int, used: int, reserved: int) -> dict[str, Number]:
+    return {"needs": number(amount), "uses": number(used), "reserved": number(reserved)}
+
+
+def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+    """Name the hold that keeps it from GPUs that are idle: a static quota, or a promise to somebody."""
+    need, name = queue.need, pool.pool.name
+    line = kept_back(cluster, queue.account, pool, need.total, False) if need.total else None
+    if line is not None and _fits(pool, need, "free"):
+        kept, team = line.held, line.account.policy.label
+        verb = "is" if kept == GPU else "are"
+        message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}, who lends none of them; {_asks(queue)}."
+        if line.spare < line.quota.reserved:
+            message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}; {_asks(queue)}."
+        numbers: dict[str, Number] = {"needs": number(need.total), "kept": number(kept)}
+        return Reason("held", "lend", message, {**numbers, "team": line.account.policy.name})
+    if line is None and _fits(pool, need, "open"):
+        names = sorted(i for i, claim in cluster.claims.items() if claim.pool is pool)
+        idle = sum(sum(node.open) for node in pool.nodes if node.usable)
+        verb = "is" if idle == GPU else "are"
+        message = f"{gpus(idle)} of pool {name} {verb} idle but promised to {listed(names)}; {_asks(queue)}."
+        numbers = {"needs": number(need.total), "idle": number(idle), "promised_to": tuple(names)}
+        return Reason("held", "promise", message, numbers)
+    return None
+
+
+def _fits(pool: PoolState, need: Need, which: str) -> bool:
+    """Say whether it fits on what is free to all, idle (`open`), or was free when this plan began (`first`)."""
+    found = 0
+    for node in pool.nodes:
+        if not node.usable:
+            continue
+        left = {"free": node.free, "open": node.open}.get(which) or pool.at_first[node.position]
+        cpu, memory = node.cpu_open, node.memory_open
+        if which == "first":
+            cpu = memory = UNLIMITED
+        found += hosts(need, left, left.count(GPU), cpu, memory)
+        if found >= need.least:
+            return True
+    return False
+
+
+def _not_there(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) -> Reason:
+    need, name = queue.need, pool.pool.name
+    free = max(0, pool.free)
+    numbers: dict[str, Number] = {"needs": number(need.total), "free": number(free), "total": number(pool.total)}
+    ahead = draft.ahead.get(name, [])
+    if ahead and _fits(pool, need, "first"):
+        verb = "comes" if len(ahead) == 1 else "come"
+        message = (
+            f"{count(len(ahead), 'workload')} that {verb} first in pool {name} took its free GPUs "
+            f"({listed(ahead)}); {number(free)} are left, {_asks(queue)}."
+        )
+        return Reason("outranked", "order", message, {**numbers, "ahead": len(ahead)})
+    if free < need.total or not free:
+        verb = "is" if free == GPU else "are"
+        message = f"{number(free)} of the {gpus(pool.total)} of pool {name} {verb} free; {_asks(queue)}."
+        return Reason("no_free_gpus", "place", message + _no_victims(cluster, queue, pool), numbers)
+    most = max((node.whole_free for node in pool.nodes if node.usable), default=0)
+    verb = "is" if free == GPU else "are"
+    message = f"{gpus(free)} of pool {name} {verb} free, but at most {most} on one node; {_asks(queue)}."
+    if most * GPU >= need.gpus:
+        but = "not with the CPU and memory that it needs"
+        if need.least > 1:
+            but = f"not in {need.least} blocks of {number(need.gpus)}"
+        message = f"{gpus(free)} of pool {name} {verb} free, but {but}; {_asks(queue)}."
+    message += _no_victims(cluster, queue, pool)
+    return Reason("fragmented", "place", message, {**numbers, "most_on_a_node": most})
+
+
+def _no_victims(cluster: Cluster, queue: Queue, pool: PoolState) -> str:
+    if not cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm):
+        return ""
+    if queue.patient:
+        return " It waits for free GPUs before anybody has to leave for it."
+    return " It is within the reservation, but nobody who may be stopped would make room for it."

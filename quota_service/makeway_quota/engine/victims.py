@@ -1,0 +1,145 @@
+"""Who may be asked to leave for whom, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .cluster import Cluster
+from .limits import Account, Line
+from .order import rank_in_profile
+from .state import WEIGHTS, Workload
+from .world import Need, PoolState, Tenancy
+
+Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
+"""By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
+
+
+@dataclass(slots=True)
+class Seeker:
+    """Somebody who is entitled to GPUs of a pool that others use."""
+
+    cluster: Cluster
+    workload: Workload
+    need: Need
+    account: Account
+    pool: PoolState
+    right: Right
+    blocked: Sequence[Line] = ()
+    """Lines of its own policy or departments whose limit is in its way."""
+    minus: dict[Line, int] = field(default_factory=dict)
+    """What those chosen so far take off each line."""
+    minus_pool: int = 0
+
+    @property
+    def amount(self) -> int:
+        """Give the milli-GPUs it needs."""
+        return self.need.total
+
+    def may_take(self, tenancy: Tenancy) -> bool:
+        """Say whether this one could ever be asked, leaving aside how much its team uses at the moment."""
+        victim = tenancy.workload
+        if tenancy.leaving or tenancy.fresh or victim.firm or not tenancy.amount or tenancy.pool is not self.pool:
+            return False
+        if self.workload.kind == "job" and self._protected(victim):
+            return False
+        if self.right == "own_team":
+            return self._ranks_below(victim)
+        return True
+
+    def _protected(self, victim: Workload) -> bool:
+        profile = self.cluster.profiles.get(victim.profile)
+        if profile is None or not profile.min_runtime:
+            return False
+        return victim.started_at is None or self.cluster.now - victim.started_at < profile.min_runtime
+
+    def _ranks_below(self, victim: Workload) -> bool:
+        """Say whether a job of the same team comes after the seeker in every respect that the order looks at."""
+        if victim.policy != self.workload.policy or victim.priority >= self.workload.priority:
+            return False
+        return self._rank(victim) >= self._rank(self.workload)
+
+    def _rank(self, workload: Workload) -> tuple[int, int]:
+        profile = self.cluster.profiles.get(workload.profile)
+        in_pool = self.pool.rank.get(workload.profile, len(self.pool.rank))
+        return in_pool, rank_in_profile(profile, workload.policy) if profile else 0
+
+    def entitled(self, tenancy: Tenancy) -> bool:
+        """Say whether this one may be asked at this moment, given who was chosen before."""
+        account = self.cluster.account(tenancy.workload)
+        name = self.pool.pool.name
+        if self.right == "own_team":
+            return True
+        if self.blocked and any(line.account in account.chain for line in self.blocked):
+            return True
+        if self.right == "fair_share":
+            return account is not self.account and self._above_fair(account, name)
+        return self.cluster.ledger.above(account, name, self.account, self.amount, self.minus)
+
+    def _above_fair(self, account: Account, pool: str) -> bool:
+        lines = account.reserving(pool)
+        minus = max((self.minus.get(line, 0) for line in account.covering(pool)), default=0)
+        return bool(account.over(pool) - minus > fair_over(self.cluster, account, self.pool)) or not (
+            lines or account.policy.weight != "None"
+        )
+
+    def choose(self, tenancy: Tenancy, sign: int = 1) -> None:
+        """Count somebody as leaving (or, with -1, as staying after all)."""
+        amount = sign * tenancy.amount
+        name = tenancy.pool.pool.name
+        for level in self.cluster.account(tenancy.workload).chain:
+            for line in level.covering(name):
+                self.minus[line] = self.minus.get(line, 0) + amount
+        self.minus_pool += amount
+
+    def order(self, tenancy: Tenancy) -> tuple[object, ...]:
+        """Give the place in the order of leaving: smaller leaves first (rule 5.3); it ends in the id."""
+        victim = tenancy.workload
+        account = self.cluster.account(victim)
+        started = victim.started_at if victim.started_at is not None else self.cluster.now
+        return (
+            account.policy.priority,
+            -account.share(self.pool.pool.name),
+            victim.priority,
+            self._lost(tenancy) if self.cluster.settings.victim_order == "cheapest" else 0,
+            -started,
+            -victim.submitted_at,
+            victim.id,
+        )
+
+    def _lost(self, tenancy: Tenancy) -> float:
+        """Give the work that stopping it now would throw away, in milli-GPU seconds."""
+        victim = tenancy.workload
+        since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
+        return tenancy.amount * (self.cluster.now - max(since)) if since else 0.0
+
+    def within_caps(self) -> bool:
+        """Say whether no limit and no cap stands in the way once those chosen are gone."""
+        pool = self.pool.pool
+        if not self.amount:
+            return True
+        if self.cluster.ledger.over_limit(self.account, pool.name, self.amount, True, self.minus) is not None:
+            return False
+        if pool.capacity is None:
+            return True
+        return self.cluster.pool_future[pool.name] - self.minus_pool + self.amount <= pool.capacity
+
+
+def fair_over(cluster: Cluster, account: Account, pool: PoolState) -> int:
+    """Give how far beyond its reservation a team may fairly be: its weight's part of what nobody reserves and uses."""
+    name = pool.pool.name
+    active = [a for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a) and a.over(name) > 0]
+    if account not in active:
+        active.append(account)
+    weights = sum(WEIGHTS[a.policy.weight] for a in active)
+    if not weights:
+        return 0
+    kept = sum(
+        a.in_pool.get(name, 0) - a.over(name) for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a)
+    )
+    return max(0, pool.total - kept) * WEIGHTS[account.policy.weight] // weights
+
+
+def _is_parent(cluster: Cluster, account: Account) -> bool:
+    return any(other.parent is account for other in cluster.ledger.accounts.values())
