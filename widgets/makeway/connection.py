@@ -1,0 +1,98 @@
+"""How this kernel reaches the quota service: MAKEWAY_URL and a token, one client for everything."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import lru_cache
+
+from makeway_api.client import AsyncClient, Client
+from makeway_api.errors import MakewayError
+from makeway_api.models import Me
+
+from .problems import Refused
+
+NOT_CONFIGURED = (
+    "this is not a Makeway notebook: MAKEWAY_URL is not set. Start one from the Hub, or set the environment variables "
+    "MAKEWAY_URL (https://YOUR-HUB/services/makeway) and MAKEWAY_TOKEN (from the Hub's Token page), "
+    'or call makeway.connect("URL", "TOKEN"). `%%train --local` works without.'
+)
+
+_given: dict[str, str] = {}
+_client: Client | None = None
+_lock = threading.Lock()
+
+
+def connect(url: str, token: str = "") -> None:
+    """Use this address and token instead of MAKEWAY_URL and MAKEWAY_TOKEN (or JUPYTERHUB_API_TOKEN)."""
+    _given.update(url=url, token=token)
+    _forget()
+
+
+def configured() -> bool:
+    """True when there is an address to talk to."""
+    return bool(_given.get("url") or os.environ.get("MAKEWAY_URL"))
+
+
+def client() -> Client:
+    """The client of this kernel; Refused with what to set where there is none."""
+    global _client
+    url, token = _where()
+    with _lock:
+        if _client is None or (_client.url, _client.token) != (url, token):
+            if _client is not None:
+                _client.close()
+            _client = Client(url, token)
+            me.cache_clear()
+        return _client
+
+
+def async_client() -> AsyncClient:
+    """A new client for one event loop; close it there."""
+    return AsyncClient(*_where())
+
+
+@lru_cache(maxsize=1)
+def me() -> Me:
+    """Who I am for the service (asked once)."""
+    answer: Me = client().me()
+    return answer
+
+
+def explain(error: MakewayError) -> Refused:
+    """An error of the service as the sentence that a notebook shows."""
+    if isinstance(error, Refused):
+        return error
+    message = error.message
+    if error.status == 401:
+        message += " Restart your server from the Hub to get a new token, or set MAKEWAY_TOKEN to a fresh one."
+    for issue in error.errors[:3]:
+        text = str(issue.get("message") or issue.get("msg") or "")
+        if text and text not in message:
+            message += f" {text}"
+    return Refused(message, code=error.code, status=error.status)
+
+
+def _where() -> tuple[str, str]:
+    url = (_given.get("url") or os.environ.get("MAKEWAY_URL", "")).strip().rstrip("/")
+    token = _given.get("token") or os.environ.get("MAKEWAY_TOKEN") or os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    if not url:
+        raise Refused(NOT_CONFIGURED, code="not_configured")
+    if not url.startswith(("http://", "https://")):
+        raise Refused(f"MAKEWAY_URL is {url!r}; it must start with http:// or https://.", code="not_configured")
+    if not token:
+        raise Refused(
+            "there is no token: set MAKEWAY_TOKEN to one from the Hub's Token page "
+            "(a notebook started by the Hub has one).",
+            code="not_configured",
+        )
+    return url, token
+
+
+def _forget() -> None:
+    global _client
+    with _lock:
+        if _client is not None:
+            _client.close()
+        _client = None
+    me.cache_clear()

@@ -1,0 +1,159 @@
+"""One live picture of the cluster for all widgets of a kernel, on one background thread.
+
+It follows the service's event stream and asks again what has changed; while the stream is away it asks every few
+seconds instead, and takes the stream up where it stopped. It runs while somebody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from makeway_api.client import AsyncClient
+from makeway_api.errors import MakewayError
+from makeway_api.models import Me, State
+
+from .connection import async_client, explain
+from .teams import Picture
+
+Listener = Callable[[Picture], None]
+
+CALM = 0.25
+"""Seconds to gather events before asking: a burst costs one question."""
+POLL = 5.0
+"""Seconds between questions while there is no stream."""
+REST = 60.0
+"""Seconds between questions while the stream is silent."""
+BACK_OFF = 15.0
+
+
+class Feed:
+    """Tells its listeners each new picture; the first one starts it, the last one stops it."""
+
+    def __init__(self, connect: Callable[[], AsyncClient] = async_client) -> None:
+        self._connect = connect
+        self._listeners: list[Listener] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop: Callable[[], None] = lambda: None
+        self.picture = Picture()
+
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` every picture from now on."""
+        with self._lock:
+            self._listeners.append(listener)
+            if self._thread is None:
+                ready = threading.Event()
+                self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True, name="makeway-feed")
+                self._thread.start()
+                ready.wait(5)
+            elif self.picture.usage is not None:
+                listener(self.picture)
+
+    def leave(self, listener: Listener) -> None:
+        """Tell `listener` nothing more."""
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+            if self._listeners or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            self._stop()
+        if thread is not threading.current_thread():
+            thread.join(5)
+
+    @property
+    def running(self) -> bool:
+        """True while the background thread is at work."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _run(self, ready: threading.Event) -> None:
+        async def work() -> None:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            if task is not None:
+                self._stop = lambda: _call_soon(loop, task)
+            ready.set()
+            with suppress(asyncio.CancelledError):
+                await self._work()
+
+        asyncio.run(work())
+
+    async def _work(self) -> None:
+        async with self._connect() as service:
+            changed = asyncio.Event()
+            changed.set()
+            streaming = asyncio.create_task(self._stream(service, changed))
+            try:
+                await self._keep_asking(service, changed)
+            finally:
+                streaming.cancel()
+                with suppress(asyncio.CancelledError):
+                    await streaming
+
+    async def _stream(self, service: AsyncClient, changed: asyncio.Event) -> None:
+        """Wake the asking side at each event; come back after a break from the last event seen."""
+        last: int | None = None
+        pause = 0.5
+        while True:
+            with suppress(MakewayError):
+                async for event in service.events(last):
+                    last, pause = event.id, 0.5
+                    self.picture = replace(self.picture, live=True)
+                    changed.set()
+            self.picture = replace(self.picture, live=False)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, BACK_OFF)
+
+    async def _keep_asking(self, service: AsyncClient, changed: asyncio.Event) -> None:
+        me: Me | None = None
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), REST if self.picture.live else POLL)
+            changed.clear()
+            try:
+                if me is None:
+                    me = await service.me()
+                self.picture = await _ask(service, me, self.picture.live)
+            except MakewayError as error:
+                self.picture = replace(self.picture, trouble=_trouble(error), live=False)
+            self._tell()
+            await asyncio.sleep(CALM)
+
+    def _tell(self) -> None:
+        for listener in tuple(self._listeners):
+            # One widget that cannot draw must not stop the others.
+            with suppress(Exception):
+                listener(self.picture)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(task.cancel)
+
+
+async def _ask(service: AsyncClient, me: Me, live: bool) -> Picture:
+    usage, mine, waiting, sessions = await asyncio.gather(
+        service.usage(), service.jobs(mine=True, limit=50), service.jobs(state="pending", limit=50), service.sessions()
+    )
+    return Picture(
+        usage=usage,
+        teams=tuple(me.teams),
+        me=me.name,
+        mine=tuple(job for job in mine.jobs if not job.state.ended),
+        waiting=tuple(job for job in waiting.jobs if job.state is State.PENDING),
+        sessions=tuple(s for s in sessions if s.user == me.name),
+        live=live,
+        at=datetime.now(UTC),
+    )
+
+
+def _trouble(error: MakewayError) -> str:
+    text = explain(error).message
+    return text[:1].upper() + text[1:]
+
+
+FEED = Feed()

@@ -1,0 +1,117 @@
+"""The magics: `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from makeway_api.errors import MakewayError
+
+from . import completion, local, options, payload, rehearsal, submission, teams, training
+from .connection import explain
+from .options import Line
+from .problems import Refused
+from .submission import Plan, Submission
+
+
+def _magic(line: Callable[[], Line]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Parse the line, turn errors into their sentence, and let `?` show the options."""
+
+    def around(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def magic(self: Any, text: str = "", cell: str | None = None) -> Any:
+            parser = line()
+            if text.strip() in ("-h", "--help", "help", "?"):
+                print(parser.format_help())
+                return None
+            try:
+                asked = parser.read(text)
+                return method(self, asked) if cell is None else method(self, asked, cell)
+            except MakewayError as error:
+                raise explain(error) from None
+
+        magic.__doc__ = line().format_help()
+        return no_var_expand(magic)
+
+    return around
+
+
+@magics_class
+class MakewayMagics(Magics):
+    """Makeway's magics of one kernel; remembers the last job submitted here."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.space: dict[str, Any] = shell.user_ns
+        self.last: str | None = None
+
+    @line_magic
+    @_magic(options.gpus)
+    def gpus(self, asked: Any) -> Any:
+        if asked.live:
+            from .widgets import usage
+
+            return usage()
+        return teams.gpus_now()
+
+    @cell_magic
+    @_magic(options.train)
+    def train(self, asked: Any, cell: str = "") -> Any:
+        payload.check_cell(cell)
+        variables = payload.chosen(asked.variables, self.space)
+        wanted = Submission(source=cell, variables=variables, **options.fields(asked))
+        if asked.local and not asked.dry_run:
+            return local.run(wanted)
+        job = submission.send(wanted, dry_run=asked.dry_run)
+        if isinstance(job, Plan):
+            return job
+        self.last = job.id
+        if note := submission.risk(job, wanted):
+            print(note)
+        return job.wait() if asked.wait else job
+
+    @line_magic
+    @_magic(options.jobs)
+    def jobs(self, asked: Any) -> Any:
+        return training.jobs(all=asked.all, team=asked.team, state=asked.state, limit=asked.limit)
+
+    @line_magic
+    @_magic(options.job)
+    def job(self, asked: Any) -> Any:
+        job = training.job(self._id(asked.id))
+        return rehearsal.rehearse(job) if asked.preempt_test else job
+
+    @line_magic
+    @_magic(options.logs)
+    def logs(self, asked: Any) -> None:
+        job = training.job(self._id(asked.id))
+        text = job.logs(follow=asked.follow, attempt=asked.attempt, tail=asked.tail)
+        if text is not None:
+            print(text, end="" if text.endswith("\n") else "\n")
+
+    @line_magic
+    @_magic(options.cancel)
+    def cancel(self, asked: Any) -> Any:
+        found = [training.job(id) for id in asked.ids or [self._id(None)]]
+        return training.Jobs(job.cancel() for job in found)
+
+    def _id(self, given: str | None) -> str:
+        if given or self.last:
+            return given or self.last or ""
+        raise Refused("say which job: nothing was submitted from this notebook yet. `%jobs` lists yours.")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext makeway`."""
+    shell.register_magics(MakewayMagics(shell))
+    completion.install(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext makeway`."""
+    for kind, names in {"line": ("gpus", "jobs", "job", "logs", "cancel"), "cell": ("train",)}.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)
+    completion.remove(shell)

@@ -1,0 +1,202 @@
+"""What may stand on a magic's line, with the help that `?` shows."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from .problems import Refused
+from .words import did_you_mean
+
+
+class Line(argparse.ArgumentParser):
+    """An argument parser that answers in one sentence and never exits."""
+
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            add_help=False,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the line."""
+        hint = ""
+        if message.startswith("unrecognized arguments: "):
+            first = message.split(": ", 1)[1].split()[0]
+            hint = did_you_mean(first, self.options())
+            message = f"{first!r} is not an option"
+        raise Refused(f"{self.prog}: {message}.{hint} `{self.prog}?` shows the options.")
+
+    def options(self) -> list[str]:
+        """Every option's long name."""
+        return [o for action in self._actions for o in action.option_strings if o.startswith("--")]
+
+    def read(self, line: str) -> argparse.Namespace:
+        """Split a magic's line like a shell does and parse it."""
+        try:
+            words = shlex.split(line.strip())
+        except ValueError:
+            raise Refused(
+                f"{self.prog}: a quote on this line is never closed; write names with spaces as --name 'my run'."
+            ) from None
+        return self.parse_args(words)
+
+
+class Pairs(argparse.Action):
+    """Collects K=V words into a dict."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, into: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Add one option's words."""
+        pairs = dict(getattr(into, self.dest) or {})
+        for word in values:
+            key, equals, value = word.partition("=")
+            if not equals or not key.isidentifier():
+                parser.error(f"{option} {word}: write it as NAME=VALUE")
+            pairs[key] = value
+        setattr(into, self.dest, pairs)
+
+
+class Names(argparse.Action):
+    """Collects comma- or space-separated names."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, into: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Add one option's names."""
+        found = [name for word in values for name in word.split(",") if name]
+        for name in found:
+            if not name.isidentifier():
+                parser.error(f"{option} {name}: that is not the name of a variable")
+        setattr(into, self.dest, [*(getattr(into, self.dest) or []), *found])
+
+
+def describe(parser: argparse.ArgumentParser) -> None:
+    """The options that `%%train` and `makeway submit` share."""
+    add = parser.add_argument
+    add("--profile", "-p", metavar="PROFILE", help="what it needs, e.g. gpu1 (default: the team's first job profile)")
+    add("--team", "-t", metavar="TEAM", help="whose quota it uses (default: this notebook's team)")
+    add("--name", "-n", metavar="NAME", default="", help="what the job is called (default: the notebook's name)")
+    add(
+        "--files",
+        "-f",
+        metavar="GLOB",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="files and folders that travel with it, 50 MB at most",
+    )
+    add("--env", "-e", metavar="K=V", nargs="+", action=Pairs, default={}, help="environment variables of the job")
+    add("--time-limit", metavar="TIME", help="ends it after this long: 90s, 30m, 2h, 1h30m")
+    add("--priority", metavar="low|normal|high", default="normal", help="its place among your team's own jobs")
+    add("--workers", metavar="N", type=_positive, help="how many workers (default: the profile's)")
+    add(
+        "--retries",
+        metavar="N",
+        type=_positive,
+        default=0,
+        help="how often a failed attempt is tried again; making way never counts",
+    )
+    add("--dry-run", action="store_true", help="show what would happen; submit nothing")
+    add("--wait", "-w", action="store_true", help="follow it until it has ended")
+
+
+def train() -> Line:
+    """`%%train`."""
+    line = Line(
+        "%%train",
+        "Submit this cell as a training job and return a Job at once.",
+        "The job runs on its own GPUs, also when this notebook is gone. Its result is the cell's last expression, or\n"
+        "the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only the variables\n"
+        "that --with names. Beyond your team's reservation it borrows idle GPUs and makes way when the owner comes\n"
+        "back: save with makeway.checkpoint and it resumes where it was.\n\n"
+        "  %%train --profile gpu1 --name 'lr 0.1' --with data,lr --files 'src/*.py'",
+    )
+    describe(line)
+    line.add_argument(
+        "--with",
+        metavar="VAR",
+        dest="variables",
+        nargs="+",
+        action=Names,
+        default=[],
+        help="variables of this notebook that the cell needs",
+    )
+    line.add_argument(
+        "--local",
+        "-l",
+        action="store_true",
+        help="run the same cell here, as a process of this notebook, and return its result",
+    )
+    return line
+
+
+def gpus() -> Line:
+    """`%gpus`."""
+    line = Line(
+        "%gpus", "Show my teams' GPUs (reserved, limit, used, mine, borrowed, lent, free) and what I can have now."
+    )
+    line.add_argument("--live", action="store_true", help="a widget that follows every change")
+    return line
+
+
+def jobs() -> Line:
+    """`%jobs`."""
+    line = Line("%jobs", "List my newest jobs.")
+    line.add_argument("--all", "-a", action="store_true", help="everybody's in my teams")
+    line.add_argument("--team", "-t", metavar="TEAM", help="everybody's in this team")
+    line.add_argument("--state", "-s", metavar="STATE", help="only those in this state, e.g. running")
+    line.add_argument("--limit", "-n", metavar="N", type=_positive, default=20, help="how many (default 20)")
+    return line
+
+
+def job() -> Line:
+    """`%job`."""
+    line = Line("%job", "Show one job; without an ID the last one submitted here.")
+    _id(line)
+    line.add_argument(
+        "--preempt-test", action="store_true", help="rehearse: let my own job make way now, and tell what it saved"
+    )
+    return line
+
+
+def logs() -> Line:
+    """`%logs`."""
+    line = Line("%logs", "Print a job's log; without an ID that of the last one submitted here.")
+    _id(line)
+    line.add_argument(
+        "--follow", "-f", action="store_true", help="go on as it grows, over all attempts, until the job ends"
+    )
+    line.add_argument("--attempt", metavar="N", type=_positive, help="of this attempt (default: the newest)")
+    line.add_argument("--tail", "-n", metavar="N", type=_positive, help="only the last N lines so far")
+    return line
+
+
+def cancel() -> Line:
+    """`%cancel`."""
+    line = Line("%cancel", "Cancel jobs; their GPUs are free at once. Without an ID the last one submitted here.")
+    line.add_argument("ids", metavar="ID", nargs="*", help="ids or names")
+    return line
+
+
+def _id(line: Line) -> None:
+    line.add_argument("id", metavar="ID", nargs="?", help="an id or a name, see %%jobs")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def fields(options: argparse.Namespace) -> dict[str, Any]:
+    """The options that a Submission takes, from a parsed line."""
+    names: Sequence[str] = ("profile", "team", "name", "files", "env", "time_limit", "priority", "workers", "retries")
+    return {name: getattr(options, name) for name in names}

@@ -1,0 +1,184 @@
+"""From what somebody wants to train to a job in the queue."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from makeway_api.errors import MakewayError
+from makeway_api.models import DryRun, FileIn, JobAsk, Priority
+
+from . import payload, snapshot
+from .connection import client, explain, me
+from .problems import Refused
+from .words import count, did_you_mean, duration, gpus, listed, seconds, size
+
+if TYPE_CHECKING:
+    from .training import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A cell or a command with everything that travels with it; nothing is read or sent before `ask()`."""
+
+    source: str = ""
+    command: Sequence[str] = ()
+    name: str = ""
+    team: str | None = None
+    profile: str | None = None
+    files: Sequence[str] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    time_limit: str | int | None = None
+    priority: str = "normal"
+    workers: int | None = None
+    retries: int = 0
+
+    def travelling(self) -> list[FileIn]:
+        """Check and read all that the job needs."""
+        if not self.command:
+            payload.check_cell(self.source)
+        taken = snapshot.take(self.files)
+        own = [] if self.command else payload.cell_files(self.source, self.variables)
+        sizes = {_shown(f.path): len(f.data) * 3 // 4 for f in [*taken, *own]}
+        snapshot.check_size(sizes)
+        return [*own, *taken]
+
+    def ask(self) -> JobAsk:
+        """The request, complete; Refused with one sentence where something is wrong."""
+        fields: dict[str, Any] = {
+            "name": self.name or _notebook_name(),
+            "command": list(self.command) or list(payload.COMMAND),
+            "files": self.travelling(),
+            "env": dict(self.env),
+            "priority": _priority(self.priority),
+            "source": self.source,
+            "max_failures": self.retries,
+        }
+        team = self.team or os.environ.get("MAKEWAY_TEAM")
+        optional = {"team": team, "profile": self.profile, "workers": self.workers}
+        fields |= {key: value for key, value in optional.items() if value is not None}
+        if self.time_limit is not None:
+            fields["time_limit"] = seconds(str(self.time_limit))
+        if len(fields["name"]) > 200:
+            raise Refused(f"the name has {len(fields['name'])} characters; 200 is the most.")
+        return JobAsk(**fields)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What submitting would do now; nothing was submitted."""
+
+    answer: DryRun
+
+    def __repr__(self) -> str:
+        offer = self.answer.offer
+        runs = " ".join(self.answer.command)
+        lines = [
+            f"Dry run: {offer.profile} in {offer.team or 'no team'}. Nothing was submitted.",
+            f"  {offer.message}",
+            f"  Carries {count(self.answer.files, 'file')}, {size(self.answer.bytes)}; runs `{runs}`.",
+        ]
+        if offer.victims:
+            names = listed(f"{v.name or v.id} of {v.team} ({v.owner}, {gpus(v.gpus)})" for v in offer.victims)
+            within = f" within {duration(offer.seconds)}" if offer.seconds is not None else ""
+            lines.append(f"  Would make way{within}: {names}.")
+        if self.answer.risk:
+            lines.append(f"  Risk: {self.answer.risk}")
+        return "\n".join(lines)
+
+
+def submit(
+    source: str = "",
+    *,
+    dry_run: bool = False,
+    script: str | Path | None = None,
+    args: Sequence[str] = (),
+    **details: Any,
+) -> Job | Plan:
+    """Submit code (a string), a `script` with `args`, or a `command=[…]`; returns the Job at once.
+
+    Details: name, team, profile, files (globs), variables (a dict), env, time_limit, priority, workers, retries.
+    With `dry_run=True` nothing is submitted and the plan comes back.
+    """
+    if script is not None:
+        details["files"] = [str(script), *details.get("files", ())]
+        details["command"] = [payload.COMMAND[0], "-u", Path(script).as_posix(), *args]
+    unknown = set(details) - set(Submission.__dataclass_fields__)
+    if unknown:
+        wrong = sorted(unknown)[0]
+        raise Refused(f"submit() has no {wrong!r}.{did_you_mean(wrong, Submission.__dataclass_fields__)}")
+    if not source and not details.get("command"):
+        raise Refused("there is nothing to run: give the code as text, script='train.py' or command=['…'].")
+    return send(Submission(source=source, **details), dry_run=dry_run)
+
+
+def send(submission: Submission, *, dry_run: bool = False) -> Job | Plan:
+    """One request to the service."""
+    from .training import Job
+
+    service = client()
+    ask = submission.ask()
+    try:
+        if dry_run:
+            return Plan(service.dry_run(ask))
+        return Job(service.submit(ask))
+    except MakewayError as error:
+        raise _with_hint(error, ask) from None
+
+
+def risk(job: Job, submission: Submission) -> str:
+    """What running over quota means for this job, and the state of its checkpoints; else nothing (row F44)."""
+    data = job.data
+    if not data.over_quota:
+        return ""
+    whose = f" on GPUs borrowed from {listed(data.borrowed_from)}" if data.borrowed_from else ""
+    text = (
+        f"Over quota: {gpus(data.gpus)} beyond what {data.team} has reserved, so this job runs{whose} "
+        "only until an owner wants them back; then it is asked to save and leaves, and resumes later by itself. "
+    )
+    if submission.source and "checkpoint" not in submission.source:
+        return text + "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
+    return text + "No checkpoint yet; `%job` shows the newest one."
+
+
+def _with_hint(error: MakewayError, ask: JobAsk) -> Refused:
+    """The service's refusal; an unknown profile or team also gets the names that would do."""
+    plain = explain(error)
+    if error.status not in (400, 403, 404, 409, 422):
+        return plain
+    try:
+        profiles, teams = [p.name for p in client().profiles()], me().teams
+    except MakewayError:
+        return plain
+    if ask.team and ask.team not in teams:
+        yours = f"Yours: {listed(teams)}." if teams else "You are in no team; ask an administrator to add you to one."
+        return Refused(f"you are not in a team {ask.team!r}.{did_you_mean(ask.team, teams)} {yours}", code=error.code)
+    if ask.profile and ask.profile not in profiles:
+        yours = f"Yours: {listed(profiles)}." if profiles else "None is open to you; ask an administrator."
+        return Refused(
+            f"there is no profile {ask.profile!r} for you.{did_you_mean(ask.profile, profiles)} {yours}",
+            code=error.code,
+        )
+    return plain
+
+
+def _priority(text: str) -> Priority:
+    try:
+        return Priority(text)
+    except ValueError:
+        raise Refused(f"there is no priority {text!r}; it is low, normal or high.") from None
+
+
+def _shown(path: str) -> str:
+    return "the variables (--with)" if path == f"{payload.FOLDER}/variables.pkl" else path
+
+
+def _notebook_name() -> str:
+    """The notebook's own name, where its server tells it."""
+    stem = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+    return re.sub(r"-[0-9a-f]{8}-[0-9a-f-]{20,}$", "", stem)[:200]
