@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from .apply import books_of
 from .backends.base import Backend, BackendError
@@ -77,10 +78,8 @@ class Loop:
         self.backend.on_change(self.wake)
         self._wake.set()
         while not self._stopping:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self.tick)
-            except TimeoutError:
-                pass
             if self._stopping:
                 break
             self._wake.clear()

@@ -6,7 +6,7 @@ Every order may be repeated, so nothing here has to be remembered over a restart
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from .backends.base import (
     AttemptSeen,
@@ -33,11 +33,10 @@ ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 class Orders:
     """Starts, notices, kills and forgets whatever the books say that the machines do not yet do."""
 
-    def __init__(self, store: Store, backend: Backend, hub: HubApi | None, signal_of: Callable[[str], str]) -> None:
+    def __init__(self, store: Store, backend: Backend, hub: HubApi | None) -> None:
         self._store = store
         self._backend = backend
         self._hub = hub
-        self._signal_of = signal_of
         self._noticed: dict[tuple[str, int], float] = {}
 
     async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float) -> Books:

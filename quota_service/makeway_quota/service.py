@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import IO
 
@@ -132,7 +131,9 @@ def current_policy(store: Store, config: ServiceConfig, now: float) -> tuple[Doc
 
 def seed_text(config: ServiceConfig) -> tuple[str, str]:
     """The text that an empty database begins with, and where it came from."""
-    if config.policy_file is not None:
-        return config.policy_file.read_text(encoding="utf-8"), str(config.policy_file)
-    sample = resources.files("makeway_quota") / "policy" / "sample.yaml"
-    return sample.read_text(encoding="utf-8"), "sample.yaml"
+    if config.policy_file is None:
+        raise ValueError(
+            "The database has no policy document yet: name one to begin with in MAKEWAY_POLICY_FILE "
+            "(hub_config/policy.yaml is a sample)."
+        )
+    return config.policy_file.read_text(encoding="utf-8"), str(config.policy_file)

@@ -77,7 +77,8 @@ def _ended(books: Books, row: Workload, seen: AttemptSeen, now: float, lost_budg
         _lost(books, row, seen, now, lost_budget)
     elif row.failures < row.max_failures and not seen.timed_out:
         left = row.max_failures - row.failures - 1
-        message = f"{_name(row)} failed ({_how(seen)}) and is tried again, {left} more {'try' if left == 1 else 'tries'} left."
+        tries = f"{left} more {'try' if left == 1 else 'tries'} left"
+        message = f"{_name(row)} failed ({_how(seen)}) and is tried again, {tries}."
         _requeue(books, row, seen, now, "failed", "retry", message, {"failures": row.failures + 1})
     else:
         _finish(books, row, seen, now, "failed", f"{_name(row)} failed: {_how(seen)}; {_freed(row)}")
@@ -140,7 +141,8 @@ def _lost(books: Books, row: Workload, seen: AttemptSeen, now: float, budget: in
         message = f"{_name(row)} vanished from {where} {row.infra_failures + 1} times and is not tried again."
         _finish(books, row, seen, now, "failed", message)
         return
-    message = f"{_name(row)} vanished from {where} without a report and is started again; {_loss(_saved(row, seen), _lost_work(row, seen, now))}."
+    loss = _loss(_saved(row, seen), _lost_work(row, seen, now))
+    message = f"{_name(row)} vanished from {where} without a report and is started again; {loss}."
     fields: dict[str, object] = {"infra_failures": row.infra_failures + 1, "failed_node": where}
     _requeue(books, row, seen, now, "lost", "node_failed", message, fields, _lost_work(row, seen, now))
 

@@ -74,8 +74,8 @@ class Watch:
             settings=doc.settings,
             pools=doc.pools,
             nodes=tuple(_node(node) for node in self.seen.nodes),
-            profiles=doc.engine_profiles,
-            policies=doc.engine_policies,
+            profiles=doc.profiles,
+            policies=doc.policies,
             workloads=tuple(engine_workload(row) for row in rows.values() if row.team is not None),
         )
 

@@ -64,7 +64,7 @@ class Core:
     def title(self, team: str | None) -> str:
         """How people call a team."""
         policy = self.document.policy(team) if team else None
-        return (policy.title or policy.name) if policy else team or ""
+        return policy.label if policy else team or ""
 
     async def read(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         """Call the blocking store from the event loop."""

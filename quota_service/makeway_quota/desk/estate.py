@@ -29,8 +29,10 @@ from ..engine.offer import offer, usage_by_team
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import TeamUsage as EngineUsage
 from ..engine.plan import Victim as EngineVictim
+from ..engine.state import Policy as EnginePolicy
+from ..engine.state import Profile as EngineProfile
 from ..engine.state import Snapshot
-from ..policy import PolicySpec, ProfileSpec
+from ..policy import Document
 from ..settle import HOLDS
 from ..store.records import Workload
 from .caller import Caller
@@ -71,12 +73,12 @@ class Estate(Core):
 
     async def profiles(self, caller: Caller) -> list[Profile]:
         """The profiles that the caller may use (administrators: all)."""
-        return [profile_model(p) for p in self._usable(self.visible_teams(caller), None)]
+        return [self._profile(p) for p in self._usable(self.visible_teams(caller), None)]
 
     async def policies(self, caller: Caller) -> list[Policy]:
         """The policies of the teams that the caller may look at."""
         teams = self.visible_teams(caller)
-        return [policy_model(p) for p in self.document.policies if teams is None or p.name in teams]
+        return [policy_model(self.document, p) for p in self.document.policies if teams is None or p.name in teams]
 
     async def usage(self, caller: Caller) -> Usage:
         """Who uses what now."""
@@ -97,7 +99,7 @@ class Estate(Core):
     async def offers(self, caller: Caller, user: str, groups: Sequence[str], kind: str) -> OfferTable:
         """What `user` can have now, from whom, and why not, for every profile and team (N03)."""
         teams = self.document.teams_of(user, groups)
-        profiles = [p for p in self._usable(teams, Kind(kind)) if kind in p.kinds]
+        profiles = [p for p in self._usable(teams, Kind(kind)) if kind in self.document.profile_facts[p.name].kinds]
         rows = await self.watch.rows()
         snapshot = self.watch.snapshot(rows, self.clock())
         return await asyncio.to_thread(self._offer_table, snapshot, rows, user, teams, profiles, Kind(kind))
@@ -108,12 +110,12 @@ class Estate(Core):
         rows: Mapping[str, Workload],
         user: str,
         teams: Sequence[str],
-        profiles: Sequence[ProfileSpec],
+        profiles: Sequence[EngineProfile],
         kind: Kind,
     ) -> OfferTable:
         offers: list[Offer] = []
         for profile in profiles:
-            if profile.engine.gpus == 0:
+            if self.document.queue_open(None, profile.name) and kind == Kind.SESSION:
                 message = "Ready now: it needs no GPU."
                 offers.append(
                     Offer(profile=profile.name, team=None, kind=kind, code="ready_now", message=message, seconds=0)
@@ -126,7 +128,7 @@ class Estate(Core):
         return OfferTable(
             user=user,
             teams=list(teams),
-            profiles=[profile_model(p) for p in profiles],
+            profiles=[self._profile(p) for p in profiles],
             offers=offers,
             usage=self._team_usage(snapshot, rows, teams, user),
             virtual=self.watch.virtual,
@@ -158,24 +160,27 @@ class Estate(Core):
             _usage_model(p, counted[p.name], rows, user, lent_to.get(p.name, [])) for p in shown if p.name in counted
         ]
 
-    def _usable(self, teams: Sequence[str] | None, kind: Kind | None) -> list[ProfileSpec]:
+    def _profile(self, profile: EngineProfile) -> Profile:
+        return profile_model(self.document, profile)
+
+    def _usable(self, teams: Sequence[str] | None, kind: Kind | None) -> list[EngineProfile]:
         """Profiles with a queue in one of the teams (None: all), and those without GPUs."""
         return [
             p
             for p in self.document.profiles
             if teams is None
-            or (p.engine.gpus == 0 and kind != Kind.JOB)
+            or (kind != Kind.JOB and self.document.queue_open(None, p.name))
             or any(self.document.queue_open(team, p.name) for team in teams)
         ]
 
 
 def _usage_model(
-    policy: PolicySpec, counted: EngineUsage, rows: Mapping[str, Workload], user: str, lent_to: list[Lending]
+    policy: EnginePolicy, counted: EngineUsage, rows: Mapping[str, Workload], user: str, lent_to: list[Lending]
 ) -> TeamUsage:
     own = [row for row in rows.values() if row.team == policy.name]
     return TeamUsage(
         team=policy.name,
-        title=policy.title or policy.name,
+        title=policy.label,
         reserved=gpu(counted.reserved),
         limit=None if counted.limit is None else gpu(counted.limit),
         used=gpu(counted.guaranteed + counted.in_quota + counted.borrowed),
@@ -241,38 +246,38 @@ def _node_model(seen: NodeSeen, holders: Mapping[tuple[str, int], list[Holder]])
     )
 
 
-def profile_model(profile: ProfileSpec) -> Profile:
+def profile_model(document: Document, profile: EngineProfile) -> Profile:
     """Put a profile on the wire."""
-    engine = profile.engine
+    facts = document.profile_facts[profile.name]
     return Profile(
         name=profile.name,
-        title=profile.title,
-        description=profile.description,
-        gpus=gpu(engine.gpus),
-        workers=engine.workers,
-        min_workers=engine.min_workers or engine.workers,
-        cpu=engine.cpu / 1000,
-        memory=engine.memory,
-        pools=list(engine.pools),
-        policies=[list(rank) for rank in engine.policies],
-        kinds=[Kind(k) for k in profile.kinds],
-        grace=round(profile.grace),
-        time_limit=None if engine.time_limit is None else round(engine.time_limit),
-        image=profile.image,
+        title=facts.title,
+        description=facts.description,
+        gpus=gpu(profile.gpus),
+        workers=profile.workers,
+        min_workers=profile.min_workers or profile.workers,
+        cpu=profile.cpu / 1000,
+        memory=profile.memory,
+        pools=list(profile.pools),
+        policies=[list(rank) for rank in profile.policies],
+        kinds=[Kind(k) for k in facts.kinds],
+        grace=round(profile.grace or document.settings.grace),
+        time_limit=None if profile.time_limit is None else round(profile.time_limit),
+        image=facts.image,
     )
 
 
-def policy_model(policy: PolicySpec) -> Policy:
+def policy_model(document: Document, policy: EnginePolicy) -> Policy:
     """Put a policy on the wire."""
-    engine = policy.engine
+    facts = document.policy_facts[policy.name]
     return Policy(
         name=policy.name,
-        title=policy.title or policy.name,
-        groups=list(policy.groups),
-        users=list(policy.users),
-        weight=engine.weight,
-        priority=engine.priority,
-        parent=engine.parent,
+        title=policy.label,
+        groups=list(facts.groups),
+        users=list(facts.users),
+        weight=policy.weight,
+        priority=policy.priority,
+        parent=policy.parent,
         quotas=[
             QuotaLine(
                 pools=list(line.pools),
@@ -280,6 +285,6 @@ def policy_model(policy: PolicySpec) -> Policy:
                 limit=None if line.limit is None else gpu(line.limit),
                 lend=None if line.lend is None else gpu(line.lend),
             )
-            for line in engine.quotas
+            for line in policy.quotas
         ],
     )

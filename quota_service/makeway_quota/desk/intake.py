@@ -11,11 +11,12 @@ from pathlib import PurePosixPath
 
 from makeway_api.models import JobAsk
 
+from ..engine.state import Profile
 from ..phrases import names
-from ..policy import Document, ProfileSpec
+from ..policy import Document
 from ..store.records import NewWorkload
 from .core import refuse
-from .sessions import check_queue, find_profile
+from .sessions import check_queue, find_profile, title_of
 
 ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -42,16 +43,16 @@ def pick_team(document: Document, user: str, groups: Sequence[str], asked: str |
     return teams[0]
 
 
-def pick_profile(document: Document, user: str, groups: Sequence[str], team: str, asked: str | None) -> ProfileSpec:
+def pick_profile(document: Document, user: str, groups: Sequence[str], team: str, asked: str | None) -> Profile:
     """The profile that a job runs with: the one named, or the team's first for jobs."""
     if asked is None:
         mine = document.profiles_for(team, "job")
         if not mine:
             raise refuse(f"The team “{team}” has no profile for training jobs.", "no_profile", 409)
-        return mine[0]
+        return find_profile(document, mine[0])
     profile = find_profile(document, asked)
-    if "job" not in profile.kinds:
-        raise refuse(f"{profile.title} is for notebooks, not for training jobs.", "wrong_kind", 409)
+    if "job" not in document.profile_facts[profile.name].kinds:
+        raise refuse(f"{title_of(document, profile)} is for notebooks, not for training jobs.", "wrong_kind", 409)
     check_queue(document, user, document.teams_of(user, groups), team, profile)
     return profile
 
@@ -117,11 +118,11 @@ def check_words(ask: JobAsk) -> None:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
 
 
-def new_job(ask: JobAsk, owner: str, team: str, profile: ProfileSpec) -> NewWorkload:
+def new_job(document: Document, ask: JobAsk, owner: str, team: str, profile: Profile) -> NewWorkload:
     """Put a checked submission into the form that the store keeps."""
-    engine = profile.engine
+    facts = document.profile_facts[profile.name]
     id = f"j-{secrets.token_hex(4)}"
-    limits = [limit for limit in (ask.time_limit, engine.time_limit) if limit is not None]
+    limits = [limit for limit in (ask.time_limit, profile.time_limit) if limit is not None]
     return NewWorkload(
         id=id,
         kind="job",
@@ -131,18 +132,18 @@ def new_job(ask: JobAsk, owner: str, team: str, profile: ProfileSpec) -> NewWork
         name=CONTROL.sub(" ", ask.name).strip() or id,
         priority=ask.priority.value,
         preemptible=True,
-        gpus=engine.gpus,
-        workers=ask.workers or engine.workers,
-        min_workers=None if ask.workers else engine.min_workers,
-        cpu=engine.cpu,
-        memory=engine.memory,
+        gpus=profile.gpus,
+        workers=ask.workers or profile.workers,
+        min_workers=None if ask.workers else profile.min_workers,
+        cpu=profile.cpu,
+        memory=profile.memory,
         time_limit=min(limits) if limits else None,
-        grace=profile.grace,
-        signal=profile.signal,
-        image=profile.image,
+        grace=profile.grace or document.settings.grace,
+        signal=facts.signal,
+        image=facts.image,
         max_failures=ask.max_failures,
         command=tuple(ask.command),
-        env={**profile.env, **ask.env},
+        env={**facts.env, **ask.env},
         source=ask.source,
         clone_of=ask.clone_of,
     )

@@ -43,7 +43,7 @@ class Jobs(Estate):
             await self._seen_by(caller, ask.clone_of)
         if ask.dry_run:
             return await self._dry_run(caller, ask, team, profile.name, sum(len(f[1]) for f in files))
-        new = new_job(ask, caller.name, team, profile)
+        new = new_job(self.document, ask, caller.name, team, profile)
         said = f"{caller.name} submits {new.name}: {gpus(new.gpus * new.workers)} for {self.title(team)}."
         decision = NewDecision(
             "submit", new.id, team, caller.name, "job", said, {"gpus": new.gpus * new.workers / 1000}
@@ -257,8 +257,8 @@ class Jobs(Estate):
 
     async def _owned_by(self, caller: Caller, id: str, what: str) -> Workload:
         row = await self._seen_by(caller, id)
-        policy = self.document.policy(row.team) if row.team else None
-        if row.owner != caller.name and not caller.manages(policy.groups if policy else ()):
+        facts = self.document.policy_facts.get(row.team or "")
+        if row.owner != caller.name and not caller.manages(facts.groups if facts else ()):
             raise refuse(
                 f"{row.name} belongs to {row.owner}: only they or a team lead can {what} it.", "not_yours", 403
             )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from makeway_api.models import Session, SessionAsk
 
+from ..engine.state import Profile
 from ..leases import SESSION_LIVE, end_session
 from ..phrases import count, names
-from ..policy import Document, ProfileSpec
+from ..policy import Document
 from ..settle import decide
 from ..store.errors import Conflict
 from ..store.records import Change, NewDecision, NewWorkload, Workload
@@ -28,7 +29,7 @@ class Sessions(Core):
         await self._end_earlier(rows, ask)
         self._check_cap(await self.watch.rows(), ask, profile)
         new = self._new_session(ask, profile)
-        said = f"{ask.user} asks for a session with {profile.title}" + (
+        said = f"{ask.user} asks for a session with {title_of(self.document, profile)}" + (
             f" for {self.title(ask.team)}." if ask.team else "."
         )
         decision = NewDecision("submit", new.id, ask.team, ask.user, "session", said)
@@ -51,16 +52,18 @@ class Sessions(Core):
             if row.kind == "session" and (row.owner, row.server) == (ask.user, ask.server):
                 await self.release(row.id, "a new server of the same name was asked for")
 
-    def _session_profile(self, ask: SessionAsk, groups: Sequence[str]) -> ProfileSpec:
+    def _session_profile(self, ask: SessionAsk, groups: Sequence[str]) -> Profile:
         profile = find_profile(self.document, ask.profile)
-        if "session" not in profile.kinds:
-            raise refuse(f"{profile.title} is for training jobs, not for notebooks.", "wrong_kind", 409)
+        if "session" not in self.document.profile_facts[profile.name].kinds:
+            raise refuse(
+                f"{title_of(self.document, profile)} is for training jobs, not for notebooks.", "wrong_kind", 409
+            )
         teams = self.document.teams_of(ask.user, groups)
         if ask.team is None:
-            if profile.engine.gpus == 0:
+            if self.document.queue_open(None, profile.name):
                 return profile
             raise refuse(
-                f"{profile.title} has GPUs, and GPUs belong to teams: choose one of {names(teams)}."
+                f"{title_of(self.document, profile)} has GPUs, and GPUs belong to teams: choose one of {names(teams)}."
                 if teams
                 else f"{ask.user} is in no team, so only profiles without GPUs can be used. Ask an administrator to add you.",
                 "no_team",
@@ -69,10 +72,10 @@ class Sessions(Core):
         check_queue(self.document, ask.user, teams, ask.team, profile)
         return profile
 
-    def _check_cap(self, rows: dict[str, Workload], ask: SessionAsk, profile: ProfileSpec) -> None:
+    def _check_cap(self, rows: dict[str, Workload], ask: SessionAsk, profile: Profile) -> None:
         """At most so many GPU sessions a person (F25)."""
         most = self.document.sessions_per_user
-        if profile.engine.gpus == 0 or most is None:
+        if profile.gpus == 0:
             return
         mine = [r for r in rows.values() if r.kind == "session" and r.owner == ask.user and r.gpus]
         if len(mine) >= most:
@@ -86,22 +89,22 @@ class Sessions(Core):
                 most=most,
             )
 
-    def _new_session(self, ask: SessionAsk, profile: ProfileSpec) -> NewWorkload:
-        engine = profile.engine
+    def _new_session(self, ask: SessionAsk, profile: Profile) -> NewWorkload:
+        facts = self.document.profile_facts[profile.name]
         return NewWorkload(
             id=f"s-{secrets.token_hex(5)}",
             kind="session",
-            team=ask.team if engine.gpus or ask.team else None,
+            team=ask.team,
             profile=profile.name,
             owner=ask.user,
             name=ask.server or "notebook",
             preemptible=ask.preemptible,
-            gpus=engine.gpus,
+            gpus=profile.gpus,
             workers=1,
-            cpu=engine.cpu,
-            memory=engine.memory,
-            grace=profile.grace,
-            image=profile.image,
+            cpu=profile.cpu,
+            memory=profile.memory,
+            grace=profile.grace or self.document.settings.grace,
+            image=facts.image,
             server=ask.server,
             expires_at=self.clock() + self.leases.seconds,
         )
@@ -182,7 +185,12 @@ def _where(row: Workload) -> str:
     return f"GPU {names([str(i) for i in place.devices])} of {place.node}" if place.devices else place.node
 
 
-def find_profile(document: Document, name: str) -> ProfileSpec:
+def title_of(document: Document, profile: Profile) -> str:
+    """How people call a profile."""
+    return document.profile_facts[profile.name].title
+
+
+def find_profile(document: Document, name: str) -> Profile:
     """Find a profile by name, or say which ones there are."""
     profile = document.profile(name)
     if profile is None:
@@ -197,7 +205,7 @@ def find_profile(document: Document, name: str) -> ProfileSpec:
     return profile
 
 
-def check_queue(document: Document, user: str, teams: Sequence[str], team: str, profile: ProfileSpec) -> None:
+def check_queue(document: Document, user: str, teams: Sequence[str], team: str, profile: Profile) -> None:
     """Refuse a team that is not the user's, and a profile that the team has no queue for (F11)."""
     if team not in teams:
         yours = (
@@ -211,7 +219,7 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
     if not document.queue_open(team, profile.name):
         open_to = [p.name for p in document.profiles if document.queue_open(team, p.name)]
         raise refuse(
-            f"The team “{team}” cannot use {profile.title}; it can use {names(open_to, 20) or 'no profile at all'}.",
+            f"The team “{team}” cannot use {title_of(document, profile)}; it can use {names(open_to, 20) or 'no profile at all'}.",
             "queue_closed",
             403,
         )
