@@ -1,0 +1,122 @@
+"""What changed between two documents, one sentence for each change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..engine.state import Policy, QuotaLine
+from .document import Document
+from .issues import gpus, number
+
+MILLI = frozenset({"gpus", "capacity", "size"})
+CORES = frozenset({"cpu", "node_cpu"})
+WORDS = {
+    "gpus": "GPUs per worker",
+    "min_workers": "least number of workers",
+    "pools": "pools, first choice first",
+    "policies": "teams, best rank first",
+    "profiles": "rank of profiles",
+    "kinds": "use",
+    "local": "GPUs of this machine",
+    "env": "environment",
+    "size": "expected size",
+}
+
+
+def diff(old: Document, new: Document) -> list[str]:
+    """Name what was added, removed and changed, in the new document's order."""
+    sentences = _values("Settings", _facts(old.settings), _facts(new.settings))
+    sentences += _values(
+        "Settings", {"sessions_per_user": old.sessions_per_user}, {"sessions_per_user": new.sessions_per_user}
+    )
+    sentences += _section("Pool", _pools(old), _pools(new))
+    sentences += _section("Profile", _profiles(old), _profiles(new))
+    sentences += _section("Team", _policies(old), _policies(new))
+    for kind in ("pools", "profiles", "policies"):
+        before = [thing.name for thing in getattr(old, kind)]
+        after = [thing.name for thing in getattr(new, kind)]
+        if before != after and sorted(before) == sorted(after):
+            sentences.append(f"The order of the {kind} is now {', '.join(after)}.")
+    return sentences
+
+
+def _facts(thing: Any) -> dict[str, Any]:
+    return {field.name: getattr(thing, field.name) for field in fields(thing)}
+
+
+def _pools(document: Document) -> dict[str, dict[str, Any]]:
+    return {pool.name: _facts(pool) | _facts(document.pool_facts[pool.name]) for pool in document.pools}
+
+
+def _profiles(document: Document) -> dict[str, dict[str, Any]]:
+    found = {}
+    for profile in document.profiles:
+        values = _facts(profile) | _facts(document.profile_facts[profile.name])
+        if values.pop("everyone"):
+            values["policies"] = "all"
+        found[profile.name] = values
+    return found
+
+
+def _policies(document: Document) -> dict[str, dict[str, Any]]:
+    return {policy.name: _policy(policy) | _facts(document.policy_facts[policy.name]) for policy in document.policies}
+
+
+def _policy(policy: Policy) -> dict[str, Any]:
+    values = _facts(policy)
+    del values["quotas"]
+    for line in policy.quotas:
+        where = f" in {', '.join(line.pools)}" if line.pools else ""
+        values |= _line(line, where)
+    return values
+
+
+def _line(line: QuotaLine, where: str) -> dict[str, Any]:
+    return {
+        f"reserved{where}": gpus(line.reserved),
+        f"limit{where}": "none" if line.limit is None else gpus(line.limit),
+        f"lent at most{where}": "all" if line.lend is None else gpus(line.lend),
+    }
+
+
+def _section(what: str, old: Mapping[str, Mapping[str, Any]], new: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    sentences = [f"{what} {_called(name, old[name])} is removed." for name in old if name not in new]
+    for name, values in new.items():
+        if name not in old:
+            sentences.append(f"{what} {_called(name, values)} is new.")
+        else:
+            sentences += _values(f"{what} {_called(name, values)}", old[name], values)
+    return sentences
+
+
+def _called(name: str, values: Mapping[str, Any]) -> str:
+    title = values.get("title") or ""
+    return f"{title} ({name})" if title and title != name else name
+
+
+def _values(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    sentences = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        before, after = old.get(key), new.get(key)
+        if before != after:
+            name = WORDS.get(key, key.replace("_", " "))
+            sentences.append(f"{what}: {name} {_show(key, before)} → {_show(key, after)}.")
+    return sentences
+
+
+def _show(key: str, value: Any) -> str:
+    if value is None or value == () or value == {} or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if key in MILLI:
+        return gpus(value)
+    if key in CORES:
+        return number(value)
+    if isinstance(value, tuple):
+        return ", ".join(" = ".join(item) if isinstance(item, tuple) else str(item) for item in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={item}" for name, item in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)
