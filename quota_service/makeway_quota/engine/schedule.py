@@ -69,7 +69,7 @@ def _serve(
     over: bool,
 ) -> None:
     """Let one class start in order: in the first pool with room, else by a promise, else by reclaim."""
-    turn = Turn(cluster, (q for q in waiting if any(may(cluster, q, pool) for pool in q.pools)), over)
+    turn = Turn(cluster, (q for q in waiting if q.promised or any(may(cluster, q, pool) for pool in q.pools)), over)
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.unclaim(workload)
@@ -88,6 +88,8 @@ def _serve(
             _served(turn, queue, workload)
         else:
             turn.leave(queue)
+            if held and not over and not queue.firm:
+                cluster.claim(workload, queue.need, held)
 
 
 def _served(turn: Turn, queue: Queue, workload: Workload) -> None:
