@@ -134,7 +134,7 @@ def pages(root: Path) -> dict[Path, str]:
     import make_reference
 
     made = {root / "docs/features.md": features_page(feature_rows(root), proofs(root / "tests"))}
-    for name, text in make_reference.pages().items():
+    for name, text in make_reference.pages(root / "docs/reference").items():
         made[root / "docs/reference" / name] = text
     return made
 

@@ -1,15 +1,32 @@
-"""Writes reference pages from the code itself: settings, metrics, the HTTP API, commands and magics."""
+"""Fills the generated parts of docs/reference/ from the code: settings, metrics, HTTP API, commands and magics.
+
+A page marks such a part with `<!-- begin NAME -->` and `<!-- end NAME -->`; what stands around it is written by hand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-NOTE = "<!-- Made by `make docs` from {source}. -->\n"
+BLOCK = re.compile(r"<!-- begin (?P<name>[a-z-]+)[^>]*-->\n(?P<text>.*?)<!-- end (?P=name) -->", re.DOTALL)
 
 
-def pages() -> dict[str, str]:
-    """Make every page of docs/reference/ that comes from code: its name → its text."""
-    return {"service-settings.md": settings_page(), "metrics.md": metrics_page()}
+def pages(folder: Path) -> dict[str, str]:
+    """Fill every page that has generated parts: its name → its text."""
+    made = {}
+    for file in sorted(folder.glob("*.md")):
+        text = file.read_text(encoding="utf-8")
+        if BLOCK.search(text):
+            made[file.name] = BLOCK.sub(lambda found: block(found["name"]), text)
+    return made
+
+
+def block(name: str) -> str:
+    """Make one part with its marks."""
+    return f"<!-- begin {name}: made by `make docs` -->\n{PARTS[name]()}<!-- end {name} -->"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -21,7 +38,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def settings_page() -> str:
+def service_settings() -> str:
     """List every setting of the service with its environment variable, default and help."""
     from makeway_quota.config import QuotaService
 
@@ -29,34 +46,157 @@ def settings_page() -> str:
     for name, trait in sorted(QuotaService.class_traits(config=True).items()):
         if variable := trait.metadata.get("env"):
             text = trait.help.replace(f" ({variable}=1)", "").replace(f" ({variable})", "")
-            rows.append((f"`{variable}`", f"`c.QuotaService.{name}`", f"`{trait.default_value!r}`", text))
-    return "\n".join(
-        [
-            NOTE.format(source="`makeway_quota.config`"),
-            "# Settings of the service\n",
-            "Each can be given in the environment or in a traitlets file (`makeway-quota serve --config FILE`); "
-            "the environment wins.\n",
-            table(["environment", "in a file", "default", "meaning"], rows),
-        ]
-    )
+            rows.append((f"`{variable}`", f"`{name}`", f"`{trait.default_value!r}`", text))
+    return table(["environment", "in a file: `c.QuotaService.`", "default", "meaning"], rows)
 
 
-def metrics_page() -> str:
+def metrics() -> str:
     """List every metric with its labels."""
-    from makeway_quota import metrics
+    from makeway_quota.metrics import REGISTRY
 
     rows = []
-    for collector in metrics.REGISTRY._collector_to_names:
+    for collector in REGISTRY._collector_to_names:
         for family in collector.collect():
             name = f"{family.name}_total" if family.type == "counter" else family.name
             labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
             rows.append((f"`{name}`", family.type, labels or "–", family.documentation))
-    return "\n".join(
-        [
-            NOTE.format(source="`makeway_quota.metrics`"),
-            "# Metrics\n",
-            "The service answers Prometheus at `/services/makeway/metrics`, without a login, with counts only: "
-            "team names appear, user names do not.\n",
-            table(["metric", "kind", "labels", "meaning"], sorted(rows)),
-        ]
-    )
+    return table(["metric", "kind", "labels", "meaning"], sorted(rows))
+
+
+def magics() -> str:
+    """Give the help of each magic, as `%NAME?` shows it."""
+    from makeway import options
+
+    lines = [options.gpus, options.train, options.jobs, options.job, options.logs, options.cancel]
+    return "\n".join(described(line()) for line in lines)
+
+
+def people_commands() -> str:
+    """Give the help of `makeway` and its subcommands."""
+    from makeway import cli
+
+    return commands(cli._parser())
+
+
+def operator_commands() -> str:
+    """Give the help of `makeway-quota` and its subcommands."""
+    from makeway_quota import main
+
+    return commands(main._parser())
+
+
+def commands(parser: argparse.ArgumentParser) -> str:
+    """Describe a command and all below it."""
+    return "\n".join(described(one) for one in walk(parser))
+
+
+def walk(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Go through a command and its subcommands, each once."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {action.choices[one.dest]: one.help for one in action._choices_actions}
+            for inner in dict.fromkeys(action.choices.values()):
+                inner.description = inner.description or sentence(helps.get(inner))
+                yield from walk(inner)
+
+
+def sentence(text: str | None) -> str:
+    """Write a short help as a sentence."""
+    return text[0].upper() + text[1:].rstrip(".") + "." if text else ""
+
+
+def described(parser: argparse.ArgumentParser) -> str:
+    """Set a parser's help as a section: the same whatever Python makes it."""
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+        takes = action.metavar if isinstance(action.metavar, str) else choices or action.dest.upper()
+        many = " …" if action.nargs in ("+", "*") else ""
+        names = ", ".join(sorted(action.option_strings, key=len, reverse=True)) or takes
+        value = f" {takes}{many}" if action.option_strings and action.nargs != 0 else many
+        text = (action.help or "").replace("%%", "%").replace("%(default)s", str(action.default))
+        rows.append((f"`{names}{value}`", text))
+    parts = [f"### `{parser.prog}`\n", (parser.description or "").strip() + "\n"]
+    if rows:
+        parts.append(table(["argument", "meaning"], rows))
+    if parser.epilog:
+        parts.append(f"```\n{parser.epilog.strip()}\n```\n")
+    return "\n".join(part for part in parts if part.strip())
+
+
+def http_api() -> str:
+    """List every route of the API with what it takes and answers, from its own OpenAPI document."""
+    from makeway_quota.web.app import create_app
+    from makeway_quota.web.auth import TokenAuth
+    from makeway_quota.web.settings import WebSettings
+
+    document = create_app(None, WebSettings(), TokenAuth({})).openapi()  # type: ignore[arg-type]
+    rows = []
+    for path, verbs in document["paths"].items():
+        for verb, route in verbs.items():
+            short = path.removeprefix("/services/makeway")
+            asks = [f"`{one['name']}`" for one in route.get("parameters", ()) if one["in"] == "query"]
+            body = named(route.get("requestBody", {}))
+            answers = next((named(answer) for code, answer in route["responses"].items() if code.startswith("2")), "")
+            takes = ", ".join([*([f"body {body}"] if body else []), *asks]) or "–"
+            rows.append((f"`{verb.upper()} {short}`", takes, answers or "–", route.get("summary", "")))
+    return table(["route", "takes", "answers", "meaning"], rows) + "\n" + models(document)
+
+
+def named(content: dict[str, Any]) -> str:
+    """Name the model of a request or an answer, linked to its table."""
+    for kind, media in content.get("content", {}).items():
+        schema = media.get("schema", {})
+        return type_of(schema) if kind == "application/json" and schema else f"`{kind}`"
+    return ""
+
+
+def type_of(schema: dict[str, Any]) -> str:
+    """Say a JSON schema's type in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(type_of(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in schema["enum"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if schema.get("type") == "array":
+        return f"list of {type_of(schema.get('items', {}))}"
+    if schema.get("format") == "date-time":
+        return "time"
+    return str(schema.get("type", "anything"))
+
+
+def models(document: dict[str, Any]) -> str:
+    """Describe every model of the API, field by field."""
+    parts = []
+    for name, schema in sorted(document.get("components", {}).get("schemas", {}).items()):
+        if "HTTPValidation" in name or name == "ValidationError":
+            continue
+        text = schema.get("description", "").replace("\n", " ").strip()
+        parts.append(f"### {name}\n\n{text}\n")
+        if "properties" in schema:
+            needed = set(schema.get("required", ()))
+            rows = [
+                (f"`{field}`", type_of(one), "yes" if field in needed else "", one.get("description", ""))
+                for field, one in schema["properties"].items()
+            ]
+            parts.append(table(["field", "type", "required", "meaning"], rows))
+        elif "enum" in schema:
+            parts.append(f"One of {type_of(schema)}.\n")
+    return "\n".join(parts)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "service-settings": service_settings,
+    "metrics": metrics,
+    "magics": magics,
+    "people-commands": people_commands,
+    "operator-commands": operator_commands,
+    "http-api": http_api,
+}
