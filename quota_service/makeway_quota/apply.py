@@ -6,12 +6,20 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 from .engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from .engine.state import Placement
 from .settle import HOLDS, Books, decide
 from .store.records import Attempt, Change, Notice, Place, Workload
+
+Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
+
+WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
+"""How the desk names workloads."""
 
 NOT_BEFORE_SLACK = 5.0
 """Seconds that a forecast may shift before it is written again."""
@@ -20,15 +28,38 @@ NOT_BEFORE_SLACK = 5.0
 def books_of(plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seconds: float) -> Books:
     """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
     books = Books()
+    plan = named(plan, rows)
     for start in plan.start:
         _start(books, start, rows[start.id], now, lease_seconds)
-    for leave in (*plan.evict, *plan.move):
-        _leave(books, leave, rows[leave.id], rows.get(leave.beneficiary), now)
+    for evict in plan.evict:
+        _leave(books, evict, rows[evict.id], rows.get(evict.beneficiary), now)
+    for move in plan.move:
+        _leave(books, move, rows[move.id], rows.get(move.beneficiary), now)
     for refusal in plan.refused:
         _refuse(books, refusal, rows[refusal.id], now)
     for waiting in plan.pending:
         _wait(books, waiting, rows[waiting.id])
     return books
+
+
+def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
+    """Say names where the engine says ids: people know their jobs by name."""
+
+    def name(match: re.Match[str]) -> str:
+        row = rows.get(match[0])
+        return f"“{row.name}”" if row and row.name else match[0]
+
+    def said(items: tuple[Said, ...]) -> tuple[Said, ...]:
+        return tuple(replace(item, message=WORKLOAD_ID.sub(name, item.message)) for item in items)
+
+    return replace(
+        plan,
+        start=said(plan.start),
+        evict=said(plan.evict),
+        move=said(plan.move),
+        refused=said(plan.refused),
+        pending=said(plan.pending),
+    )
 
 
 def _start(books: Books, start: Start, row: Workload, now: float, lease_seconds: float) -> None:
@@ -114,7 +145,12 @@ def _wait(books: Books, waiting: Waiting, row: Workload) -> None:
 def _close_enough(a: float | None, b: float | None) -> bool:
     if a is None or b is None:
         return a is b
-    return abs(a - b) <= NOT_BEFORE_SLACK
+    return abs(a - b) <= Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
+
+WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
+"""How the desk names workloads."""
+
+NOT_BEFORE_SLACK
 
 
 def _plain(numbers: Mapping[str, object]) -> dict[str, object]:

@@ -25,7 +25,6 @@ class ServiceConfig:
     virtual_nodes: int
     lease_seconds: float
     tick_seconds: float
-    stop_grace: float
     max_files_bytes: int
     max_failures_lost: int
     host: str
@@ -80,9 +79,6 @@ class QuotaService(Configurable):
     tick_seconds = Float(
         5.0, min=0.05, max=60.0, help="The loop looks at the world at least this often (MAKEWAY_TICK_SECONDS)."
     ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
-    stop_grace = Float(
-        8.0, min=0.0, max=3600.0, help="How long jobs may save when the service is stopped (MAKEWAY_STOP_GRACE)."
-    ).tag(config=True, env="MAKEWAY_STOP_GRACE")
     max_files_mb = Int(
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
     ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
@@ -128,7 +124,6 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         virtual_nodes=service.virtual_nodes,
         lease_seconds=service.lease_seconds,
         tick_seconds=service.tick_seconds,
-        stop_grace=service.stop_grace,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_failures_lost=service.max_failures_lost,
         host=host,

@@ -146,7 +146,6 @@ def make_backend(config: ServiceConfig) -> Backend:
         virtual_gpus=config.virtual_gpus,
         virtual_nodes=config.virtual_nodes,
         system_users=config.mode == "system",
-        stop_grace=config.stop_grace,
     )
 
 

@@ -160,7 +160,7 @@ def _requeue(
 ) -> None:
     """Back to the queue with the same id and the first submit time; a moved job keeps its claim."""
     keep_claim = row.notice is not None and row.notice.kind == "move"
-    change = {
+    change: dict[str, object] = {
         "state": "pending",
         "placement": (),
         "claim": row.claim if keep_claim else (),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from .caller import Caller
-from .estate import Estate
 from .jobs import Jobs
 from .journal import Journal
 from .policies import Policies
 from .sessions import Sessions
 
 
-class Desk(Estate, Sessions, Jobs, Journal, Policies):
+class Desk(Jobs, Sessions, Journal, Policies):
     """All of the desk in one object; `web.ports.Desk` lists what it promises."""
 
 

@@ -25,13 +25,14 @@ from makeway_api.models import (
 )
 
 from ..backends.base import NodeSeen
-from ..engine.offer import offer, usage_by_team
+from ..engine.offer import offer
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import TeamUsage as EngineUsage
 from ..engine.plan import Victim as EngineVictim
 from ..engine.state import Policy as EnginePolicy
 from ..engine.state import Profile as EngineProfile
 from ..engine.state import Snapshot
+from ..engine.usage import usage_by_team
 from ..policy import Document
 from ..settle import HOLDS
 from ..store.records import Workload

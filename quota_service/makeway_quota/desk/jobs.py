@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from makeway_api.models import Decision, DryRun, FileIn, Job, JobAsk, JobPage, LogChunk, Priority, State
+from makeway_api.models import Decision, DryRun, FileIn, Job, JobAsk, JobPage, Kind, LogChunk, Priority, State
 from pydantic import ValidationError
 
 from ..engine.offer import offer
@@ -65,7 +65,7 @@ class Jobs(Estate):
         rows = await self.watch.rows()
         snapshot = self.watch.snapshot(rows, self.clock())
         found = await asyncio.to_thread(offer, snapshot, team, profile, "job", caller.name)
-        answer = self._offer(found, rows, views.Kind.JOB)
+        answer = self._offer(found, rows, Kind.JOB)
         risk = ""
         if not found.in_quota:
             risk = "It would run over quota: it makes way when the owners need their GPUs, so save checkpoints often."
@@ -267,7 +267,8 @@ class Jobs(Estate):
     async def _job(self, row: Workload, *, whole: bool = False) -> Job:
         attempts = await self.read(self.store.attempts, row.id) if whole and row.attempt else []
         if whole and not row.source:
-            row = await self.read(self.store.workload, row.id) or row
+            whole_row: Workload | None = await self.read(self.store.workload, row.id)
+            row = whole_row or row
         return views.job(row, virtual=self.watch.virtual, attempts=attempts, now=self.clock())
 
 

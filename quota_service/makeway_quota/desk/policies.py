@@ -8,6 +8,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
 
 from ..engine.schedule import schedule
+from ..phrases import count
 from ..policy import Document, PolicyInvalid, diff, read
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
@@ -52,11 +53,12 @@ class Policies(Core):
         now = self.clock()
         before = await asyncio.to_thread(schedule, self.watch.snapshot(rows, now))
         after = await asyncio.to_thread(schedule, self.watch.snapshot(rows, now, document))
-        anyway = {item.id for group in (before.start, before.evict, before.move) for item in group}
+        anyway = {s.id for s in before.start} | {e.id for e in before.evict} | {m.id for m in before.move}
         waiting = {item.id: item.code for item in before.pending}
         return Preview(
             starts=[_effect(rows, s.id, s.message) for s in after.start if s.id not in anyway],
-            leaves=[_effect(rows, e.id, e.message) for e in (*after.evict, *after.move) if e.id not in anyway],
+            leaves=[_effect(rows, e.id, e.message) for e in after.evict if e.id not in anyway]
+            + [_effect(rows, m.id, m.message) for m in after.move if m.id not in anyway],
             waits=[_effect(rows, w.id, w.message) for w in after.pending if waiting.get(w.id) != w.code],
         )
 
@@ -96,7 +98,7 @@ class Policies(Core):
             first = issues[0]
             where = f"line {first.line}: " if first.line else ""
             raise MakewayError(
-                f"The policy document has {len(issues)} mistake{'s' if len(issues) != 1 else ''}; {where}{first.message}",
+                f"The policy document has {count(len(issues), 'mistake')}; {where}{first.message}",
                 code="policy_invalid",
                 status=422,
                 errors=[issue.model_dump() for issue in issues],

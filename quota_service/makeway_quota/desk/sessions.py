@@ -62,13 +62,11 @@ class Sessions(Core):
         if ask.team is None:
             if self.document.queue_open(None, profile.name):
                 return profile
-            raise refuse(
-                f"{title_of(self.document, profile)} has GPUs, and GPUs belong to teams: choose one of {names(teams)}."
-                if teams
-                else f"{ask.user} is in no team, so only profiles without GPUs can be used. Ask an administrator to add you.",
-                "no_team",
-                403,
-            )
+            what = title_of(self.document, profile)
+            message = f"{what} has GPUs, and GPUs belong to teams: choose one of {names(teams)}."
+            if not teams:
+                message = f"{ask.user} is in no team, so only profiles without GPUs can be used: ask an administrator."
+            raise refuse(message, "no_team", 403)
         check_queue(self.document, ask.user, teams, ask.team, profile)
         return profile
 
@@ -164,7 +162,9 @@ class Sessions(Core):
         if row is None or row.kind != "session" or row.state not in SESSION_LIVE:
             return
         held = row.placement and row.gpus
-        message = f"{row.owner}'s session ended ({why})" + (f"; {_where(row)} is free again." if held else ".")
+        message = f"{row.owner}'s session ended ({why})" + (
+            f"; {_where(row)} {'is' if len(row.placement[0].devices) == 1 else 'are'} free again." if held else "."
+        )
         now = self.clock()
         change = end_session(row, now, "released", message)
         await self.read(self.store.commit, [change], [decide(row, "release", "released", message)], now=now)
@@ -182,7 +182,8 @@ class Sessions(Core):
 
 def _where(row: Workload) -> str:
     place = row.placement[0]
-    return f"GPU {names([str(i) for i in place.devices])} of {place.node}" if place.devices else place.node
+    devices = names([str(index) for index in place.devices], 8)
+    return f"GPU{'' if len(place.devices) == 1 else 's'} {devices} of {place.node}" if devices else place.node
 
 
 def title_of(document: Document, profile: Profile) -> str:
@@ -219,7 +220,8 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
     if not document.queue_open(team, profile.name):
         open_to = [p.name for p in document.profiles if document.queue_open(team, p.name)]
         raise refuse(
-            f"The team “{team}” cannot use {title_of(document, profile)}; it can use {names(open_to, 20) or 'no profile at all'}.",
+            f"The team “{team}” cannot use {title_of(document, profile)}; "
+            f"it can use {names(open_to, 20) or 'no profile at all'}.",
             "queue_closed",
             403,
         )
