@@ -145,12 +145,7 @@ def _wait(books: Books, waiting: Waiting, row: Workload) -> None:
 def _close_enough(a: float | None, b: float | None) -> bool:
     if a is None or b is None:
         return a is b
-    return abs(a - b) <= Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
-
-WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
-"""How the desk names workloads."""
-
-NOT_BEFORE_SLACK
+    return abs(a - b) <= NOT_BEFORE_SLACK
 
 
 def _plain(numbers: Mapping[str, object]) -> dict[str, object]:
