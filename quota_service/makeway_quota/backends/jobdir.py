@@ -1,0 +1,230 @@
+"""Where the files of a job are, and how the service reads and writes them without trusting the job's owner.
+
+`jobs/ID/` belongs to the job's account (mode 0700): `work/`, `checkpoints/`, and one `attempt-N/` each with log,
+notice, progress and report. Only the launcher, as that account, creates things there; the service opens every
+folder and file without following links and checks whose it is, so that no link leads it astray.
+`spool/ID@N` belongs to the service: the order of an attempt that is not yet forgotten, with its files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from .base import BackendError, JobFile
+from .users import Account
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+SMALL = 256 * 1024
+"""Bytes of a report that are read at most."""
+
+
+class Layout:
+    """The state directory of the local backend."""
+
+    def __init__(self, root: Path, *, shared: bool) -> None:
+        """`shared`: other accounts must be able to reach their own job's folder (system users mode)."""
+        self.root = root.resolve()
+        self.jobs = self.root / "jobs"
+        self.spool = self.root / "spool"
+        self.programs = self.root / "bin"
+        self._shared = shared
+
+    def make(self) -> None:
+        """Create the folders that are missing and set who may enter them."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        through = 0o711 if self._shared else 0o700
+        for folder, mode in ((self.jobs, through), (self.spool, 0o700), (self.programs, 0o755)):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
+        if self._shared:
+            self.root.chmod(0o711)
+
+    def job(self, workload: str) -> Path:
+        """Name a job's folder; BackendError for an id that is not a plain name."""
+        if not NAME.fullmatch(workload):
+            raise BackendError(f"{workload!r} is not a valid job id.")
+        return self.jobs / workload
+
+    def make_job(self, workload: str, account: Account) -> Path:
+        """Create a job's folder for its account, or check that it is that account's."""
+        folder = self.job(workload)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            if account.switch:
+                os.chown(folder, account.uid, account.gid)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != account.uid:
+            raise BackendError(f"The folder of job {workload} belongs to another account; nothing was started.")
+        return folder
+
+    def purge(self, workload: str) -> None:
+        """Remove a job's folder with everything in it."""
+        folder = self.job(workload)
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    def order(self, workload: str, attempt: int) -> Path:
+        """Name the order of an attempt."""
+        return self.spool / f"{workload}@{attempt}"
+
+    def orders(self) -> Iterator[Path]:
+        """Name every order that is not yet forgotten."""
+        return (path for path in sorted(self.spool.iterdir()) if re.fullmatch(r".+@\d+", path.name))
+
+
+def write_order(path: Path, header: Mapping[str, Any], files: Sequence[JobFile]) -> None:
+    """Write an order: one line of JSON, then the bytes of its files; all or nothing."""
+    entries = [{"path": f.path, "size": len(f.data), "executable": f.executable} for f in files]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(json.dumps({**header, "files": entries}).encode() + b"\n")
+        for entry in files:
+            file.write(entry.data)
+    temporary.replace(path)
+
+
+def read_order(path: Path) -> dict[str, Any] | None:
+    """Read an order's line of JSON; None when it is gone."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline())
+    except (FileNotFoundError, ValueError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def check_files(files: Sequence[JobFile]) -> None:
+    """Refuse files that would land outside of the working directory, or twice in the same place."""
+    seen = set()
+    for file in files:
+        parts = file.path.split("/")
+        if not file.path or file.path.startswith("/") or "\0" in file.path or {"", ".", ".."} & set(parts):
+            raise BackendError(
+                f"The file path {file.path!r} is not below the job's folder; use plain paths like data/a.txt."
+            )
+        if any(len(part.encode()) > 250 for part in parts):
+            raise BackendError(f"The file name {file.path[:80]!r}… is too long: 250 bytes a name at most.")
+        if file.path in seen:
+            raise BackendError(f"The file {file.path!r} was given twice.")
+        seen.add(file.path)
+
+
+class AttemptFiles:
+    """The folder `attempt-N` of one job, read and written on behalf of the service."""
+
+    def __init__(self, layout: Layout, workload: str, attempt: int, uid: int, gid: int) -> None:
+        self.job = layout.job(workload)
+        self.number = attempt
+        self.uid = uid
+        self.gid = gid
+        self.path = self.job / f"attempt-{attempt}"
+
+    def stamp(self, name: str) -> tuple[int, int] | None:
+        """Tell a file's change time and size, to see whether it is new; None when there is none."""
+        try:
+            found = os.lstat(self.path / name)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """Read a file of the job's account; None when there is none, or when it is not a plain file of that account."""
+        with self._open(name) as file:
+            return None if file is None else file.read(most)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read a report; an absent or broken one counts as empty."""
+        data = self.read(name, SMALL)
+        try:
+            value = json.loads(data) if data else {}
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> bool:
+        """Write a file for the launcher, atomically; False when the attempt has no folder."""
+        with self._folder() as folder:
+            if folder is None:
+                return False
+            temporary = f".{name}.{os.getpid()}"
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            handle = os.open(temporary, flags, 0o600, dir_fd=folder)
+            with open(handle, "w", encoding="utf-8") as file:
+                if self.uid != os.geteuid():
+                    os.fchown(handle, self.uid, self.gid)
+                json.dump(dict(value), file)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        return True
+
+    def log(self, offset: int, size: int) -> tuple[bytes, int]:
+        """Read from the log, which may lack its middle (`log_gap`); answers the bytes and the log's length."""
+        pieces = self._log_pieces()
+        length = max((start + held for start, held, _ in pieces), default=0)
+        for start, held, name in pieces:
+            if start <= offset < start + held:
+                with self._open(name) as file:
+                    if file is None:
+                        return b"", length
+                    file.seek(offset - start)
+                    return file.read(max(0, size)), length
+        return b"", length
+
+    def log_gap(self) -> tuple[int, int] | None:
+        """Tell which bytes of a very long log were dropped: from, to; None when it is whole."""
+        pieces = self._log_pieces()
+        for (start, held, _), (following, _, _) in pairwise(pieces):
+            if start + held < following:
+                return start + held, following
+        return None
+
+    def _log_pieces(self) -> list[tuple[int, int, str]]:
+        """List (first byte, length, file name) of the log's pieces, in order."""
+        found = []
+        with self._folder() as folder:
+            for name in os.listdir(folder) if folder is not None else ():
+                if re.fullmatch(r"log(\.\d{1,18})?", name):
+                    with suppress(FileNotFoundError):
+                        size = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+                        found.append((int(name[4:] or 0), size, name))
+        return sorted(found)
+
+    @contextmanager
+    def _folder(self) -> Iterator[int | None]:
+        """Open the attempt's folder without following a link; None unless it is a folder of the job's account."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        handles: list[int] = []
+        try:
+            with suppress(OSError):
+                handles.append(os.open(self.job, flags))
+                handles.append(os.open(self.path.name, flags, dir_fd=handles[0]))
+            yield handles[1] if len(handles) == 2 and os.fstat(handles[1]).st_uid == self.uid else None
+        finally:
+            for handle in handles:
+                os.close(handle)
+
+    @contextmanager
+    def _open(self, name: str) -> Iterator[BinaryIO | None]:
+        """Open a plain file of the job's account in the attempt's folder; None for anything else."""
+        with self._folder() as folder:
+            if folder is None:
+                yield None
+                return
+            try:
+                handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            except OSError:
+                yield None
+                return
+            with open(handle, "rb") as file:
+                found = os.fstat(handle)
+                yield file if stat.S_ISREG(found.st_mode) and found.st_uid == self.uid else None

@@ -1,0 +1,286 @@
+"""Jobs as processes of this machine, with its own GPUs or virtual ones.
+
+The backend of the embedded default and of a single shared server. Every job has a launcher that outlives the
+service; a restarted service finds it again by its spooled order, its pid and its start time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from .attempts import PATIENCE, TRIES, LocalAttempt
+from .base import NodeSeen, NoticeOrder, Seen, StartOrder
+from .gpus import nodes_here
+from .jobdir import AttemptFiles, Layout, read_order
+from .processes import Process, sweep
+from .starting import check_shared, install_launcher, spawn, spool
+from .users import Account, account_of, this_account
+
+T = TypeVar("T")
+Key = tuple[str, int]
+
+LOG_LIMIT = 64 * 2**20
+CLOSE_SECONDS = 10.0
+"""The longest grace that jobs get when Makeway itself stops."""
+
+
+class LocalBackend:
+    """Starts, watches and ends jobs on this machine; see `base.Backend` for what each method promises."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        state_dir: str | Path,
+        *,
+        pool: str = "gpu",
+        nodes: Sequence[NodeSeen] | None = None,
+        virtual_gpus: int = 10,
+        virtual_nodes: int = 1,
+        system_users: bool = False,
+        launcher_python: str | None = None,
+        log_limit: int = LOG_LIMIT,
+        tick: float = 1.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`nodes`: the machines to offer; default: the real GPUs here, else `virtual_gpus` over `virtual_nodes`."""
+        self._layout = Layout(Path(state_dir), shared=system_users)
+        self._nodes = tuple(nodes) if nodes is not None else nodes_here(pool, virtual_gpus, virtual_nodes)
+        self._account_of: Callable[[str], Account] = account_of if system_users else lambda owner: this_account()
+        self._system_users = system_users
+        self._python = launcher_python or sys.executable
+        self._launcher = Path()
+        self._log_limit = log_limit
+        self._every = tick
+        self._clock = clock
+        self._wake: Callable[[], None] = lambda: None
+        self._attempts: dict[Key, LocalAttempt] = {}
+        self._watched: dict[Key, Process] = {}
+        self._silent: set[Key] = set()
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-local")
+        self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def virtual(self) -> bool:
+        """True when the GPUs are made up."""
+        return any(node.virtual for node in self._nodes)
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever `observe` would answer something new."""
+        self._wake = wake
+
+    async def open(self) -> None:
+        """Make the folders, adopt what runs, and start what was ordered but never started."""
+        await self._do(self._open)
+        self._follow_up()
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def close(self, *, stop_jobs: bool) -> None:
+        """Let go; with `stop_jobs` ask everything to leave, wait for its grace (10 s at most), then kill."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if stop_jobs:
+            await self._stop_all()
+        for key in list(self._watched):
+            self._unwatch(key)
+
+    async def observe(self) -> Seen:
+        """Tell every node, and every attempt that is not forgotten."""
+        await self._do(self._refresh)
+        self._follow_up()
+        return Seen(self._nodes, tuple(attempt.seen for attempt in self._attempts.values() if not attempt.forgotten))
+
+    async def start(self, order: StartOrder) -> None:
+        """Start an attempt exactly once; BackendError when it never can."""
+        await self._change(lambda: self._prepare(order))
+
+    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+        """Ask an attempt to save and leave; it is killed at the deadline."""
+        if (known := self._attempts.get((workload, attempt))) is not None:
+            await self._change(lambda: known.notice(notice))
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        """Stop an attempt now, with everything it started."""
+        if (known := self._attempts.get((workload, attempt))) is not None:
+            await self._change(lambda: known.kill(self._clock()))
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        """Stop reporting an attempt; one that still runs is killed first."""
+        if (known := self._attempts.get((workload, attempt))) is not None:
+            known.forgotten = True
+            await self._change(lambda: self._drop(known))
+
+    async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
+        """Read an attempt's log; inside `log_gap` there is nothing to read."""
+        return await self._read(workload, attempt, lambda files: files.log(offset, size))
+
+    async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
+        """Tell which bytes of a very long log were dropped (from, to); None when it is whole."""
+        return await self._read(workload, attempt, lambda files: files.log_gap())
+
+    async def result(self, workload: str, attempt: int) -> bytes | None:
+        """Read what the job left as its result, or None."""
+        return await self._read(workload, attempt, lambda files: files.read("result.pkl", 2**31))
+
+    async def error(self, workload: str, attempt: int) -> bytes | None:
+        """Read the JSON about the job's exception, or None."""
+        return await self._read(workload, attempt, lambda files: files.read("error.json", 2**20))
+
+    async def purge(self, workload: str) -> None:
+        """Remove everything kept for a workload; what still runs of it is killed first."""
+        mine = [attempt for attempt in self._attempts.values() if attempt.workload == workload]
+        for attempt in mine:
+            await self.forget(attempt.workload, attempt.number)
+        while any(key[0] == workload for key in self._attempts):
+            await asyncio.sleep(0.02)
+            await self.observe()
+        await asyncio.to_thread(self._layout.purge, workload)
+
+    # -- in the one thread that touches attempts ----------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._layout.make()
+        self._launcher = install_launcher(self._layout)
+        if self._system_users:
+            check_shared(self._layout, self._python)
+        for path in self._layout.orders():
+            self._follow(path)
+        self._refresh()
+
+    def _follow(self, path: Path) -> None:
+        """Take up an attempt from its spooled order."""
+        header = read_order(path)
+        if header is None:
+            return
+        workload, _, number = path.name.rpartition("@")
+        files = AttemptFiles(self._layout, workload, int(number), int(header["uid"]), -1)
+        self._attempts.setdefault((workload, int(number)), LocalAttempt(header, files))
+
+    def _prepare(self, order: StartOrder) -> None:
+        if (order.workload, order.attempt) in self._attempts:
+            return
+        path = self._layout.order(order.workload, order.attempt)
+        if not path.exists():
+            spool(self._layout, order, self._account_of(order.owner), self._nodes, self._log_limit)
+        self._follow(path)
+
+    def _refresh(self) -> bool:
+        """Look at every attempt; conclude those whose launcher is gone; True when something is new."""
+        now = self._clock()
+        before = {key: attempt.seen for key, attempt in self._attempts.items()}
+        gone = [attempt for attempt in self._attempts.values() if attempt.refresh(now)]
+        if gone:
+            left = sweep({attempt.mark: attempt.files.uid for attempt in gone})
+            for attempt in gone:
+                if attempt.mark not in left:
+                    attempt.conclude(now)
+        for attempt in [attempt for attempt in self._attempts.values() if attempt.forgotten]:
+            self._drop(attempt)
+        return before != {key: attempt.seen for key, attempt in self._attempts.items()}
+
+    def _drop(self, attempt: LocalAttempt) -> None:
+        if not attempt.ended:
+            attempt.kill(self._clock())
+            return
+        self._layout.order(attempt.workload, attempt.number).unlink(missing_ok=True)
+        self._attempts.pop((attempt.workload, attempt.number), None)
+
+    # -- in the event loop --------------------------------------------------------------------------------------
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._hand, work)
+
+    async def _change(self, work: Callable[[], None]) -> None:
+        """Do something to an attempt, and wake the loop if that shows."""
+
+        def both() -> bool:
+            before = set(self._attempts)
+            work()
+            return self._refresh() or before != set(self._attempts)
+
+        changed = await self._do(both)
+        self._follow_up()
+        if changed:
+            self._wake()
+
+    async def _read(self, workload: str, attempt: int, read: Callable[[AttemptFiles], T]) -> T:
+        def work() -> T:
+            uid = self._layout.job(workload).lstat().st_uid if self._layout.job(workload).exists() else -1
+            return read(AttemptFiles(self._layout, workload, attempt, uid, -1))
+
+        return await asyncio.to_thread(work)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            if await self._do(self._refresh):
+                self._wake()
+            self._follow_up()
+
+    def _follow_up(self) -> None:
+        """Start the launchers that are wanted, and watch exactly the processes that run."""
+        for key, attempt in list(self._attempts.items()):
+            if attempt.wants_launcher:
+                attempt.spawning = True
+                task = asyncio.create_task(self._spawn(attempt))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            process = attempt.process
+            if process is not None and process.fd is not None and key not in self._watched:
+                asyncio.get_running_loop().add_reader(process.fd, self._gone, key)
+                self._watched[key] = process
+        for key in list(self._watched):
+            if key not in self._attempts or self._attempts[key].ended:
+                self._unwatch(key)
+
+    def _gone(self, key: Key) -> None:
+        """A launcher has ended: look away from its handle, and let the loop look."""
+        handle = self._watched[key].fd
+        if handle is not None:
+            asyncio.get_running_loop().remove_reader(handle)
+            self._silent.add(key)
+        self._wake()
+
+    def _unwatch(self, key: Key) -> None:
+        process = self._watched.pop(key)
+        if key not in self._silent and process.fd is not None:
+            asyncio.get_running_loop().remove_reader(process.fd)
+        self._silent.discard(key)
+        process.close()
+
+    async def _spawn(self, attempt: LocalAttempt) -> None:
+        loop = asyncio.get_running_loop()
+        order = self._layout.order(attempt.workload, attempt.number)
+        work = (attempt, order, self._launcher, self._python, self._account_of)
+        why = await loop.run_in_executor(self._starters, spawn, *work)
+        attempt.tries += 1
+        attempt.spawning = False
+        if not await self._do(lambda: attempt.claimed) and attempt.tries >= TRIES:
+            attempt.could_not_start(why or "its launcher did not come up", self._clock())
+        await self._do(self._refresh)
+        self._follow_up()
+        self._wake()
+
+    async def _stop_all(self) -> None:
+        now = self._clock()
+        running = [attempt for attempt in self._attempts.values() if not attempt.ended]
+        ends = now
+        for attempt in running:
+            deadline = now + min(CLOSE_SECONDS, attempt.grace)
+            ends = max(ends, deadline + PATIENCE + 1.0)
+            notice = NoticeOrder("Makeway is stopping", None, None, None, now, deadline)
+            await self.notice(attempt.workload, attempt.number, notice)
+        while any(not attempt.ended for attempt in running) and self._clock() < ends:
+            await asyncio.sleep(0.05)
+            await self._do(self._refresh)

@@ -1,0 +1,183 @@
+"""Which process is which: a pid counts only together with its start time, so that a reused one fools nobody.
+
+Used by the local backend to hold on to launchers, and to find and kill whatever is left of an attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+SWEEP_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What every process of an attempt carries in its environment, wherever it moved itself."""
+
+    job_dir: str
+    attempt: int
+
+    @classmethod
+    def of(cls, pid: int) -> Mark | None:
+        """Read the mark of a process; None for one that has none, is gone, or may not be looked at."""
+        try:
+            entries = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        found = dict(entry.split(b"=", 1) for entry in entries if entry.startswith(b"MAKEWAY_") and b"=" in entry)
+        directory, attempt = found.get(b"MAKEWAY_JOB_DIR"), found.get(b"MAKEWAY_ATTEMPT", b"")
+        if directory is None or not attempt.isdigit():
+            return None
+        return cls(os.fsdecode(directory), int(attempt))
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The little of /proc/PID/stat that is needed; start_time is in clock ticks since the boot."""
+
+    state: str
+    parent: int
+    start_time: int
+
+    @classmethod
+    def of(cls, pid: int) -> Stat | None:
+        """Read it; None when there is no such process."""
+        try:
+            fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            return None
+        return cls(fields[0].decode(), int(fields[1]), int(fields[19]))
+
+    @property
+    def dead(self) -> bool:
+        """True for one that only waits to be collected."""
+        return self.state in "ZX"
+
+
+def boot_id() -> str:
+    """Name this boot of the machine: pids and start times of another one mean nothing."""
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@dataclass(slots=True)
+class Process:
+    """A hold on one process. `fd` is a pidfd (readable once the process ended), None where the kernel has none."""
+
+    pid: int
+    start_time: int
+    fd: int | None
+
+    @classmethod
+    def find(cls, claim: Mapping[str, object], uid: int, mark: Mark) -> Process | None:
+        """Take hold of the process of a launcher's claim: same boot, pid, start time, account and mark, or None."""
+        pid, start_time = claim.get("pid"), claim.get("start_time")
+        if not isinstance(pid, int) or not isinstance(start_time, int) or pid <= 1 or claim.get("boot") != boot_id():
+            return None
+        try:
+            fd = _pidfd(pid)
+        except ProcessLookupError:
+            return None
+        process = cls(pid, start_time, fd)
+        if process._same() and _owner(pid) == uid and Mark.of(pid) == mark:
+            return process
+        process.close()
+        return None
+
+    def alive(self) -> bool:
+        """Say whether it still runs; a zombie does not."""
+        if self.fd is None:
+            return self._same()
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def send(self, number: int) -> None:
+        """Send a signal; to one that is gone, nothing."""
+        with suppress(ProcessLookupError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, number)
+            elif self._same():
+                os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Let go of it; it lives on."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def _same(self) -> bool:
+        stat = Stat.of(self.pid)
+        return stat is not None and not stat.dead and stat.start_time == self.start_time
+
+
+def sweep(marks: Mapping[Mark, int]) -> set[Mark]:
+    """Kill every process that carries one of the marks and belongs to its account, with its children.
+
+    Answers the marks of which something is still there after two seconds (a process that the kernel cannot end now).
+    """
+    ends = time.monotonic() + SWEEP_SECONDS
+    while True:
+        left = set()
+        for pid, start_time, mark in _carriers(marks):
+            left.add(mark)
+            _kill(pid, start_time)
+        if not left or time.monotonic() > ends:
+            return left
+        time.sleep(0.005)
+
+
+def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
+    """Find (pid, start time, mark) of all that carry a mark, and of those below them, which may have dropped it."""
+    stats = {pid: stat for pid in _pids() if (stat := Stat.of(pid)) is not None and not stat.dead}
+    found: dict[int, Mark] = {}
+    for pid in stats:
+        mark = Mark.of(pid)
+        if mark is not None and marks.get(mark) == _owner(pid):
+            found[pid] = mark
+    for pid in stats:
+        line = [pid]
+        while line[-1] in stats and line[-1] not in found and stats[line[-1]].parent not in line:
+            line.append(stats[line[-1]].parent)
+        if line[-1] in found and marks[found[line[-1]]] == _owner(pid):
+            found[pid] = found[line[-1]]
+    return [(pid, stats[pid].start_time, mark) for pid, mark in found.items()]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir(PROC) if name.isdigit() and int(name) not in (1, os.getpid())]
+
+
+def _kill(pid: int, start_time: int) -> None:
+    with suppress(ProcessLookupError):
+        process = Process(pid, start_time, _pidfd(pid))
+        if process._same():
+            process.send(signal.SIGKILL)
+        process.close()
+
+
+def _owner(pid: int) -> int | None:
+    try:
+        return os.stat(PROC / str(pid)).st_uid
+    except OSError:
+        return None
+
+
+def _pidfd(pid: int) -> int | None:
+    """Open a pidfd; None on a kernel without; ProcessLookupError when there is no such process."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,145 @@
+"""How an attempt gets its launcher: the order is spooled, then a process of its own is started that claims it.
+
+Whoever starts it, and however often: the launcher that claims the attempt first runs it, every other one leaves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .attempts import LocalAttempt
+from .base import BackendError, NodeSeen, StartOrder
+from .jobdir import Layout, check_files, write_order
+from .users import Account, closed_folder
+
+SPAWN_SECONDS = 120.0
+
+
+def launcher_source() -> Path:
+    """Find the launcher's file in the installed distribution, without importing the notebook package."""
+    spec = importlib.util.find_spec("makeway")
+    if spec is None or not spec.submodule_search_locations:
+        raise BackendError("The launcher is missing: the package `makeway` is not installed beside the service.")
+    return Path(next(iter(spec.submodule_search_locations))) / "launcher.py"
+
+
+def install_launcher(layout: Layout) -> Path:
+    """Copy the launcher to where every account can read it."""
+    target = layout.programs / "launcher.py"
+    source = launcher_source().read_bytes()
+    if not target.exists() or target.read_bytes() != source:
+        temporary = target.with_name(f".launcher.{os.getpid()}")
+        temporary.write_bytes(source)
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    return target
+
+
+def check_shared(layout: Layout, python: str) -> None:
+    """Refuse folders that other accounts cannot pass through: their jobs would never start."""
+    for what, path in (("The state directory", layout.jobs), ("The Python of the launcher", Path(python))):
+        closed = closed_folder(path)
+        if closed is not None:
+            raise BackendError(
+                f"{what} {path} lies below {closed}, which other accounts may not enter, but jobs run under their "
+                f"owners' accounts. Put it elsewhere (for example /var/lib/makeway) or run: chmod o+x {closed}"
+            )
+
+
+def spool(layout: Layout, order: StartOrder, account: Account, nodes: Sequence[NodeSeen], log_limit: int) -> None:
+    """Write down all that the launcher needs; BackendError when the order can never be carried out."""
+    if not order.command or any("\0" in word for word in order.command):
+        raise BackendError("There is no command to run.")
+    files = tuple(order.files())
+    check_files(files)
+    known = {node.name: node for node in nodes}
+    for place in order.workers:
+        if place.node not in known:
+            raise BackendError(f"There is no node {place.node!r} here; the nodes are {', '.join(sorted(known))}.")
+    directory = layout.make_job(order.workload, account)
+    header = {
+        "workload": order.workload,
+        "attempt": order.attempt,
+        "name": order.name,
+        "owner": order.owner,
+        "uid": account.uid,
+        "team": order.team,
+        "profile": order.profile,
+        "command": list(order.command),
+        "env": {str(key): str(value) for key, value in order.env.items()},
+        "workers": workers(order, known),
+        "directory": str(directory),
+        "grace": order.grace,
+        "signal": order.signal,
+        "time_limit": order.time_limit,
+        "log_limit": log_limit,
+    }
+    write_order(layout.order(order.workload, order.attempt), header, files)
+
+
+def workers(order: StartOrder, nodes: Mapping[str, NodeSeen]) -> list[dict[str, Any]]:
+    """Work out each worker's own environment: its devices and, in a gang, its rank."""
+    total = sum(sum(place.milli) for place in order.workers) / 1000
+    port = str(_free_port()) if len(order.workers) > 1 else ""
+    found = []
+    for rank, place in enumerate(order.workers):
+        env = {
+            "MAKEWAY_GPUS": f"{total:g}",
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(str(device) for device in place.devices),
+        }
+        if nodes[place.node].virtual:
+            env["MAKEWAY_VIRTUAL_GPUS"] = "1"
+        if port:
+            size = str(len(order.workers))
+            env |= {"RANK": str(rank), "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        found.append({"env": env})
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(
+    attempt: LocalAttempt, order: Path, launcher: Path, python: str, account_of: Callable[[str], Account]
+) -> str | None:
+    """Start a launcher and wait until it has started the job; answers why it did not come up, if it did not.
+
+    The launcher belongs to nobody: it has its own session and outlives the service.
+    """
+    try:
+        account = account_of(attempt.owner)
+        marks = {
+            "MAKEWAY_JOB_ID": attempt.workload,
+            "MAKEWAY_ATTEMPT": str(attempt.number),
+            "MAKEWAY_JOB_DIR": attempt.mark.job_dir,
+        }
+        switch: dict[str, Any] = {}
+        if account.switch:
+            switch = {"user": account.uid, "group": account.gid, "extra_groups": account.groups}
+        with order.open("rb") as stream:
+            done = subprocess.run(
+                [python, "-I", "-S", str(launcher), "-", "--detach"],
+                stdin=stream,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**account.environment(python), **marks},
+                cwd="/",
+                start_new_session=True,
+                timeout=SPAWN_SECONDS,
+                check=False,
+                **switch,
+            )
+    except (OSError, BackendError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    return said[-1][:500] if said else None

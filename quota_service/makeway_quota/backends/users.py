@@ -1,0 +1,79 @@
+"""Under which Unix account a job runs: the one that started Makeway, or (system users mode) its owner's own.
+
+Used by the local backend. In system users mode the service runs as root and every launcher as the owner of its job,
+with that account's groups and home.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .base import BackendError
+
+KEPT = frozenset(
+    {
+        *("PATH", "PYTHONPATH", "CONDA_ROOT", "CONDA_DEFAULT_ENV", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CUDA_HOME"),
+        *("LANG", "LANGUAGE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    }
+)
+"""Variables of the service that jobs get too; everything else, its tokens above all, stays with the service."""
+OWN = ("HOME", "USER", "LOGNAME", "SHELL")
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A Unix account; `switch` is true where a process has to change to it."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    personal: Mapping[str, str]
+    switch: bool
+
+    def environment(self, python: str) -> dict[str, str]:
+        """Give what a job of this account starts from; `python`'s folder comes first in PATH."""
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        kept |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
+        if self.switch:
+            kept.pop("TMPDIR", None)
+        path = [os.path.dirname(python), kept.get("PATH") or DEFAULT_PATH]
+        return {**kept, "PATH": os.pathsep.join(filter(None, path)), **self.personal}
+
+
+def this_account() -> Account:
+    """The account that Makeway runs under (demo mode)."""
+    personal = {name: os.environ[name] for name in OWN if name in os.environ}
+    return Account(personal.get("USER", ""), os.geteuid(), os.getegid(), (), personal, switch=False)
+
+
+def account_of(owner: str) -> Account:
+    """Look up a job owner's account; BackendError where there is none, or where it is root."""
+    try:
+        entry = pwd.getpwnam(owner)
+    except (KeyError, ValueError):
+        raise BackendError(
+            f"There is no account {owner!r} on {socket.gethostname()}, and jobs run under their owner's account; "
+            "ask the administrator to create it."
+        ) from None
+    if entry.pw_uid == 0:
+        raise BackendError(f"Jobs never run as root ({owner!r}); log in under a personal account.")
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    shell = entry.pw_shell or "/bin/sh"
+    personal = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": shell}
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, personal, switch=True)
+
+
+def closed_folder(path: Path) -> Path | None:
+    """Find the first folder above `path` that other accounts cannot pass through; None when all are open."""
+    for folder in reversed(path.resolve().parents):
+        if not folder.stat().st_mode & 0o001:
+            return folder
+    return None
