@@ -88,8 +88,8 @@ def page(found: Sequence[Measured]) -> str:
     lines = [
         "<!-- Made by `make bench`. -->\n",
         "# Benchmarks\n",
-        f"Measured with `make bench` on: {machine()}. Everything is the real portal: Hub, service, SQLite and processes "
-        "with virtual GPUs. Goals are for such a machine; compare ratios, not seconds, with another one.\n",
+        f"Measured with `make bench` on: {machine()}. Everything is real: Hub, service, SQLite, processes, "
+        "on virtual GPUs. Goals are for such a machine; compare ratios, not seconds, with another one.\n",
         f"| {' | '.join(HEAD)} |",
         f"|{'---|' * len(HEAD)}",
         *(f"| {' | '.join(row(one))} |" for one in found),
