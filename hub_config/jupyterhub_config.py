@@ -1,0 +1,10 @@
+"""What JupyterHub loads: everything Makeway needs, then whatever this site wants to differ.
+
+jupyterhub --config hub_config/jupyterhub_config.py        (`make run` does this and prints where to log in)
+"""
+
+from makeway_hub.configure import configure
+
+c = get_config()  # noqa: F821 (JupyterHub provides it)
+configure(c)
+# Below this line everything of JupyterHub may be set as usual, e.g. c.Authenticator.admin_users = {"ana"}

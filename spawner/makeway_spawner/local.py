@@ -1,0 +1,142 @@
+"""Notebooks as processes of this machine, with a lease.
+
+Two modes. *demo*: every notebook runs as the user who started the Hub, each person in a home of their own below
+`homes`. *system*: the Hub runs as root and a notebook belongs to the Unix account that logged in, with its groups
+and home, as JupyterHub's LocalProcessSpawner does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jupyterhub.spawner import LocalProcessSpawner
+from traitlets import Enum, Unicode, default
+
+from .home import home_of, prepare
+from .lease import LeaseMixin
+from .process import kill_marked, start_ticks
+
+
+class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc]
+    """A notebook on this machine whose GPUs come with a lease."""
+
+    mode = Enum(
+        ["demo", "system"],
+        default_value="demo",
+        help="demo: notebooks run as the user of the Hub; system: under the Unix account that logged in.",
+    ).tag(config=True)
+    homes = Unicode("", help="demo: the directory below which every person gets a home.").tag(config=True)
+
+    _ticks = 0
+    """the server's start time, so that a pid that somebody else has by now is not taken for it"""
+
+    @default("cmd")
+    def _default_cmd(self) -> list[str]:
+        return [sys.executable, "-m", "jupyterhub.singleuser"]
+
+    @default("default_url")
+    def _default_default_url(self) -> str:
+        return "/lab"
+
+    @default("interrupt_timeout")
+    def _default_interrupt_timeout(self) -> int:
+        return 8
+
+    @default("term_timeout")
+    def _default_term_timeout(self) -> int:
+        return 4
+
+    def get_args(self) -> list[str]:
+        """Keep JupyterLab from asking outside, and allow root where the demo runs as root."""
+        args = [
+            *super().get_args(),
+            "--LabApp.news_url=None",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        ]
+        if self.mode == "demo" and os.geteuid() == 0:
+            args.append("--allow-root")
+        return args
+
+    # -- demo: no Unix account needed --------------------------------------------------------------------------
+
+    @property
+    def home(self) -> Path:
+        """The demo home of this person."""
+        return home_of(Path(self.homes or "homes").absolute(), self.user.name)
+
+    def make_preexec_fn(self, name: str) -> Callable[[], None]:
+        """Become the account in system mode; in the demo only go home."""
+        if self.mode == "system":
+            become: Callable[[], None] = super().make_preexec_fn(name)
+            return become
+        home = str(self.home)
+        return lambda: os.chdir(home)
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Say who and where home is."""
+        if self.mode == "system":
+            known: dict[str, str] = super().user_env(env)
+            return known
+        env.update(USER=self.user.name, LOGNAME=self.user.name, HOME=str(self.home), SHELL="/bin/bash")
+        return env
+
+    def get_env(self) -> dict[str, str]:
+        """Start from next to nothing; the environment that this Python runs in comes first in PATH."""
+        env: dict[str, str] = super().get_env()
+        here = os.path.dirname(sys.executable)
+        paths = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
+        env["PATH"] = os.pathsep.join([here, *paths])
+        env.setdefault("LANG", "C.UTF-8")
+        return env
+
+    # -- the process -------------------------------------------------------------------------------------------
+
+    async def start(self) -> Any:
+        """Start the server as a process of its own session."""
+        if self.mode == "demo":
+            await asyncio.to_thread(prepare, self.home)
+        return await super().start()
+
+    async def _signal(self, sig: int) -> bool:
+        """Signal our process only: after a restart of the Hub the pid may belong to somebody else."""
+        if self._ticks and start_ticks(self.pid) != self._ticks:
+            return False
+        there: bool = await super()._signal(sig)
+        return there
+
+    async def run_post_stop_hook(self) -> None:
+        """See to it that nothing of the session still uses its GPUs, then give them back."""
+        if self._lease is not None and self._lease.gpus:
+            left = await asyncio.to_thread(kill_marked, "MAKEWAY_SESSION", self._lease.id)
+            if left:
+                self.log.info("Killed %i processes that %s left behind", left, self._log_name)
+        await super().run_post_stop_hook()
+
+    async def progress(self) -> Any:
+        """Only our own events: the stock one says less than they do."""
+        if self._progress is not None:
+            async for event in self._progress.follow():
+                yield event
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Find the server again after the Hub was restarted."""
+        super().load_state(state)
+        self._ticks = int(state.get("ticks") or 0)
+
+    def get_state(self) -> dict[str, Any]:
+        """Add the start time to the pid."""
+        state: dict[str, Any] = super().get_state()
+        if self.pid:
+            self._ticks = self._ticks or start_ticks(self.pid)
+            state["ticks"] = self._ticks
+        return state
+
+    def clear_state(self) -> None:
+        """Forget the process."""
+        super().clear_state()
+        self._ticks = 0

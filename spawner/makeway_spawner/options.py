@@ -1,0 +1,168 @@
+"""The spawn form, read into a request.
+
+Three doors lead here and all are checked alike: the picker's form, a link or a form of someone's own, and the
+Hub's REST API, whose options arrive as they were sent (on JupyterHub 5 inside another `user_options`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from makeway_api.models import Offer, OfferTable, Profile
+
+from .refusal import Refused
+
+SLUG = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+HELPED_BY_PREEMPTIBLE = frozenset({"not_in_quota"})
+"""Why a session is refused although a preemptible one might run (engine.md §2)."""
+
+_TRUE = frozenset({"1", "on", "true", "yes"})
+_FALSE = frozenset({"", "0", "off", "false", "no"})
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a person picked; `team` None is for profiles without GPUs."""
+
+    profile: str
+    team: str | None = None
+    preemptible: bool = False
+
+    @property
+    def queue(self) -> str:
+        """Name the queue: `team/profile`, or `/profile` without a team."""
+        return f"{self.team or ''}/{self.profile}"
+
+    def options(self) -> dict[str, Any]:
+        """Say it as the Hub stores it; the key `profile` shows up in the Hub's admin page."""
+        return {"profile": self.profile, "team": self.team, "preemptible": self.preemptible}
+
+
+def read_form(form: Mapping[str, Any]) -> Choice:
+    """Read a posted form: `choice=team/profile`, or `profile` and `team`; Refused (400) names what is wrong."""
+    queue = _single(form, "choice")
+    if queue:
+        team, slash, profile = queue.rpartition("/")
+        if not slash:
+            raise Refused(f"The choice {queue!r} is not of the form team/profile.", code="bad_choice", status=400)
+        return Choice(_slug("profile", profile), _slug("team", team) if team else None, _ticked(form, queue))
+    return _choice(_single(form, "profile"), _single(form, "team"), _flag(_single(form, "preemptible")))
+
+
+def read_options(options: Any) -> Choice:
+    """Read the options of the REST API, or the stored ones of an earlier start; Refused (400) names what is wrong."""
+    if isinstance(options, Mapping) and set(options) == {"user_options"}:
+        options = options["user_options"]
+    if not isinstance(options, Mapping):
+        raise Refused(
+            'The options of a server must be an object like {"profile": "gpu1", "team": "rnd"}.',
+            code="bad_options",
+            status=400,
+        )
+    unknown = sorted(str(key)[:40] for key in options if key not in {"profile", "team", "preemptible", "choice"})
+    if unknown:
+        raise Refused(
+            f"Unknown option {', '.join(unknown)}: a server takes profile, team and preemptible.",
+            code="bad_options",
+            status=400,
+        )
+    plain = {key: value[0] if isinstance(value, list) and value else value for key, value in options.items()}
+    if plain.get("choice"):
+        return read_form(plain)
+    return _choice(plain.get("profile"), plain.get("team"), _flag(plain.get("preemptible")))
+
+
+def check(choice: Choice, table: OfferTable) -> Choice:
+    """Hold a choice against what its owner may have now; Refused says why not and what else there is.
+
+    A missing team is filled in where only one is possible. What can change from one second to the next (free GPUs)
+    is decided by the service when it is asked; here only a refusal that it already named is told at once.
+    """
+    profile = next((p for p in table.profiles if p.name == choice.profile), None)
+    if profile is None:
+        raise Refused(_not_yours(choice, table), code="profile_not_available", status=403)
+    offers = [o for o in table.offers if o.profile == choice.profile]
+    if choice.team is None and any(o.team is None for o in offers):
+        return choice
+    if choice.team is None:
+        choice = Choice(choice.profile, _only_team(profile, offers), choice.preemptible)
+    offer = next((o for o in offers if o.team == choice.team), None)
+    if offer is None:
+        raise Refused(_not_in_team(choice, profile, table), code="team_not_available", status=403)
+    if offer.code == "refused" and not (choice.preemptible and helped(offer)):
+        raise Refused(offer.message, code=offer.reason.code if offer.reason else "refused", status=409)
+    return choice
+
+
+def helped(offer: Offer) -> bool:
+    """Tell whether a preemptible session could run where this offer refuses a guaranteed one."""
+    return offer.code == "refused" and offer.reason is not None and offer.reason.code in HELPED_BY_PREEMPTIBLE
+
+
+def _not_yours(choice: Choice, table: OfferTable) -> str:
+    yours = ", ".join(p.name for p in table.profiles) or "none"
+    groups = f"you are in {', '.join(table.teams)}" if table.teams else "you are in no team"
+    return f"The profile {choice.profile} is not available to {table.user}: {groups}. Your profiles: {yours}."
+
+
+def _not_in_team(choice: Choice, profile: Profile, table: OfferTable) -> str:
+    if choice.team not in table.teams:
+        teams = ", ".join(table.teams) or "none"
+        return f"{table.user} is not a member of the team {choice.team}. Teams to choose from: {teams}."
+    return f"The team {choice.team} cannot use the profile {profile.name}: its queue is not open."
+
+
+def _only_team(profile: Profile, offers: list[Offer]) -> str:
+    teams = [o.team for o in offers if o.team is not None]
+    if len(teams) == 1:
+        return teams[0]
+    raise Refused(
+        f"Choose a team for the profile {profile.name}: {', '.join(teams) or 'none is open to you'}.",
+        code="team_missing",
+        status=400,
+    )
+
+
+def _choice(profile: Any, team: Any, preemptible: bool) -> Choice:
+    if not profile:
+        raise Refused("No profile was chosen: pick one on the start page.", code="profile_missing", status=400)
+    return Choice(_slug("profile", profile), _slug("team", team) if team else None, preemptible)
+
+
+def _single(form: Mapping[str, Any], key: str) -> str:
+    value = form.get(key)
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _ticked(form: Mapping[str, Any], queue: str) -> bool:
+    """A box ticked on another card of the picker does not count for this one."""
+    boxes = form.get("preemptible")
+    values = boxes if isinstance(boxes, list) else [boxes]
+    return any(value == queue or (isinstance(value, (str, bool)) and _flag(value, "/")) for value in values)
+
+
+def _flag(value: Any, other: str = "") -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value if value is not None else "").strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE or (other and other in text):
+        return False
+    raise Refused(f"preemptible must be true or false, not {text[:40]!r}.", code="bad_options", status=400)
+
+
+def _slug(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not SLUG.fullmatch(value):
+        shown = str(value)[:40]
+        raise Refused(
+            f"{shown!r} is not the name of a {what}: names are small letters, digits, dots and dashes.",
+            code=f"bad_{what}",
+            status=400,
+        )
+    return value
