@@ -1,0 +1,24 @@
+"""The API, one module for each noun: estate, sessions, jobs, policy."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Security
+from fastapi.security import APIKeyHeader
+
+from . import estate, jobs, policy, sessions
+
+_TOKEN = APIKeyHeader(
+    name="Authorization",
+    scheme_name="HubToken",
+    auto_error=False,
+    description="A token of JupyterHub, sent as `token …` or `Bearer …`.",
+)
+
+
+def router() -> APIRouter:
+    """Gather every route below /api/v1."""
+    whole = APIRouter(dependencies=[Security(_TOKEN)])
+    for part in (estate.router, sessions.router, jobs.router, policy.router):
+        whole.include_router(part)
+    whole.include_router(estate.open_router)
+    return whole

@@ -1,0 +1,160 @@
+"""Training jobs: submit, look, follow the log, cancel, resume, clone, rehearse."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Response
+from makeway_api.errors import MakewayError
+from makeway_api.models import Ask, Decision, DryRun, FileIn, Job, JobAsk, JobPage, LogChunk, Priority
+from pydantic import BaseModel, Field
+
+from ..asks import BIG, Id, Name, Reader, Submitter, TheDesk, TheStreams, Toucher, Version, Wait
+from ..problems import declared
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
+
+Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: the newest")]
+
+
+class CloneOverrides(Ask):
+    """What is different in the copies; everything else is as in the original."""
+
+    name: str | None = Field(None, max_length=200)
+    team: str | None = Field(None, max_length=63)
+    profile: str | None = Field(None, max_length=63)
+    command: list[str] | None = Field(None, min_length=1, max_length=1000)
+    files: list[FileIn] | None = Field(None, max_length=10_000)
+    env: dict[str, str] | None = None
+    workers: int | None = Field(None, ge=1, le=100_000)
+    priority: Priority | None = None
+    time_limit: int | None = Field(None, ge=1, le=366 * 86400)
+    max_failures: int | None = Field(None, ge=0, le=1000)
+
+
+class CloneAsk(Ask):
+    """How many copies, and what is different in them."""
+
+    n: int = Field(1, ge=1, le=100)
+    overrides: CloneOverrides = Field(default_factory=CloneOverrides)
+
+
+class Failure(BaseModel):
+    """The exception that ended a job."""
+
+    type: str = ""
+    message: str = ""
+    traceback: str | list[str] = ""
+
+
+@router.post(
+    "",
+    operation_id="submit",
+    status_code=201,
+    response_model=Job,
+    responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
+)
+async def submit(caller: Submitter, desk: TheDesk, ask: JobAsk) -> Response:
+    """Submit a job; with `dry_run`, only say what would happen."""
+    answer = await desk.submit(caller, ask)
+    status = 200 if isinstance(answer, DryRun) else 201
+    return Response(answer.model_dump_json(), status_code=status, media_type="application/json")
+
+
+@router.get("", operation_id="jobs", response_model=JobPage)
+async def jobs(
+    caller: Reader,
+    desk: TheDesk,
+    team: Name = None,
+    state: Annotated[
+        str | None,
+        Query(max_length=100, pattern=r"^[a-z]+(,[a-z]+)*$", description="a state, several by comma, or `live`"),
+    ] = None,
+    mine: bool = False,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
+) -> JobPage:
+    """The jobs that the caller may see, newest first."""
+    return await desk.jobs(caller, team, state, mine, limit, cursor)
+
+
+@router.get("/{id}", operation_id="job", response_model=Job)
+async def job(
+    id: Id, caller: Reader, desk: TheDesk, streams: TheStreams, wait: Wait = 0, version: Version = None
+) -> Job:
+    """One job; with `wait`, as soon as it is newer than `version`."""
+    return await streams.poll(lambda seconds: desk.job(caller, id, seconds, version), wait)
+
+
+@router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=declared(409))
+async def cancel(id: Id, caller: Toucher, desk: TheDesk) -> Job:
+    """Stop a job for good; again is fine."""
+    return await desk.cancel(caller, id)
+
+
+@router.post("/{id}/resume", operation_id="resume_job", response_model=Job, responses=declared(409))
+async def resume(id: Id, caller: Toucher, desk: TheDesk) -> Job:
+    """Put an ended job back into its queue: the same id, the next attempt, from its checkpoint."""
+    return await desk.resume(caller, id)
+
+
+@router.post(
+    "/{id}/clone", operation_id="clone_job", status_code=201, response_model=list[Job], responses=declared(409, 413, 415)
+)
+async def clone(id: Id, caller: Submitter, desk: TheDesk, ask: CloneAsk) -> list[Job]:
+    """Submit copies of a job."""
+    return await desk.clone(caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True))
+
+
+@router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))
+async def preempt_test(id: Id, caller: Toucher, desk: TheDesk) -> Job:
+    """Rehearse a preemption: the job gets the notice, saves, leaves and comes back."""
+    return await desk.preempt_test(caller, id)
+
+
+@router.get("/{id}/events", operation_id="job_events", response_model=list[Decision])
+async def job_events(id: Id, caller: Reader, desk: TheDesk) -> list[Decision]:
+    """Everything that was decided about a job, oldest first."""
+    return await desk.job_events(caller, id)
+
+
+@router.get("/{id}/logs", operation_id="job_logs", response_model=LogChunk)
+async def logs(
+    id: Id,
+    caller: Reader,
+    desk: TheDesk,
+    streams: TheStreams,
+    attempt: Attempt = None,
+    offset: Annotated[int, Query(ge=-BIG, le=BIG, description="in bytes; a negative one counts from the end")] = 0,
+    limit: Annotated[int, Query(ge=1, le=4 * 2**20, description="bytes")] = 64 * 2**10,
+    wait: Wait = 0,
+) -> LogChunk:
+    """Part of a job's log; with `wait`, as soon as there is something at `offset`."""
+    return await streams.poll(lambda seconds: desk.log(caller, id, attempt, offset, limit, seconds), wait)
+
+
+@router.get(
+    "/{id}/result",
+    operation_id="job_result",
+    response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}, "description": "The bytes that the job left"}},
+)
+async def result(id: Id, caller: Reader, desk: TheDesk) -> Response:
+    """What the job left as its result."""
+    data = await desk.result(caller, id)
+    if data is None:
+        raise MakewayError(
+            f"Job {id} has left no result (yet): only a finished %%train cell with a last value has one.",
+            code="no_result",
+            status=404,
+        )
+    return Response(data, media_type="application/octet-stream")
+
+
+@router.get("/{id}/error", operation_id="job_error", response_model=Failure)
+async def error(id: Id, caller: Reader, desk: TheDesk) -> dict[str, Any]:
+    """The exception that ended the job."""
+    found = await desk.error(caller, id)
+    if found is None:
+        raise MakewayError(f"Job {id} has left no exception.", code="no_error", status=404)
+    return found

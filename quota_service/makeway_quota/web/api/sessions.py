@@ -1,0 +1,73 @@
+"""Leases of interactive sessions: asked for, renewed and given back by the Hub's spawner."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+from makeway_api.errors import MakewayError
+from makeway_api.models import Session, SessionAsk
+
+from ..asks import Id, Reserver, TheDesk, TheDoorman, TheStreams, Version, Wait
+from ..auth import may, needs
+from ..ports import Caller
+from ..problems import declared
+
+router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404))
+
+Watcher = Annotated[Caller, Depends(needs("read", "reserve"))]
+Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
+
+
+@router.post("", operation_id="ask_session", status_code=201, response_model=Session, responses=declared(409, 413, 415))
+async def ask_session(caller: Reserver, desk: TheDesk, doorman: TheDoorman, ask: SessionAsk) -> Session:
+    """Ask for a lease on behalf of a user; wait for its answer with GET sessions/{id}."""
+    return await desk.ask_session(caller, ask, sorted(await doorman.directory.groups_of(ask.user)))
+
+
+@router.get("", operation_id="sessions", response_model=list[Session])
+async def sessions(caller: Watcher, desk: TheDesk, all: bool = False) -> list[Session]:
+    """The caller's live sessions; with `all` those of their teams too (an administrator: everybody's)."""
+    return await desk.sessions(caller, all)
+
+
+@router.get("/{id}", operation_id="session", response_model=Session)
+async def session(
+    id: Id, caller: Watcher, desk: TheDesk, streams: TheStreams, wait: Wait = 0, version: Version = None
+) -> Session:
+    """One session; with `wait`, as soon as it is newer than `version`."""
+    if wait > 0 and not sees_all(caller):
+        own(caller, await desk.session(id, 0, None))
+    found = await streams.poll(lambda seconds: desk.session(id, seconds, version), wait)
+    return own(caller, found)
+
+
+@router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=declared(409, 410))
+async def started(id: Id, caller: Reserver, desk: TheDesk) -> Session:
+    """The notebook server of this lease is up."""
+    return await desk.session_started(id)
+
+
+@router.post("/{id}/renew", operation_id="renew_session", response_model=Session, responses=declared(409, 410))
+async def renew(id: Id, caller: Reserver, desk: TheDesk) -> Session:
+    """Keep the lease; 410 when it has ended."""
+    return await desk.renew(id)
+
+
+@router.delete("/{id}", operation_id="release_session", status_code=204, response_class=Response)
+async def release(id: Id, caller: Releaser, desk: TheDesk) -> Response:
+    """Give the lease back; again is fine."""
+    await desk.release(id, f"given back by {caller.name}")
+    return Response(status_code=204)
+
+
+def sees_all(caller: Caller) -> bool:
+    """Say whether the caller may look at everybody's sessions."""
+    return may(caller, "reserve") or may(caller, "admin")
+
+
+def own(caller: Caller, session: Session) -> Session:
+    """Pass the session on if the caller may see it; to others it does not exist."""
+    if sees_all(caller) or session.user == caller.name:
+        return session
+    raise MakewayError(f"There is no session {session.id} of yours.", code="not_found", status=404)

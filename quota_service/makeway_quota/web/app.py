@@ -1,0 +1,73 @@
+"""The web part put together: one FastAPI app for the API, the live stream, the pages and the probes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from fastapi import FastAPI, Request
+
+from . import api, assets, entry, pages, probes, problems
+from .auth import Directory, Doorman
+from .headers import Headers
+from .limits import Limits
+from .ports import Desk
+from .settings import WebSettings
+from .stream import Streams
+
+
+def create_app(desk: Desk, settings: WebSettings, directory: Directory | None = None) -> FastAPI:
+    """Make the app; people and tokens come from the Hub unless another directory is given (tests, benchmarks).
+
+    Call `app.state.streams.close()` as soon as the server is told to stop: it ends streams and long polls.
+    """
+    if directory is None:
+        from .hub_login import HubDirectory
+
+        directory = HubDirectory(settings)
+    app = FastAPI(
+        title="Makeway",
+        description="Quotas, guaranteed sessions and training jobs that make way.",
+        version="1",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=f"{settings.api}/openapi.json",
+        lifespan=_lifespan(directory),
+        redirect_slashes=False,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    app.state.desk = desk
+    app.state.settings = settings
+    app.state.streams = Streams(settings)
+    app.state.doorman = Doorman(settings, directory)
+    app.include_router(api.router(), prefix=settings.api)
+    app.include_router(probes.router(settings))
+    app.include_router(pages.router(settings))
+    assets.mount(app, settings)
+    problems.install(app, _is_page(settings), pages.error_page)
+    entry.install(app)
+    app.add_middleware(Limits, settings=settings)
+    app.add_middleware(Headers, settings=settings)
+    return app
+
+
+def _lifespan(directory: Directory) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            app.state.streams.close()
+            await directory.close()
+
+    return lifespan
+
+
+def _is_page(settings: WebSettings) -> Callable[[Request], bool]:
+    def is_page(request: Request) -> bool:
+        path = request.url.path
+        if not path.startswith(settings.prefix) or path.startswith((f"{settings.api}/", f"{settings.prefix}static/")):
+            return False
+        return "text/html" in request.headers.get("accept", "")
+
+    return is_page

@@ -1,0 +1,42 @@
+"""What every answer carries: a strict content policy, and whether it may be kept."""
+
+from __future__ import annotations
+
+from .limits import App, Message, Receive, Scope, Send
+from .settings import WebSettings
+
+POLICY = (
+    "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
+)
+"""Nothing from outside, nothing inline; `data:` images are Bootstrap's own icons."""
+
+ALWAYS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+)
+
+
+class Headers:
+    """ASGI middleware: adds the headers to each response, also to streams and errors."""
+
+    def __init__(self, app: App, settings: WebSettings) -> None:
+        self.app = app
+        self.static = f"{settings.prefix}static/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def add(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message["headers"]}
+                extra = list(ALWAYS)
+                if not scope["path"].startswith(self.static):
+                    extra.append((b"cache-control", b"no-store"))
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+            await send(message)
+
+        await self.app(scope, receive, add)

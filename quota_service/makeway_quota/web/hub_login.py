@@ -1,0 +1,129 @@
+"""The Hub as the directory of people: OAuth login for browsers, tokens for programs, groups for teams."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request, Response
+from fastapi.responses import RedirectResponse
+from jupyterhub.services.auth import HubOAuth
+from makeway_api.errors import MakewayError
+from tornado.web import HTTPError
+
+from ..hubapi import HubApi, HubUnreachable
+from .auth import SCOPE, Doorman, is_https
+from .ports import Caller
+from .settings import WebSettings
+from .tickets import same
+
+STATE_COOKIE = "makeway-oauth-"
+STATE_SECONDS = 600
+
+
+class HubDirectory:
+    """Asks the Hub, believes its answers for a few seconds, never blocks the event loop."""
+
+    def __init__(self, settings: WebSettings, hub: HubOAuth | None = None) -> None:
+        self.settings = settings
+        self.hub = hub or HubOAuth(cache_max_age=settings.auth_cache_seconds)
+        self.api = HubApi(self.hub.api_url, self.hub.api_token, keep_seconds=settings.auth_cache_seconds)
+
+    async def who(self, token: str, session_id: str) -> Caller | None:
+        """Ask the Hub for the holder of a token."""
+        if not token.isascii() or not token.isprintable():
+            return None
+        try:
+            model = await self.hub.user_for_token(token, session_id=session_id, sync=False)
+        except HTTPError as error:
+            raise hub_trouble(error) from error
+        return caller_of(model) if model else None
+
+    async def groups_of(self, user: str) -> Sequence[str]:
+        """Ask the Hub with the service's own token; an unknown user is in no group."""
+        try:
+            known = await self.api.user(user)
+        except HubUnreachable as error:
+            raise hub_trouble(error) from error
+        return known.groups if known else ()
+
+    async def login(self, request: Request, doorman: Doorman) -> Response:
+        """Start OAuth: remember where they wanted to go in a signed cookie, and send them to the Hub."""
+        nonce = secrets.token_urlsafe(16)
+        params = {"state": nonce}
+        verifier = None
+        if getattr(self.hub, "pkce_enabled", False):  # JupyterHub 6
+            verifier, params["code_challenge"], params["code_challenge_method"] = self.hub.generate_pkce_code_challenge()
+        joiner = "&" if "?" in self.hub.login_url else "?"
+        response = RedirectResponse(self.hub.login_url + joiner + urlencode(params), status_code=302)
+        state = {"nonce": nonce, "next": self._next(request), "verifier": verifier}
+        response.set_cookie(
+            STATE_COOKIE + nonce[:8],
+            doorman.signer.sign("oauth", state, STATE_SECONDS),
+            max_age=STATE_SECONDS,
+            path=self.settings.prefix,
+            httponly=True,
+            samesite="lax",
+            secure=is_https(request),
+        )
+        return response
+
+    async def logged_in(self, request: Request, doorman: Doorman) -> Response:
+        """Finish OAuth: check the state, trade the code for a token, set the cookie, go on."""
+        query = request.query_params
+        if "error" in query:
+            raise _login_failed(query.get("error_description") or query["error"])
+        sent, code = query.get("state", ""), query.get("code", "")
+        cookie = STATE_COOKIE + sent[:8]
+        state = doorman.signer.read("oauth", request.cookies.get(cookie, ""))
+        if not code or not isinstance(state, dict) or not same(state["nonce"], sent):
+            raise _login_failed("it took longer than ten minutes, or was started in another browser")
+        token = await self._trade(code, state["verifier"])
+        response = RedirectResponse(state["next"], status_code=302)
+        doorman.admit(response, request, token)
+        response.delete_cookie(cookie, path=self.settings.prefix)
+        return response
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self.api.close()
+
+    async def _trade(self, code: str, verifier: str | None) -> str:
+        extra: Mapping[str, Any] = {"code_verifier": verifier} if verifier else {}
+        try:
+            return str(await self.hub.token_for_code(code, sync=False, **extra))
+        except HTTPError as error:
+            raise _login_failed(error.log_message or "the Hub refused the code") from error
+
+    def _next(self, request: Request) -> str:
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return path if path.startswith(self.settings.prefix) and not path.startswith("//") else self.settings.prefix
+
+
+def caller_of(model: Mapping[str, Any]) -> Caller:
+    """Read the Hub's user model; who administers Makeway is who holds its admin scope."""
+    held = model.get("scopes") or ()
+    scopes = frozenset(scope for scope in held if scope.startswith(SCOPE) or scope == "read:metrics")
+    return Caller(
+        name=str(model["name"]),
+        admin=f"{SCOPE}admin" in scopes,
+        groups=frozenset(model.get("groups") or ()),
+        scopes=scopes,
+        kind=str(model.get("kind") or "user"),
+    )
+
+
+def hub_trouble(error: Exception) -> MakewayError:
+    """Say that the Hub cannot be asked just now."""
+    why = getattr(error, "log_message", None) or str(error) or type(error).__name__
+    return MakewayError(
+        f"JupyterHub cannot be asked who you are just now ({why}). Running work goes on; try again in a moment.",
+        code="hub_unreachable",
+        status=503,
+    )
+
+
+def _login_failed(why: str) -> MakewayError:
+    return MakewayError(f"Logging in did not work: {why}. Open the page again.", code="login_failed", status=403)

@@ -1,0 +1,147 @@
+"""The pages: the panel, a team, a job, and how a refusal looks to a person."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from makeway_api.errors import MakewayError
+from makeway_api.models import Job, LogChunk, Problem
+
+from . import policy_page
+from .asks import Id, TheDesk
+from .auth import Visitor, may, refusal
+from .board import gather, look_of
+from .entry import PageVisitor
+from .ports import Caller, Desk
+from .render import page
+from .settings import WebSettings
+
+log = logging.getLogger(__name__)
+
+TAIL = 64 * 2**10
+"""Bytes of a job's output that its page begins with"""
+
+ACTIONS = {
+    "cancel": "It is being cancelled.",
+    "resume": "It is back in the queue and goes on from its last checkpoint.",
+    "preempt-test": "The rehearsal began: the job saves, leaves and comes back.",
+}
+
+
+def router(settings: WebSettings) -> APIRouter:
+    """Every page, below the prefix."""
+    routes = APIRouter(prefix=settings.prefix.rstrip("/"), include_in_schema=False)
+    for path in ("/", "/live/board"):
+        routes.add_api_route(path, board, methods=["GET"])
+    for path in ("/teams/{team}", "/live/teams/{team}"):
+        routes.add_api_route(path, team_page, methods=["GET"])
+    for path in ("/jobs/{id}", "/live/jobs/{id}"):
+        routes.add_api_route(path, job_page, methods=["GET"])
+    routes.add_api_route("/jobs/{id}/{action}", job_action, methods=["POST"])
+    routes.add_api_route("/oauth_callback", oauth_callback, methods=["GET"])
+    routes.include_router(policy_page.router)
+    if settings.prefix != "/":
+        routes.add_api_route("", to_board, methods=["GET"])
+    return routes
+
+
+async def to_board(request: Request) -> Response:
+    """The address without its last slash."""
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(settings.prefix, status_code=302)
+
+
+async def oauth_callback(request: Request) -> Response:
+    """Where the Hub sends people back to."""
+    doorman = request.app.state.doorman
+    response: Response = await doorman.directory.logged_in(request, doorman)
+    return response
+
+
+async def board(request: Request, visitor: PageVisitor, desk: TheDesk) -> Response:
+    """The panel, whole or (below live/) only its changing part."""
+    found = await gather(desk, visitor.caller, request.app.state.settings)
+    return page(request, _part(request, "board"), visitor, board=found)
+
+
+async def team_page(request: Request, team: str, visitor: PageVisitor, desk: TheDesk) -> Response:
+    """One team: usage, queue, what runs, what was decided."""
+    policies = await desk.policies(visitor.caller)
+    policy = next((policy for policy in policies if policy.name == team), None)
+    if policy is None:
+        raise _no_team(visitor.caller, team)
+    found = await gather(desk, visitor.caller, request.app.state.settings, team)
+    return page(request, _part(request, "team"), visitor, board=found, team=team, policy=policy)
+
+
+async def job_page(request: Request, id: Id, visitor: PageVisitor, desk: TheDesk) -> Response:
+    """One job: state and reason, attempts, decisions, its output."""
+    caller, settings = visitor.caller, request.app.state.settings
+    job = await desk.job(caller, id)
+    part = _part(request, "job")
+    return page(
+        request,
+        part,
+        visitor,
+        job=job,
+        look=look_of(caller, await desk.usage(caller), [], await desk.policies(caller), settings),
+        decisions=list(reversed(await desk.job_events(caller, id)))[:100],
+        failure=await desk.error(caller, id) if job.state.value == "failed" else None,
+        may_touch=await _may_touch(desk, caller, job),
+        tail=await _tail(desk, caller, job) if part == "job.html" else None,
+        notice=ACTIONS.get(request.query_params.get("did", "")),
+    )
+
+
+async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor, desk: TheDesk) -> Response:
+    """A button of the job page: do it, then show the page again."""
+    if action not in ACTIONS:
+        raise MakewayError("There is no such button.", code="not_found", status=404)
+    if not may(visitor.caller, "submit", "manage"):
+        raise refusal(visitor.caller, ["submit", "manage"])
+    do = {"cancel": desk.cancel, "resume": desk.resume, "preempt-test": desk.preempt_test}[action]
+    await do(visitor.caller, id)
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}jobs/{id}?did={action}", status_code=303)
+
+
+async def error_page(request: Request, problem: Problem) -> Response:
+    """Say it friendly; who is not logged in goes to log in."""
+    doorman = request.app.state.doorman
+    visitor: Visitor | None = None
+    try:
+        visitor = await doorman.visitor(request)
+    except MakewayError as error:
+        log.debug("no visitor for an error page: %s", error)
+    return page(request, "error.html", visitor, status=problem.status, problem=problem)
+
+
+def _part(request: Request, name: str) -> str:
+    settings: WebSettings = request.app.state.settings
+    return f"_{name}.html" if request.url.path.startswith(f"{settings.prefix}live/") else f"{name}.html"
+
+
+def _no_team(caller: Caller, team: str) -> MakewayError:
+    if caller.admin:
+        return MakewayError(f"There is no team {team[:80]}.", code="not_found", status=404)
+    return MakewayError(
+        f"You are not in the team {team[:80]}, so its page is not for you. "
+        "An administrator of the Hub can add you to its group.",
+        code="foreign_team",
+        status=403,
+    )
+
+
+async def _may_touch(desk: Desk, caller: Caller, job: Job) -> bool:
+    if caller.name == job.owner or caller.admin:
+        return may(caller, "submit", "manage")
+    groups = [policy.groups for policy in await desk.policies(caller) if policy.name == job.team]
+    return any(caller.manages(tuple(found)) for found in groups)
+
+
+async def _tail(desk: Desk, caller: Caller, job: Job) -> LogChunk:
+    if job.attempt < 1:
+        return LogChunk(attempt=1, offset=0, next_offset=0, text="")
+    return await desk.log(caller, job.id, None, -TAIL, TAIL, 0)

@@ -1,0 +1,59 @@
+"""Is it alive, does it decide, and what are its numbers: /healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from makeway_api.errors import MakewayError
+from makeway_api.models import Health
+
+from .. import metrics
+from .asks import TheDesk
+from .auth import may, refusal
+from .settings import WebSettings
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def router(settings: WebSettings) -> APIRouter:
+    """Answer at the root of the port and below the prefix.
+
+    Metrics name teams: below the prefix, where the Hub's proxy lets anybody through, they take a token with
+    `read:metrics` or Makeway's admin scope; at the root only who reaches the port itself can read them.
+    """
+    routes = APIRouter(include_in_schema=False)
+    for base in dict.fromkeys(("/", settings.prefix)):
+        routes.add_api_route(f"{base}healthz", healthz)
+        routes.add_api_route(f"{base}readyz", readyz)
+        routes.add_api_route(f"{base}metrics", numbers if base == "/" else guarded_numbers)
+    return routes
+
+
+async def healthz(desk: TheDesk) -> Response:
+    """200 while the process answers."""
+    return _health(await desk.health())
+
+
+async def readyz(desk: TheDesk) -> Response:
+    """200 while it decides, 503 with the reason otherwise."""
+    return _health(await desk.ready())
+
+
+async def numbers() -> Response:
+    """Prometheus text."""
+    return Response(metrics.render(), media_type=TEXT)
+
+
+async def guarded_numbers(request: Request) -> Response:
+    """Prometheus text for those who may."""
+    visitor = await request.app.state.doorman.visitor(request)
+    if visitor is None or not (may(visitor.caller, "admin") or "read:metrics" in visitor.caller.scopes):
+        if visitor is None:
+            raise MakewayError("Metrics take a token: `Authorization: token …`.", code="unauthorized", status=401)
+        raise refusal(visitor.caller, ["admin"])
+    return await numbers()
+
+
+def _health(health: Health) -> Response:
+    return Response(
+        health.model_dump_json(), status_code=200 if health.ok else 503, media_type="application/json"
+    )

@@ -1,0 +1,105 @@
+"""Templates with everything escaped, and the few words that they need: ago, gpus, where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from makeway_api.models import Grant
+from markupsafe import Markup
+
+from ..phrases import duration
+from . import assets, charts
+from .auth import Visitor
+from .settings import WebSettings
+
+_ENV = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+VERBS = {
+    "submit": ("submitted", "secondary"),
+    "start": ("started", "success"),
+    "evict": ("makes way", "warning"),
+    "notice": ("makes way", "warning"),
+    "move": ("moves", "info"),
+    "requeue": ("requeued", "info"),
+    "finish": ("finished", "success"),
+    "succeed": ("finished", "success"),
+    "fail": ("failed", "danger"),
+    "refuse": ("refused", "danger"),
+    "kill": ("killed", "danger"),
+    "lost": ("lost", "danger"),
+    "cancel": ("cancelled", "secondary"),
+    "release": ("ended", "secondary"),
+    "policy": ("policy", "primary"),
+}
+"""How a decision's verb is shown; one that is not here is shown as it is."""
+
+STATES = {
+    "pending": "secondary",
+    "starting": "info",
+    "running": "success",
+    "checkpointing": "warning",
+    "succeeded": "success",
+    "failed": "danger",
+    "cancelled": "secondary",
+    "stopped": "secondary",
+}
+
+
+def page(
+    request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any
+) -> HTMLResponse:
+    """Render a template for a visitor."""
+    settings: WebSettings = request.app.state.settings
+    text = _ENV.get_template(template).render(
+        settings=settings, prefix=settings.prefix, hub=settings.hub, visitor=visitor, asset=_asset(settings), **values
+    )
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+
+def _asset(settings: WebSettings) -> Any:
+    return lambda path: f"{settings.prefix}static/{path}?v={assets.version(path)}"
+
+
+def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
+    """Write a time; the page's script keeps `ago` and `in` fresh, and a tooltip tells the exact moment."""
+    if moment is None:
+        return Markup("–")
+    exact = moment.astimezone(UTC)
+    seconds = (datetime.now(UTC) - exact).total_seconds()
+    words = {"ago": f"{duration(seconds)} ago", "for": duration(seconds), "in": f"in {duration(-seconds)}"}.get(
+        style, exact.strftime("%H:%M:%S")
+    )
+    return Markup('<time datetime="{}" data-style="{}" data-tip="{}">{}</time>').format(
+        exact.isoformat(timespec="seconds"), style, exact.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+    )
+
+
+def where(placement: Sequence[Grant]) -> str:
+    """Say where something runs: node1: 0–2, node2: 5."""
+    return ", ".join(f"{grant.node}: {_ranges(grant.devices)}" if grant.devices else grant.node for grant in placement)
+
+
+def _ranges(devices: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for index in sorted(devices):
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+_ENV.filters.update(when=time_tag, gpus=charts.gpus, number=charts.number, where=where, duration=duration)
+_ENV.globals.update(charts=charts, verbs=VERBS, states=STATES)

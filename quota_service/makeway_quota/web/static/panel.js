@@ -1,0 +1,163 @@
+// Keeps a page of Makeway fresh: listens to the event stream, asks htmx for the part that changes, follows a job's
+// output, shows tooltips. Without it every page still works; it only stands still.
+"use strict";
+(() => {
+  const meta = (name) => document.querySelector(`meta[name="makeway-${name}"]`)?.content ?? "";
+  const prefix = meta("prefix");
+  const xsrf = meta("xsrf");
+  const live = document.getElementById("live");
+  const pill = document.getElementById("mw-live");
+
+  // -- news ---------------------------------------------------------------------------------------------------
+  const QUIET = 500; // at most two refreshes a second, however much happens
+  let due = null;
+  let last = 0;
+  const refresh = () => {
+    if (due !== null || document.hidden) return;
+    due = setTimeout(() => {
+      due = null;
+      last = Date.now();
+      if (live && window.htmx) window.htmx.trigger(live, "makeway:news");
+    }, Math.max(0, QUIET - (Date.now() - last)));
+  };
+
+  const say = (state, words) => {
+    if (!pill) return;
+    pill.dataset.state = state;
+    if (pill.textContent !== words) pill.textContent = words;
+  };
+
+  if (live && prefix) {
+    const stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}`);
+    let opened = false;
+    stream.onopen = () => {
+      say("on", "live");
+      if (opened) refresh();
+      opened = true;
+    };
+    stream.onerror = () => say("off", stream.readyState === EventSource.CLOSED ? "stopped: reload" : "reconnecting");
+    for (const kind of ["job", "session", "usage", "decision", "policy"]) stream.addEventListener(kind, refresh);
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+    setInterval(refresh, 30000);
+    addEventListener("pagehide", () => stream.close());
+  }
+
+  // -- times --------------------------------------------------------------------------------------------------
+  const span = (seconds) => {
+    const s = Math.max(0, Math.round(seconds));
+    if (s < 120) return `${s} s`;
+    if (s < 7200) return `${Math.floor(s / 60)} min`;
+    if (s < 172800) {
+      const minutes = Math.floor(s / 60) % 60;
+      return `${Math.floor(s / 3600)} h${minutes ? ` ${minutes} min` : ""}`;
+    }
+    const hours = Math.floor(s / 3600) % 24;
+    return `${Math.floor(s / 86400)} d${hours ? ` ${hours} h` : ""}`;
+  };
+  const tick = () => {
+    const now = Date.now();
+    for (const time of document.querySelectorAll("time[data-style]")) {
+      const at = Date.parse(time.dateTime);
+      const words = {
+        ago: () => `${span((now - at) / 1000)} ago`,
+        for: () => span((now - at) / 1000),
+        in: () => `in ${span((at - now) / 1000)}`,
+        clock: () => new Date(at).toLocaleTimeString([], { hour12: false }),
+      }[time.dataset.style]?.();
+      if (words && time.textContent !== words) time.textContent = words;
+    }
+  };
+  tick();
+  setInterval(tick, 1000);
+  document.addEventListener("htmx:after:swap", tick);
+
+  // -- tooltips -----------------------------------------------------------------------------------------------
+  const tip = document.getElementById("mw-tip");
+  let shownFor = null;
+  const hide = () => {
+    tip.hidden = true;
+    shownFor = null;
+    for (const cell of document.querySelectorAll(".mw-cell.same")) cell.classList.remove("same");
+    live?.classList.remove("mw-picking");
+  };
+  const show = (element) => {
+    if (shownFor === element) return;
+    hide();
+    shownFor = element;
+    tip.textContent = element.dataset.tip;
+    tip.hidden = false;
+    const box = element.getBoundingClientRect();
+    const left = Math.min(Math.max(8, box.left + box.width / 2 - tip.offsetWidth / 2), innerWidth - tip.offsetWidth - 8);
+    const above = box.top - tip.offsetHeight - 8;
+    tip.style.left = `${left}px`;
+    tip.style.top = `${above > 4 ? above : box.bottom + 8}px`;
+    const workload = element.querySelector?.("[data-w]")?.dataset.w;
+    if (workload) {
+      live?.classList.add("mw-picking");
+      for (const cell of document.querySelectorAll(`.mw-cell[data-w="${CSS.escape(workload)}"]`)) cell.classList.add("same");
+    }
+  };
+  const tipped = (event) => event.target.closest?.("[data-tip]");
+  for (const kind of ["mouseover", "focusin"]) {
+    document.addEventListener(kind, (event) => { const found = tipped(event); if (found) show(found); else hide(); });
+  }
+  document.addEventListener("focusout", hide);
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
+  addEventListener("scroll", hide, { passive: true });
+
+  // -- a job's output -----------------------------------------------------------------------------------------
+  const output = document.getElementById("mw-output");
+  const follow = document.getElementById("mw-follow");
+  const MOST = 2 ** 20;
+  const append = (text) => {
+    document.getElementById("mw-no-output")?.remove();
+    output.append(text);
+    if (output.textContent.length > MOST) output.textContent = output.textContent.slice(-MOST / 2);
+    if (follow?.checked) output.scrollTop = output.scrollHeight;
+  };
+  const read = async () => {
+    const { url } = output.dataset;
+    let attempt = Number(output.dataset.attempt);
+    let offset = Number(output.dataset.offset);
+    let ended = output.dataset.eof === "1";
+    let pause = 0;
+    for (;;) {
+      if (pause) await new Promise((done) => setTimeout(done, pause));
+      if (document.hidden) { pause = 1000; continue; }
+      try {
+        const ask = ended ? `attempt=${attempt + 1}&offset=0` : `attempt=${attempt}&offset=${offset}`;
+        const answer = await fetch(`${url}?${ask}&wait=20`, { headers: { "X-XSRFToken": xsrf } });
+        if (!answer.ok) { pause = 5000; continue; }
+        const chunk = await answer.json();
+        if (ended && chunk.text) {
+          attempt = chunk.attempt;
+          append(`\n── attempt ${attempt} ──\n`);
+          ended = false;
+        }
+        if (chunk.text) append(chunk.text);
+        if (!ended) { offset = chunk.next_offset; ended = chunk.eof; }
+        pause = chunk.text ? 100 : 1000;
+        if (ended && !chunk.text) pause = 5000;
+      } catch {
+        pause = 5000;
+      }
+    }
+  };
+  if (output?.dataset.url) {
+    output.scrollTop = output.scrollHeight;
+    read();
+  }
+
+  // -- the policy editor: a mistake's line --------------------------------------------------------------------
+  document.addEventListener("click", (event) => {
+    const line = Number(event.target.dataset?.line);
+    const editor = document.getElementById("document");
+    if (!line || !editor) return;
+    event.preventDefault();
+    const lines = editor.value.split("\n");
+    const start = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
+    editor.focus();
+    editor.setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
+    editor.scrollTop = Math.max(0, (line - 6) * parseFloat(getComputedStyle(editor).lineHeight));
+  });
+})();
