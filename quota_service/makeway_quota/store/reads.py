@@ -17,9 +17,17 @@ ONE = select(*COLUMNS, sources.c.source).outerjoin_from(workloads, sources).wher
 ACTIVE = select(*COLUMNS).where(W.state.in_(LIVE)).order_by(W.submitted_at, W.id)
 
 
+MOST_ROWS = 10_000
+
+
+def bounded(limit: int) -> int:
+    """Keep a page's size sane."""
+    return max(1, min(limit, MOST_ROWS))
+
+
 def workload(connection: Connection, id: str) -> Workload | None:
     """Read one workload with its source."""
-    row = connection.execute(ONE, {"one": id}).first()
+    row = connection.execute(ONE, {"one": rows.clean(id)}).first()
     if row is None:
         return None
     *values, source = row
@@ -35,7 +43,7 @@ def several(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
     """Read these by id, without `source`; those that do not exist are missing in the answer."""
     found: dict[str, Workload] = {}
     for begin in range(0, len(ids), 500):
-        query = select(*COLUMNS).where(W.id.in_(ids[begin : begin + 500]))
+        query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
         found.update((w.id, w) for w in rows.workloads(connection.execute(query)))
     return found
 
@@ -51,7 +59,7 @@ def page(
     connection: Connection, conditions: Sequence[ColumnElement[bool]], limit: int, cursor: str | None
 ) -> tuple[list[Workload], str | None]:
     """Read one page, newest first, and the cursor of the next."""
-    limit = max(1, limit)
+    limit = bounded(limit)
     query = select(*COLUMNS).where(*conditions).order_by(W.submitted_at.desc(), W.id.desc()).limit(limit + 1)
     if cursor is not None:
         at, id = read_cursor(cursor)
@@ -96,7 +104,7 @@ def files_of(connection: Connection, id: str) -> tuple[File, ...]:
     query = (
         select(files.c.path, blobs.c.data, files.c.executable)
         .join_from(files, blobs)
-        .where(files.c.workload == id)
+        .where(files.c.workload == rows.clean(id))
         .order_by(files.c.path)
     )
     return tuple(File(path, bytes(data), executable) for path, data, executable in connection.execute(query))
@@ -104,7 +112,7 @@ def files_of(connection: Connection, id: str) -> tuple[File, ...]:
 
 def attempts_of(connection: Connection, id: str) -> list[Attempt]:
     """Read the runs of a workload, first one first."""
-    query = select(*ATTEMPT_COLUMNS).where(attempts.c.workload == id).order_by(attempts.c.number)
+    query = select(*ATTEMPT_COLUMNS).where(attempts.c.workload == rows.clean(id)).order_by(attempts.c.number)
     return [rows.attempt(row) for row in connection.execute(query)]
 
 
@@ -112,7 +120,7 @@ def decision_log(
     connection: Connection, workload: str | None, teams: Sequence[str] | None, limit: int, before: int | None
 ) -> list[Decision]:
     """Read the decision log, newest first."""
-    query = select(decisions).order_by(decisions.c.id.desc()).limit(max(1, limit))
+    query = select(decisions).order_by(decisions.c.id.desc()).limit(bounded(limit))
     if workload is not None:
         query = query.where(decisions.c.workload == rows.clean(workload))
     if teams is not None:
@@ -124,7 +132,7 @@ def decision_log(
 
 def events_after(connection: Connection, after: int, limit: int) -> list[Event]:
     """Read what happened after an event, oldest first."""
-    query = select(events).where(events.c.id > rows.clean(after)).order_by(events.c.id).limit(max(1, limit))
+    query = select(events).where(events.c.id > rows.clean(after)).order_by(events.c.id).limit(bounded(limit))
     return [rows.event(row) for row in connection.execute(query)]
 
 
@@ -142,13 +150,18 @@ def durations(connection: Connection, team: str | None, profile: str, owner: str
     query = (
         select(attempts.c.ended_at - attempts.c.started_at)
         .join_from(workloads, attempts)
-        .where(W.state == "succeeded", W.team == team, W.profile == profile, attempts.c.outcome == "succeeded")
+        .where(
+            W.state == "succeeded",
+            W.team == rows.clean(team),
+            W.profile == rows.clean(profile),
+            attempts.c.outcome == "succeeded",
+        )
         .where(attempts.c.ended_at.is_not(None))
         .order_by(W.ended_at.desc(), W.id.desc())
-        .limit(max(1, limit))
+        .limit(bounded(limit))
     )
     if owner is not None:
-        query = query.where(W.owner == owner)
+        query = query.where(W.owner == rows.clean(owner))
     return [float(seconds) for seconds in connection.execute(query).scalars()]
 
 
@@ -163,7 +176,7 @@ def policy(connection: Connection, version: int | None) -> PolicyVersion | None:
 
 def policy_history(connection: Connection, limit: int) -> list[PolicyVersion]:
     """Read the versions, newest first."""
-    query = select(policies).order_by(policies.c.version.desc()).limit(max(1, limit))
+    query = select(policies).order_by(policies.c.version.desc()).limit(bounded(limit))
     return [PolicyVersion(*row) for row in connection.execute(query)]
 
 

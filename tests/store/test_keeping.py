@@ -1,0 +1,131 @@
+"""Policy versions, forecasts, migrations, and forgetting what is old."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from makeway_quota.store import Conflict, Store, StoreError, open_store
+from makeway_quota.store.database import engine_for, parse
+from makeway_quota.store.migrate import alembic_config, upgrade
+from makeway_quota.store.records import Attempt, Change, NewDecision
+from makeway_quota.store.tables import attempts as attempts_table
+from makeway_quota.store.tables import blobs, files, metadata, sources
+from sqlalchemy import func, inspect, select, text
+
+
+def test_the_migrations_make_exactly_the_tables(url: str) -> None:
+    parsed = parse(url)
+    upgrade(parsed)
+    upgrade(parsed)
+    engine = engine_for(parsed, migrating=True)
+    try:
+        with engine.begin() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            assert compare_metadata(context, metadata) == []
+            indexes = {str(index["name"]) for index in inspect(connection).get_indexes("workloads")}
+            assert indexes >= {"uq_workloads_live_session", "ix_workloads_succeeded"}
+            command.downgrade(alembic_config(connection), "base")
+            assert set(inspect(connection).get_table_names()) <= {"alembic_version", "sqlite_sequence"}
+            command.upgrade(alembic_config(connection), "head")
+            assert set(inspect(connection).get_table_names()) >= set(metadata.tables)
+    finally:
+        engine.dispose()
+
+
+def test_two_services_that_start_at_once_make_the_tables_once(url: str) -> None:
+    opened: list[Store] = []
+    threads = [threading.Thread(target=lambda: opened.append(open_store(url))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 4
+    for store in opened:
+        assert store.active() == []
+        store.close()
+
+
+def test_a_database_of_a_newer_makeway_is_left_alone(url: str) -> None:
+    open_store(url).close()
+    engine = engine_for(parse(url), migrating=True)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="newer Makeway"):
+        open_store(url)
+
+
+def test_policy_versions_are_kept_and_nobody_overwrites_another(store: Store) -> None:
+    assert store.policy_current() is None
+    first = store.add_policy("pools: []\n", "seed", "the first", 0, 1.0)
+    assert (first.version, store.policy_current()) == (1, first)
+    second = store.add_policy("pools: [ü]\n", "ana", "more 'GPUs'", 1, 2.0)
+    with pytest.raises(Conflict, match="saved by ana") as caught:
+        store.add_policy("pools: [b]\n", "bo", "", 1, 3.0)
+    assert caught.value.existing == second
+    with pytest.raises(Conflict):
+        store.add_policy("pools: [b]\n", "bo", "", 0, 3.0)
+    third = store.add_policy("pools: [c]\n", "bo", "", None, 3.0)
+    assert store.policy_history() == [third, second, first]
+    assert store.policy_history(limit=1) == [third]
+    assert (store.policy_version(2), store.policy_version(9)) == (second, None)
+    assert [(e.kind, e.data["version"]) for e in store.events(0)] == [("policy", 1), ("policy", 2), ("policy", 3)]
+
+
+def test_forecasts_read_what_similar_work_took(store: Store, job) -> None:
+    for number, owner in enumerate(["ana", "bo", "ana"], start=1):
+        id = f"j{number}"
+        store.add_workload(job(id, owner=owner), now=0.0)
+        store.commit([Change(id, {"attempt": 1}, open_attempt=Attempt(id, 1, 10.0))], now=10.0)
+        end = 10.0 + 100 * number
+        done = {"ended_at": end, "outcome": "succeeded"}
+        store.commit([Change(id, {"state": "succeeded", "ended_at": end}, close_attempt=done)], now=end)
+    store.add_workload(job("j4"), now=0.0)
+    failed = Change("j4", {"state": "failed", "ended_at": 1.0}, open_attempt=Attempt("j4", 1, 0.0, 1.0, (), "failed"))
+    store.commit([failed], now=1.0)
+    assert store.durations("rnd", "gpu1") == [300.0, 200.0, 100.0]
+    assert store.durations("rnd", "gpu1", owner="ana") == [300.0, 100.0]
+    assert store.durations("rnd", "gpu1", limit=1) == [300.0]
+    assert store.durations("devops", "gpu1") == store.durations(None, "gpu1") == []
+
+
+def test_the_decision_log_is_read_in_pages(store: Store) -> None:
+    for number in range(7):
+        team = "rnd" if number % 2 else "devops"
+        store.commit([], [NewDecision("wait", f"j{number % 3}", team, "ana", "limit", str(number))], now=float(number))
+    newest = store.decisions(limit=3)
+    assert [d.message for d in newest] == ["6", "5", "4"]
+    assert [d.message for d in store.decisions(limit=3, before=newest[-1].id)] == ["3", "2", "1"]
+    assert [d.message for d in store.decisions(teams=["rnd"])] == ["5", "3", "1"]
+    assert [d.message for d in store.decisions(workload="j0")] == ["6", "3", "0"]
+    assert store.decisions(teams=[]) == []
+
+
+def test_what_is_old_is_forgotten(store: Store, job) -> None:
+    script = [("train.py", b"print(1)", False)]
+    for id, at in (("old", 0.0), ("new", 0.0), ("live", 0.0)):
+        store.add_workload(job(id, source="x"), [*script, ("id", id.encode(), False)], now=at)
+    store.commit([Change("old", {"state": "failed", "ended_at": 10.0}, open_attempt=Attempt("old", 1, 1.0))], now=10.0)
+    store.commit([], [NewDecision("wait", "old", None, None, "", "")], now=10.0)
+    store.commit([Change("new", {"state": "failed", "ended_at": 900.0})], now=900.0)
+    pruned = store.prune(1000.0, 500.0, 500.0, 500.0)
+    assert (pruned.workloads, pruned.decisions, pruned.events) == (("old",), 1, 5)
+    assert store.workload("old") is None
+    assert store.files("old") == ()
+    assert store.attempts("old") == []
+    assert len(store.files("new")) == len(store.files("live")) == 2
+    with store._database.read() as connection:
+        for table, left in ((blobs, 3), (files, 4), (sources, 2), (attempts_table, 0)):
+            assert connection.execute(select(func.count()).select_from(table)).scalar_one() == left
+
+
+def test_the_newest_event_is_never_forgotten(store: Store) -> None:
+    for number in range(3):
+        store.add_event("usage", None, None, {"n": number}, 1.0)
+    assert store.prune(1e9, 0.0, 0.0, 0.0).events == 2
+    assert store.oldest_event_id() == store.last_event_id() == 3
+    assert store.add_event("usage", None, None, {}, 2.0).id == 4
