@@ -9,7 +9,7 @@ from .consolidate import consolidate
 from .draft import Draft
 from .order import Queue
 from .place import allowed, find
-from .reclaim import reclaim
+from .reclaim import Choice, reclaim
 from .state import Workload
 from .victims import Right, Seeker, fair_over
 from .world import Part, PoolState
@@ -30,8 +30,15 @@ def started(
     parts = held if _free(held, queue) and held[0].node.pool is pool else find(pool, queue.need)
     if not parts:
         return False
-    draft.start(workload, cluster.start(workload, queue.need, parts), in_quota)
+    _start(cluster, draft, queue, workload, parts, in_quota)
     return True
+
+
+def _start(
+    cluster: Cluster, draft: Draft, queue: Queue, workload: Workload, parts: tuple[Part, ...], in_quota: bool
+) -> None:
+    draft.start(workload, cluster.start(workload, queue.need, parts), in_quota)
+    draft.came_from[workload.id] = queue
 
 
 def _free(parts: tuple[Part, ...], queue: Queue) -> bool:
@@ -68,7 +75,7 @@ def promised(
 ) -> bool:
     """Claim what is on its way to be free: the place it was promised, or for work in quota any that is enough."""
     account, amount = queue.account, queue.need.total
-    for pool in pools:
+    for pool in sorted(pools, key=lambda p: not held or held[0].node.pool is not p):
         if not allowed(cluster, account, pool, amount, True):
             continue
         mine = held if held and held[0].node.pool is pool else ()
@@ -100,14 +107,33 @@ def reclaimed(
                 draft.move(workload, change.moves)
                 draft.promise(workload, pool, change.parts, [m.tenancy for m in change.moves])
                 return True
+        if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
+            continue  # enough is on its way, though not promised to it
         for seeker in _seekers(cluster, queue, workload, pool, over):
             choice = reclaim(seeker)
             if choice is not None:
-                draft.evict(workload, queue.need.total, seeker.right, choice.victims)
-                cluster.claim(workload, queue.need, choice.parts)
-                draft.promise(workload, pool, choice.parts, choice.victims)
+                _carry_out(cluster, draft, queue, seeker, choice, over)
                 return True
     return False
+
+
+def _carry_out(cluster: Cluster, draft: Draft, queue: Queue, seeker: Seeker, choice: Choice, over: bool) -> None:
+    """Note who leaves and promise their GPUs. Starts of this very plan are withdrawn instead."""
+    workload = seeker.workload
+    fresh = [t for t in choice.victims if t.fresh]
+    victims = [t for t in choice.victims if not t.fresh]
+    for tenancy in fresh:
+        cluster.stay(tenancy)
+        cluster.withdraw(tenancy)
+        draft.withdraw(tenancy.workload)
+        draft.came_from.pop(tenancy.workload.id).put_back(tenancy.workload)
+    if not victims and allowed(cluster, queue.account, seeker.pool, seeker.amount) and _free(choice.parts, queue):
+        _start(cluster, draft, queue, workload, choice.parts, not over)
+        return
+    if victims:
+        draft.evict(workload, seeker.amount, seeker.right, victims)
+    cluster.claim(workload, queue.need, choice.parts)
+    draft.promise(workload, seeker.pool, choice.parts, victims)
 
 
 def _seekers(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> Iterator[Seeker]:

@@ -21,8 +21,8 @@ class Cluster:
         self.now = snapshot.now
         self.settings = snapshot.settings
         self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
-        self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in snapshot.pools}
-        self.ledger = Ledger(snapshot.policies)
+        self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in sorted(snapshot.pools, key=lambda p: p.name)}
+        self.ledger = Ledger(sorted(snapshot.policies, key=lambda p: p.name))
         self.nodes: dict[str, NodeState] = {}
         self.tenancies: dict[str, Tenancy] = {}
         self.claims: dict[str, Tenancy] = {}
@@ -172,7 +172,16 @@ class Cluster:
         self._book(tenancy, now=tenancy.amount)
         for part in parts:
             part.node.shift(part, need, -1, -1)
+            part.node.guests[workload.id] = tenancy
         return tenancy
+
+    def withdraw(self, tenancy: Tenancy) -> None:
+        """Take `start` back."""
+        del self.tenancies[tenancy.workload.id]
+        self._book(tenancy, now=-tenancy.amount)
+        for part in tenancy.parts:
+            part.node.shift(part, tenancy.need, 1, 1)
+            part.node.guests.pop(tenancy.workload.id, None)
 
     def leave(self, tenancy: Tenancy) -> None:
         """Tell a workload to go: what it holds is part of the future, not of now."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from .cluster import Cluster
 from .consolidate import Moving
 from .limits import Account
+from .order import Queue
 from .plan import Code, Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .say import count, gpus, listed, number, seconds, this, who
-from .state import ADMITTED, Workload
+from .state import ADMITTED, GPU, Workload
 from .usage import line_usage
 from .victims import Right
 from .world import Part, PoolState, Tenancy, placement_of
@@ -33,6 +34,8 @@ class Draft:
         self.scaled: list[Scale] = []
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
+        self.came_from: dict[str, Queue] = {}
+        """Started in this plan, and the queue it came from."""
         self.decisions = 0
         self.ahead: dict[str, list[str]] = {}
         """Pool to those that got its GPUs in this plan."""
@@ -65,6 +68,12 @@ class Draft:
             {"gpus": number(tenancy.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
         )
         self.ahead.setdefault(pool, []).append(workload.id)
+        self.decisions += 1
+
+    def withdraw(self, workload: Workload) -> None:
+        """Strike a start out: somebody with a better right turned out to need these GPUs."""
+        start = self.started.pop(workload.id)
+        self.ahead[start.pool].remove(workload.id)
         self.decisions += 1
 
     def evict(self, workload: Workload, amount: int, right: Right, victims: Sequence[Tenancy]) -> None:
@@ -152,14 +161,13 @@ class Draft:
         ids, deadline = self._in_the_way(workload, parts, victims)
         names = [self._leaver(i) for i in ids]
         verb = "leaves" if len(ids) == 1 else "leave"
-        need = gpus(self.cluster.need(workload).total)
+        amount = self.cluster.need(workload).total
+        need, verbs = gpus(amount), "is" if 0 < amount <= GPU else "are"
         if ids:
             wait = seconds(max(0.0, deadline - self.cluster.now))
-            message = f"{need} are being reclaimed: {listed(names)} {verb} within {wait}."
+            message = f"{need} {verbs} being reclaimed: {listed(names)} {verb} within {wait}."
         else:
-            message = f"{need} are promised to {this(workload)} and about to be free."
-        if need.startswith("1 "):
-            message = message.replace(" are being", " is being").replace(" are promised", " is promised")
+            message = f"{need} {verbs} promised to {this(workload)} and about to be free."
         self.waiting[workload.id] = Waiting(
             workload.id,
             "reclaiming",

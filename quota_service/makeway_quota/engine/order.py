@@ -42,6 +42,11 @@ class Queue:
         """Take the first workload of an owner out."""
         self.lines[workload.owner].popleft()
 
+    def put_back(self, workload: Workload) -> None:
+        """Let somebody wait again whose start was withdrawn."""
+        line = self.lines[workload.owner]
+        self.lines[workload.owner] = deque(sorted([*line, workload], key=lambda w: (w.submitted_at, w.id)))
+
     def members(self) -> list[Workload]:
         """List everybody who is still waiting."""
         return [workload for line in self.lines.values() for workload in line]

@@ -14,6 +14,9 @@ from .say import amounts, count, gpus, listed, number, this
 from .state import GPU, Workload
 from .world import UNLIMITED, Need, NodeState, PoolState, hosts
 
+_TELLING: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
+"""Of several pools the one is named where GPUs idle, else the first that could ever do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -99,8 +102,7 @@ def explain(cluster: Cluster, draft: Draft, queue: Queue) -> None:
     if not members:
         return
     able = [(pool, why(cluster, draft, queue, pool)) for pool in queue.pools]
-    fitting = [each for each in able if each[1].code != "too_large"] or able
-    pool, reason = fitting[0]
+    pool, reason = min(able, key=lambda each: _TELLING.get(each[1].code, 1))
     earliest = not_before(cluster, queue, pool, reason.code)
     for workload in members:
         message = f"{reason.message}{_lost(workload)}"

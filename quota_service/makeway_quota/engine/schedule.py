@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from .admit import promised, reclaimed, started
 from .cluster import Cluster
@@ -12,6 +12,9 @@ from .plan import Plan
 from .reasons import closed_or_paused, explain, refuse
 from .state import Snapshot, Workload
 from .world import PoolState
+
+_ROUNDS = 100
+"""Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
 
 
 def schedule(snapshot: Snapshot) -> Plan:
@@ -44,45 +47,49 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
 
     A start over quota can put its team above its reservation, and an eviction can free more than it was
     for: both may help somebody who was turned down a moment ago. Deciding it now keeps plans stable.
+    Jobs that may not be preempted count on the reservation like sessions, and so go before the others.
     """
     before = -1
-    while before != draft.decisions:
+    for _ in range(_ROUNDS):
+        if before == draft.decisions:
+            break
         before = draft.decisions
-        _serve(cluster, draft, [q for q in waiting if q.session], _guaranteed, False)
-        _serve(cluster, draft, [q for q in waiting if not q.session], _guaranteed, False)
-        _serve(cluster, draft, [q for q in waiting if not q.firm], _over_quota, True)
+        _serve(cluster, draft, [q for q in waiting if q.session], False)
+        _serve(cluster, draft, [q for q in waiting if q.firm and not q.session], False)
+        _serve(cluster, draft, [q for q in waiting if not q.firm], False)
+        _serve(cluster, draft, [q for q in waiting if not q.firm], True)
 
 
 def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     return cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
 
 
-def _over_quota(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    return queue.account.policy.weight != "None"
+def _over_quota(queue: Queue) -> bool:
+    return not queue.firm and queue.account.policy.weight != "None"
 
 
-def _serve(
-    cluster: Cluster,
-    draft: Draft,
-    waiting: Iterable[Queue],
-    may: Callable[[Cluster, Queue, PoolState], bool],
-    over: bool,
-) -> None:
-    """Let one class start in order: in the first pool with room, else by a promise, else by reclaim."""
-    turn = Turn(cluster, (q for q in waiting if q.promised or any(may(cluster, q, pool) for pool in q.pools)), over)
+def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool) -> None:
+    """Let one class start in order: in the first pool with room, else by a promise, else by reclaim.
+
+    Who is in quota in one of its pools may start over quota in another: better than making somebody leave.
+    """
+
+    def may(queue: Queue, pool: PoolState) -> bool:
+        return _over_quota(queue) if over else _guaranteed(cluster, queue, pool)
+
+    turn = Turn(cluster, (q for q in waiting if q.promised or any(may(q, pool) for pool in q.pools)), over)
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.unclaim(workload)
-        if may(cluster, queue, pool) and started(cluster, draft, queue, workload, pool, held, not over):
+        able = [p for p in queue.pools if may(queue, p)]
+        here = pool in able or (bool(able) and _over_quota(queue))
+        if here and started(cluster, draft, queue, workload, pool, held, not over and pool in able):
             _served(turn, queue, workload)
-            continue
-        if at + 1 < len(queue.pools):
+        elif able and at + 1 < len(queue.pools):
             if held:
                 cluster.claim(workload, queue.need, held)
             turn.enter(queue, at + 1)
-            continue
-        able = [p for p in queue.pools if may(cluster, queue, p)]
-        if promised(cluster, draft, queue, workload, able, held, over) or reclaimed(
+        elif promised(cluster, draft, queue, workload, able, held, over) or reclaimed(
             cluster, draft, queue, workload, able, over
         ):
             _served(turn, queue, workload)

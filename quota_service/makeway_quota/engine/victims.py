@@ -40,7 +40,7 @@ class Seeker:
     def may_take(self, tenancy: Tenancy) -> bool:
         """Say whether this one could ever be asked, leaving aside how much its team uses at the moment."""
         victim = tenancy.workload
-        if tenancy.leaving or tenancy.fresh or victim.firm or not tenancy.amount or tenancy.pool is not self.pool:
+        if tenancy.leaving or victim.firm or not tenancy.amount or tenancy.pool is not self.pool:
             return False
         if self.workload.kind == "job" and self._protected(victim):
             return False

@@ -152,7 +152,7 @@ class Tenancy:
     amount: int
     leaving: bool = False
     fresh: bool = False
-    """Started by this very plan, so never its victim."""
+    """Started by this very plan: it is not evicted but its start withdrawn, and it is not moved."""
 
 
 class PoolState:

@@ -1,0 +1,122 @@
+"""Random worlds, and random things that happen in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from engine.invariants import check
+from makeway_quota.engine import QuotaLine
+from worlds import World, milli
+
+WEIGHTS = ("None", "Lowest", "Low", "Medium", "High")
+EVENTS = (
+    "job",
+    "job",
+    "job",
+    "session",
+    "end",
+    "end",
+    "cancel",
+    "fail",
+    "release",
+    "release",
+    "lose",
+    "heal",
+    "policy",
+)
+
+
+def random_world(random: Random, departments: bool = False, gangs: bool = False) -> World:
+    """Make up a small cluster with a few teams and profiles."""
+    world = World(
+        consolidation=random.random() < 0.7,
+        victim_order=random.choice(["newest", "cheapest"]),
+        user_fairness=random.random() < 0.5,
+    )
+    for name in ("p", "q")[: random.randint(1, 2)]:
+        world.pool(
+            name, random.randint(1, 3), random.choice([2, 4, 8]), strategy=random.choice(["pack", "pack", "spread"])
+        )
+        if random.random() < 0.15:
+            world.pools[name] = replace(world.pools[name], capacity=milli(random.randint(2, 12)))
+    pools = tuple(world.pools)
+    for name in ("a", "b", "c")[: random.randint(2, 3)]:
+        reserved = random.randint(0, 6)
+        world.team(
+            name,
+            reserved,
+            limit=random.choice([None, None, reserved + random.randint(0, 4)]),
+            lend=random.choice([None, None, None, None, 0, reserved // 2]),
+            weight=random.choice(WEIGHTS[random.choice([0, 2, 2, 2]) :]),
+            priority=random.choice([0, 0, 1]),
+            pools=random.choice([(), (), pools[:1]]),
+        )
+    if departments:
+        world.team("top", reserved=random.choice([0, 6]), limit=random.choice([None, 8]))
+        for name in list(world.policies)[: random.randint(1, 2)]:
+            world.policies[name] = replace(world.policies[name], parent="top")
+    for at in range(random.randint(1, 3)):
+        gang = gangs and random.random() < 0.4
+        world.profile(
+            f"f{at}",
+            random.choice([0.5, 1, 1, 2, 3, 4]),
+            pools=random.choice([pools, pools[::-1], pools[:1]]),
+            min_runtime=random.choice([0, 0, 0, 500]),
+            workers=random.randint(2, 3) if gang else 1,
+            min_workers=random.choice([None, 1]) if gang else None,
+        )
+    for name in pools:
+        ranked = list(world.profiles)
+        random.shuffle(ranked)
+        world.pools[name] = replace(world.pools[name], profiles=tuple(ranked[: random.randint(0, 3)]))
+    return world
+
+
+def happen(world: World, random: Random) -> None:
+    """Let one thing happen."""
+    event = random.choice(EVENTS)
+    running = world.named("running")
+    leaving = world.named("checkpointing")
+    if event in ("job", "session"):
+        many = random.randint(1, 4) if event == "job" else 1
+        for _ in range(many):
+            world.submit(
+                f"w{len(world.workloads):03}",
+                random.choice([n for n in world.policies if n != "top"]),
+                random.choice(list(world.profiles)),
+                kind=event,
+                owner=random.choice(["x", "y"]),
+                priority=random.choice([-1, 0, 0, 0, 1]),
+                preemptible=random.choice([None, None, None, None, True, False]),
+            )
+    elif event in ("end", "fail") and running:
+        world.end(random.choice(running), state="succeeded" if event == "end" else "failed")
+    elif event == "cancel":
+        live = running + leaving + world.named("pending")
+        if live:
+            world.end(random.choice(live), state="cancelled")
+    elif event == "release" and leaving:
+        world.release(*random.sample(leaving, random.randint(1, len(leaving))))
+    elif event == "lose":
+        world.lose(random.choice(list(world.nodes)))
+    elif event == "heal":
+        for name, node in world.nodes.items():
+            world.nodes[name] = replace(node, ready=True)
+    elif event == "policy":
+        name = random.choice([n for n in world.policies if n != "top"])
+        line = world.policies[name].quotas[0]
+        reserved = random.randint(0, 6)
+        limit = random.choice([None, reserved + random.randint(0, 4)])
+        changed = QuotaLine(line.pools, milli(reserved) or 0, milli(limit), line.lend and milli(reserved))
+        world.policies[name] = replace(world.policies[name], quotas=(changed,))
+
+
+def live_through(random: Random, events: int, departments: bool = False, gangs: bool = False) -> World:
+    """Let a random history happen, and check every plan on the way."""
+    world = random_world(random, departments, gangs)
+    for _ in range(events):
+        happen(world, random)
+        check(world, Random(7))
+        world.now += random.choice([1, 5, 600])
+    return world

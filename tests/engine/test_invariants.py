@@ -1,0 +1,43 @@
+"""The invariants over random worlds and random histories."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from engine.histories import live_through
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+ROWS = ("F03", "F09", "F10", "F13", "F14", "F15", "F16", "F17", "F34", "F36")
+quick = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
+
+
+@pytest.mark.covers(*ROWS)
+@quick
+@given(st.integers(0, 10**9))
+def test_invariants_hold_over_random_histories(start: int) -> None:
+    live_through(Random(start), 30)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("start", range(60))
+def test_invariants_hold_over_fixed_histories(start: int) -> None:
+    live_through(Random(start), 40)
+
+
+@pytest.mark.slow
+@pytest.mark.covers(*ROWS)
+@pytest.mark.timeout(3600)
+@seed(20260101)
+@settings(max_examples=2000, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10**9))
+def test_invariants_hold_over_long_random_histories(start: int) -> None:
+    live_through(Random(start), 200)
