@@ -146,7 +146,7 @@ class Attempt:
     def inherit_progress(self) -> None:
         """Start from what the attempt before had saved: its checkpoint is still there."""
         before = read_json(os.path.join(self.job, f"attempt-{self.number - 1}", "progress.json"))
-        kept = {key: before[key] for key in ("step", "saved_at") if key in before}
+        kept = {str(key): before[key] for key in ("step", "saved_at") if key in before}
         if kept and not os.path.exists(self.path("progress.json")):
             write_json(self.path("progress.json"), kept)
 
@@ -298,14 +298,14 @@ class Run:
                 self.log.write(data)
 
     def _wait(self) -> None:
-        limit = self.order.get("time_limit")
-        ends = self.began + float(limit) if limit else None
+        limit = float(self.order.get("time_limit") or 0.0)
+        ends = self.began + limit if limit else None
         self._reap()
         while not self._over():
             now = time.time()
             if ends is not None and now >= ends and not self.notice:
                 self.timed_out = True
-                reason = f"time limit of {float(limit):g} s reached"
+                reason = f"time limit of {limit:g} s reached"
                 self._make_way({"reason": reason, "at": now, "deadline": now + self.grace}, reason)
             deadline = self.notice.get("deadline")
             if deadline is not None and now >= deadline:

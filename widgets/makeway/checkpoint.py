@@ -1,0 +1,415 @@
+"""Save, leave and go on later: what training code uses so that making way costs it nothing.
+
+    from makeway import checkpoint
+
+    for step in checkpoint.loop(10_000, save=save, load=load, every=500):
+        train(step)
+
+`save(folder)` writes the whole state (weights, optimiser, random generators) into `folder`; `load(folder)` reads it.
+When an owner wants the GPU back, the loop saves, leaves, and the job goes on at the same step later. By hand:
+
+    start = ...                                  # from checkpoint.latest(), None on the first run
+    for step in range(start, 10_000):
+        train(step)
+        if checkpoint.requested():
+            with checkpoint.saving(step + 1) as folder:
+                save(folder)
+            checkpoint.stop()
+
+Outside of a Makeway job nothing is ever requested and no signal handler is set, so that the same code runs anywhere;
+checkpoints then go to `./checkpoints`. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+__all__ = [
+    "Notice",
+    "dir",
+    "latest",
+    "loop",
+    "notice",
+    "on_preempt",
+    "requested",
+    "saved",
+    "saving",
+    "step_of",
+    "stop",
+]
+
+T = TypeVar("T")
+
+SAVED_AND_LEFT = 75
+"""The exit code that says: saved because asked to, and left."""
+KEEP = 2
+"""How many checkpoints `saving` and `loop` keep unless told otherwise."""
+_COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
+_PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-p(\d+)-\d+")
+
+dir: Path
+"""Where checkpoints live: the same folder over all attempts of a job. Off the cluster it is made by `saving`."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Why this job is asked to make way. Times are Unix seconds; `rehearsal` is true for `%job ID --preempt-test`."""
+
+    reason: str
+    by_team: str | None
+    by_owner: str | None
+    by_workload: str | None
+    at: float
+    deadline: float
+    rehearsal: bool = False
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the job is killed, 0 when they are over."""
+        return max(0.0, self.deadline - time.time())
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.seconds_left:.0f} s left)"
+
+
+class _Signals:
+    """The handler that notes a signal, and everything it must not do: it only sets a flag."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self.home = os.getpid()
+        self._lock = threading.Lock()
+        self._before: dict[int, Any] = {}
+        self._spared = False
+
+    def install(self) -> None:
+        """Listen for the job's signals, once; not off the cluster or in a notebook, and not outside the main thread."""
+        if self._before or not _on_cluster():
+            return
+        if threading.current_thread() is not threading.main_thread():
+            return
+        with self._lock:
+            for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
+                number = getattr(signal, name, signal.SIGTERM)
+                before = signal.getsignal(number)
+                if before is not None:
+                    signal.signal(number, self._handle)
+                self._before[number] = before
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.home:
+            self._in_a_worker(number)
+            return
+        if self.at is None:
+            self.at = time.time()
+        before = self._before.get(number)
+        if callable(before):
+            before(number, frame)
+
+    def _in_a_worker(self, number: int) -> None:
+        """A forked worker outlives the notice (the main process still needs its batches), but not its own end."""
+        if not self._spared and os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", "")):
+            self._spared = True
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+_signals = _Signals()
+_saves = threading.RLock()
+
+
+def requested() -> bool:
+    """Say whether this job was asked to save and leave. Cheap: call it after every step, in evaluation loops too."""
+    if not _on_cluster():
+        return False
+    _signals.install()
+    return _signals.at is not None or os.path.exists(os.environ["MAKEWAY_STOP_FILE"])
+
+
+def notice() -> Notice | None:
+    """Tell who asked, why, and until when; None while nobody did."""
+    if not requested():
+        return None
+    try:
+        with open(os.environ["MAKEWAY_STOP_FILE"], encoding="utf-8") as file:
+            said = json.load(file)
+        names = ("by_team", "by_owner", "by_workload")
+        who = {name: said.get(name) for name in names}
+        rehearsal = bool(said.get("rehearsal"))
+        return Notice(str(said["reason"]), **who, at=said["at"], deadline=said["deadline"], rehearsal=rehearsal)
+    except (OSError, ValueError, KeyError, TypeError):
+        at = _signals.at or time.time()
+        grace = float(os.environ.get("MAKEWAY_GRACE", "30"))
+        return Notice("the process was asked to stop", None, None, None, at, at + grace)
+
+
+def latest() -> Path | None:
+    """Find the newest complete checkpoint of `saving` or `loop`, or None; a half-written one never counts."""
+    found = _complete()
+    return found[-1] if found else None
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """Tell how many steps a checkpoint has behind it: where to go on; 0 for None."""
+    match = _COMPLETE.fullmatch(checkpoint.name) if checkpoint is not None else None
+    return int(match[1]) if match else 0
+
+
+@contextlib.contextmanager
+def saving(step: int, *, keep: int = KEEP) -> Iterator[Path]:
+    """Give a folder to write a checkpoint into; it counts only once the block ended well and everything is on disk.
+
+    `step` is the number of steps done. The newest `keep` checkpoints stay. A crash or an exception in the block leaves
+    the checkpoints before it as they were. In a gang, only one worker saves a given step (usually rank 0).
+    """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least the newest checkpoint has to stay")
+    _signals.install()
+    home = _directory()
+    with _saves:
+        home.mkdir(parents=True, exist_ok=True)
+        _remove_stale(home)
+        name = f".saving-{int(step):06d}-a{os.environ.get('MAKEWAY_ATTEMPT', '0')}-p{os.getpid()}-{time.time_ns()}"
+        partial = home / name
+        partial.mkdir()
+        try:
+            yield partial
+            _sync(partial)
+            os.rename(partial, _free_name(home, int(step)))
+            _sync_folder(home)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        saved(int(step))
+        for old in _complete()[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def saved(step: int) -> None:
+    """Tell Makeway that a checkpoint of `step` is complete, where something else than `saving` wrote it."""
+    _report(step=int(step), saved_at=time.time())
+
+
+def stop() -> None:
+    """Leave now, because everything is saved: acknowledges the notice and ends the process with exit code 75.
+
+    Off the cluster it does nothing.
+    """
+    if not _on_cluster():
+        return
+    _run_callbacks()
+    _report(acknowledged_at=time.time())
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(SAVED_AND_LEFT)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(SAVED_AND_LEFT)
+
+
+if TYPE_CHECKING:
+    State = Callable[[Path], object]
+    """Something that writes the whole state into a folder, or reads it from there."""
+
+
+@overload
+def loop(
+    steps: int, *, save: State | None = None, load: State | None = None, every: int | None = None, keep: int = KEEP
+) -> Iterator[int]: ...
+@overload
+def loop(
+    steps: Iterable[T],
+    *,
+    save: State | None = None,
+    load: State | None = None,
+    every: int | None = None,
+    keep: int = KEEP,
+) -> Iterator[T]: ...
+def loop(
+    steps: int | Iterable[T],
+    *,
+    save: State | None = None,
+    load: State | None = None,
+    every: int | None = None,
+    keep: int = KEEP,
+) -> Iterator[Any]:
+    """Go through `steps` (a number or anything iterable), from where the newest checkpoint left off.
+
+    `load(folder)` is called first if there is a checkpoint, and what was done is skipped. `save(folder)` is called
+    after every `every` steps, at the end, and when the job is asked to make way: the loop then leaves with exit code 75.
+    An iterable has to give the same things in the same order each time.
+    """
+    if every is not None and every < 1:
+        raise ValueError(f"every is {every}; it has to be at least 1 step")
+    items: Iterable[Any] = range(steps) if isinstance(steps, int) else steps
+    return _loop(items, save, load, every, keep)
+
+
+def _loop(items: Iterable[Any], save: State | None, load: State | None, every: int | None, keep: int) -> Iterator[Any]:
+    newest = latest() if save is not None else None
+    done = kept = step_of(newest)
+    if newest is not None and load is not None:
+        load(newest)
+
+    def keep_it() -> None:
+        nonlocal kept
+        if save is not None and kept != done:
+            with saving(done, keep=keep) as folder:
+                save(folder)
+            kept = done
+
+    for place, item in islice(enumerate(items), done, None):
+        if requested():
+            keep_it()
+            stop()
+        yield item
+        done = place + 1
+        if every is not None and done % every == 0:
+            keep_it()
+    keep_it()
+    if _on_cluster():
+        _report(completed_at=time.time())
+
+
+def on_preempt(callback: Callable[[Notice], object], *, leave: bool = False) -> None:
+    """Call `callback(notice)` once, in a thread of its own, as soon as this job is asked to make way.
+
+    For code that cannot ask `requested()` in its loop. With `leave`, the process ends with exit code 75 after it.
+    """
+    with _callbacks_lock:
+        _callbacks.append((callback, leave))
+        if not _on_cluster():
+            return
+        _signals.install()
+        if len(_callbacks) == 1:
+            threading.Thread(target=_watch, name="makeway-checkpoint", daemon=True).start()
+
+
+_callbacks: list[tuple[Callable[[Notice], object], bool]] = []
+_callbacks_lock = threading.RLock()
+
+
+def _watch() -> None:
+    while not requested():
+        time.sleep(0.1)
+    _run_callbacks()
+
+
+def _run_callbacks() -> None:
+    """Run what was not run yet; a second caller waits until the first is through."""
+    with _callbacks_lock:
+        told = notice()
+        while told is not None and _callbacks:
+            callback, leave = _callbacks.pop(0)
+            try:
+                callback(told)
+            except Exception:
+                sys.excepthook(*sys.exc_info())
+                continue
+            if leave:
+                stop()
+
+
+def __getattr__(name: str) -> Path:
+    if name == "dir":
+        return _directory()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _on_cluster() -> bool:
+    """Say whether this is a Makeway job; a notebook (and `%%train --local` in it) is none."""
+    return bool(os.environ.get("MAKEWAY_STOP_FILE")) and bool(os.environ.get("MAKEWAY_JOB_ID"))
+
+
+def _directory() -> Path:
+    return Path(os.environ.get("MAKEWAY_CHECKPOINT_DIR") or Path.cwd() / "checkpoints")
+
+
+def _complete() -> list[Path]:
+    """List the complete checkpoints, oldest first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for path in _directory().iterdir():
+            match = _COMPLETE.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append((int(match[1]), int(match[2] or 0), path))
+    return [path for *_, path in sorted(found)]
+
+
+def _free_name(home: Path, step: int) -> Path:
+    """Name the checkpoint: a step that is saved again gets a revision, so that the first one stays whole meanwhile."""
+    path, revision = home / f"step-{step:06d}", 0
+    while path.exists():
+        revision += 1
+        path = home / f"step-{step:06d}-r{revision}"
+    return path
+
+
+def _remove_stale(home: Path) -> None:
+    """Remove what saves that were killed left behind: those of earlier attempts, and of processes that are gone."""
+    attempt = os.environ.get("MAKEWAY_ATTEMPT", "0")
+    for path in home.iterdir():
+        match = _PARTIAL.fullmatch(path.name)
+        if match and (match[1] != attempt or not _alive(int(match[2]))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder and everything in it on disk."""
+    for where, _, names in os.walk(folder):
+        for name in names:
+            handle = os.open(os.path.join(where, name), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        _sync_folder(Path(where))
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _report(**news: Any) -> None:
+    """Add to what the launcher and the service read about this job; a failure to tell never harms the training."""
+    path = os.environ.get("MAKEWAY_PROGRESS_FILE")
+    if not path:
+        return
+    with _saves, contextlib.suppress(OSError):
+        known: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            known = json.load(file)
+        temporary = f"{path}.{os.getpid()}"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump({**known, **news}, file)
+        os.replace(temporary, path)
