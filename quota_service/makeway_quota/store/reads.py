@@ -169,7 +169,7 @@ def policy(connection: Connection, version: int | None) -> PolicyVersion | None:
     """Read one version of the policy, the newest for None."""
     query = select(policies).order_by(policies.c.version.desc()).limit(1)
     if version is not None:
-        query = query.where(policies.c.version == rows.clean(version))
+        query = query.where(policies.c.version == min(version, 2**31 - 1))
     row = connection.execute(query).first()
     return None if row is None else PolicyVersion(*row)
 
