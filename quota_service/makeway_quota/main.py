@@ -116,14 +116,15 @@ def _snapshot(args: argparse.Namespace) -> int:
     async def dump() -> str:
         from .service import current_policy
         from .store.store import open_store
-        from .watch import Watch
+        from .watch import Watch, sizes_of
 
         config = load(args.config)
         store = open_store(config.db_url)
         backend = make_backend(config)
         now = time.time()
-        watch = Watch(store, *current_policy(store, config, now))
-        watch.see(await backend.observe())
+        seen = await backend.observe()
+        watch = Watch(store, *current_policy(store, config, now, sizes_of(seen.nodes)))
+        watch.see(seen)
         text = write_snapshot(watch.snapshot(await watch.rows(), now), args.format)
         store.close()
         return text
@@ -157,7 +158,7 @@ async def serve(config: ServiceConfig) -> int:
     from .web.settings import WebSettings
 
     hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
-    service = Service(config, make_backend(config), hub)
+    service = await Service.open(config, make_backend(config), hub)
     secret = (config.ticket_secret or os.urandom(32).hex()).encode()
     app = create_app(service.desk, WebSettings(prefix=config.prefix, hub_base=config.hub_base_url, secret=secret))
     settings = uvicorn.Config(

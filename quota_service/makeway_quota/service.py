@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -19,9 +19,9 @@ from .hubapi import HubApi
 from .leases import Leases
 from .loop import Loop
 from .orders import Orders
-from .policy import Document, PolicyInvalid, read
+from .policy import Document, PolicyInvalid, fit, read, write
 from .store.store import Store, open_store
-from .watch import Watch
+from .watch import Watch, sizes_of
 
 log = logging.getLogger("makeway.service")
 
@@ -39,21 +39,18 @@ class Service:
         self,
         config: ServiceConfig,
         backend: Backend,
+        store: Store,
+        watch: Watch,
         hub: HubApi | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.backend = backend
-        self.clock = clock
+        self.store = store
+        self.watch = watch
         self.hub = hub
-        self._lock = take_state_dir(config.state_dir)
-        try:
-            self.store = open_store(config.db_url)
-        except Exception:
-            self._lock.close()
-            raise
-        document, version = current_policy(self.store, config, clock())
-        self.watch = Watch(self.store, document, version)
+        self.clock = clock
+        self._lock: IO[str] | None = None
         self.leases = Leases(config.lease_seconds, hub)
         orders = Orders(self.store, backend, hub)
         self.loop = Loop(
@@ -69,13 +66,35 @@ class Service:
         self.desk = Desk(self.store, self.watch, backend, self.leases, config, self.loop.wake, clock)
         self._tasks: list[asyncio.Task[None]] = []
 
+    @classmethod
+    async def open(
+        cls,
+        config: ServiceConfig,
+        backend: Backend,
+        hub: HubApi | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Service:
+        """Take the state directory, open the database, adopt what runs, and read (or seed) the policy."""
+        lock = take_state_dir(config.state_dir)
+        try:
+            store = await asyncio.to_thread(open_store, config.db_url)
+            await backend.open()
+            seen = await backend.observe()
+            document, version = current_policy(store, config, clock(), sizes_of(seen.nodes))
+        except BaseException:
+            lock.close()
+            raise
+        watch = Watch(store, document, version)
+        watch.see(seen)
+        service = cls(config, backend, store, watch, hub, clock)
+        service._lock = lock
+        return service
+
     async def start(self) -> None:
-        """Adopt what runs, lead, look once, and go on deciding."""
-        await self.backend.open()
+        """Lead, and go on deciding until stopped."""
         self.loop.term = await asyncio.to_thread(
             self.store.take_term, f"{socket.gethostname()}:{os.getpid()}", self.clock()
         )
-        self.watch.see(await self.backend.observe())
         self._tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_house())]
 
     async def stop(self, *, stop_jobs: bool) -> None:
@@ -88,7 +107,8 @@ class Service:
         if self.hub is not None:
             await self.hub.close()
         await asyncio.to_thread(self.store.close)
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     async def _keep_house(self) -> None:
         """Forget old events and decisions once an hour."""
@@ -115,13 +135,17 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     )
 
 
-def current_policy(store: Store, config: ServiceConfig, now: float) -> tuple[Document, int]:
-    """The document in force; an empty database is seeded from the policy file, or from the sample."""
+def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Mapping[str, int]) -> tuple[Document, int]:
+    """The document in force; an empty database is seeded from the policy file, fitted to the machine's `sizes`."""
     current = store.policy_current()
     if current is None:
         text, source = seed_text(config)
-        read(text, source)
-        current = store.add_policy(text, "makeway", f"seeded from {Path(source).name}", 0, now)
+        comment = f"seeded from {Path(source).name}"
+        document = read(text, source)
+        fitted = fit(document, sizes)
+        if fitted != document:
+            text, comment = write(fitted), f"{comment}, scaled to the GPUs of this machine"
+        current = store.add_policy(text, "makeway", comment, 0, now)
     try:
         return read(current.document, f"policy version {current.version}"), current.version
     except PolicyInvalid:

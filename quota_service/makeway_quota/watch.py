@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from .backends.base import NodeSeen, Seen
 from .engine.state import ADMITTED, PRIORITIES, Node, Placed, Placement, Snapshot
@@ -80,11 +80,16 @@ class Watch:
         )
 
     def sizes(self) -> dict[str, int]:
-        """Milli-GPUs of every pool that has machines now."""
-        found: dict[str, int] = {}
-        for node in self.seen.nodes:
-            found[node.pool] = found.get(node.pool, 0) + 1000 * len(node.devices)
-        return found
+        """GPUs (whole devices) of every pool that has machines now."""
+        return sizes_of(self.seen.nodes)
+
+
+def sizes_of(nodes: Iterable[NodeSeen]) -> dict[str, int]:
+    """Count the GPUs (whole devices) of every pool."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        found[node.pool] = found.get(node.pool, 0) + len(node.devices)
+    return found
 
 
 def _node(seen: NodeSeen) -> Node:
