@@ -251,7 +251,7 @@ def loop(
     """Go through `steps` (a number or anything iterable), from where the newest checkpoint left off.
 
     `load(folder)` is called first if there is a checkpoint, and what was done is skipped. `save(folder)` is called
-    after every `every` steps, at the end, and when the job is asked to make way: the loop then leaves with exit code 75.
+    after every `every` steps, at the end, and when the job is asked to make way; the loop then leaves with code 75.
     An iterable has to give the same things in the same order each time.
     """
     if every is not None and every < 1:

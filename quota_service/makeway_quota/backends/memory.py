@@ -1,0 +1,295 @@
+"""Machines that only exist in memory: the backend of tests, of the simulator, and of trying out a policy.
+
+Attempts end when they are told to, or after a time on the given clock; notices are honoured after a given delay, or
+ignored until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from .base import AttemptSeen, BackendError, JobFile, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+
+Key = tuple[str, int]
+OVER = (Phase.EXITED, Phase.LOST)
+
+
+@dataclass(slots=True)
+class Imagined:
+    """One attempt, with what it was given and what it left."""
+
+    order: StartOrder
+    seen: AttemptSeen
+    notice: NoticeOrder | None = None
+    files: tuple[JobFile, ...] = ()
+    log: bytearray = field(default_factory=bytearray)
+    result: bytes | None = None
+    error: bytes | None = None
+
+
+class MemoryBackend:
+    """`lasts` says how many seconds an attempt runs (None: until told), `leaves_after` how long saving takes.
+
+    With `real_time` the loop is woken when something is due; on another clock, call `observe` after moving it.
+    """
+
+    name = "memory"
+
+    def __init__(
+        self,
+        nodes: Iterable[NodeSeen] = (),
+        *,
+        clock: Callable[[], float] = time.time,
+        lasts: Callable[[StartOrder], float | None] = lambda order: None,
+        leaves_after: float = 0.0,
+        starts_after: float = 0.0,
+        real_time: bool = False,
+    ) -> None:
+        self.nodes = {node.name: node for node in nodes}
+        self.clock = clock
+        self.lasts = lasts
+        self.leaves_after = leaves_after
+        self.starts_after = starts_after
+        self.real_time = real_time
+        self.attempts: dict[Key, Imagined] = {}
+        self.forgotten: dict[Key, Imagined] = {}
+        self.refusals: dict[str, str] = {}
+        """sentences by workload: starting it raises a BackendError"""
+        self.ignoring: set[str] = set()
+        """workloads that do not leave when asked to"""
+        self.starts = 0
+        self._wake: Callable[[], None] = lambda: None
+        self._due: list[tuple[float, int, Key, str]] = []
+        self._count = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever `observe` would answer something new."""
+        self._wake = wake
+
+    async def open(self) -> None:
+        """Nothing has to be reached."""
+
+    async def close(self, *, stop_jobs: bool) -> None:
+        """Let go; with `stop_jobs` everything that runs leaves at once, or is killed if it ignores notices."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for imagined in list(self._running()) if stop_jobs else ():
+            if imagined.order.workload in self.ignoring:
+                self._end(imagined, -9, killed=True, noticed=True)
+            else:
+                self._end(imagined, 75, acknowledged=True, noticed=True)
+
+    async def observe(self) -> Seen:
+        """Tell every node, and every attempt that is not forgotten, after doing what is due."""
+        self._happen()
+        return Seen(tuple(self.nodes.values()), tuple(imagined.seen for imagined in self.attempts.values()))
+
+    async def start(self, order: StartOrder) -> None:
+        """Start an attempt exactly once."""
+        key = (order.workload, order.attempt)
+        if key in self.attempts or key in self.forgotten:
+            return
+        if order.workload in self.refusals:
+            raise BackendError(self.refusals[order.workload])
+        for place in order.workers:
+            if place.node not in self.nodes:
+                raise BackendError(f"There is no node {place.node!r} here.")
+        now = self.clock()
+        before = self._any(order.workload, order.attempt - 1)
+        seen = AttemptSeen(order.workload, order.attempt, Phase.STARTING)
+        if before is not None:
+            seen = replace(seen, step=before.seen.step, checkpoint_at=before.seen.checkpoint_at)
+        self.attempts[key] = Imagined(order, seen, files=tuple(order.files()))
+        self.starts += 1
+        self._later(now + self.starts_after, key, "run")
+        self._changed()
+
+    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+        """Ask an attempt to leave; a repetition changes nothing, an earlier deadline counts."""
+        imagined = self.attempts.get((workload, attempt))
+        if imagined is None or imagined.seen.phase in OVER:
+            return
+        first = imagined.notice is None
+        if imagined.notice is not None and notice.deadline >= imagined.notice.deadline:
+            return
+        imagined.notice = notice
+        imagined.seen = replace(imagined.seen, noticed=True, phase=Phase.STOPPING)
+        if first and workload not in self.ignoring:
+            self._later(self.clock() + self.leaves_after, (workload, attempt), "leave")
+        self._later(notice.deadline, (workload, attempt), "deadline")
+        self._changed()
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        """Stop an attempt now."""
+        imagined = self.attempts.get((workload, attempt))
+        if imagined is not None and imagined.seen.phase not in OVER:
+            self._end(imagined, -9, killed=True, message="stopped")
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        """Stop reporting an attempt; what it left stays."""
+        if imagined := self.attempts.pop((workload, attempt), None):
+            self.forgotten[(workload, attempt)] = imagined
+
+    async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
+        """Read from an attempt's log."""
+        imagined = self._any(workload, attempt)
+        log = bytes(imagined.log) if imagined else b""
+        return log[offset : offset + size], len(log)
+
+    async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
+        """Nothing is ever dropped from a log here."""
+        return None
+
+    async def result(self, workload: str, attempt: int) -> bytes | None:
+        """Read what `finish` left as the result."""
+        imagined = self._any(workload, attempt)
+        return imagined.result if imagined else None
+
+    async def error(self, workload: str, attempt: int) -> bytes | None:
+        """Read what `finish` left as the exception."""
+        imagined = self._any(workload, attempt)
+        return imagined.error if imagined else None
+
+    async def purge(self, workload: str) -> None:
+        """Remove everything kept for a workload."""
+        for kept in (self.attempts, self.forgotten):
+            for key in [key for key in kept if key[0] == workload]:
+                del kept[key]
+
+    # -- what a test or the simulator makes happen --------------------------------------------------------------
+
+    def finish(
+        self,
+        workload: str,
+        exit_code: int = 0,
+        *,
+        message: str = "",
+        result: bytes | None = None,
+        error: bytes | None = None,
+    ) -> None:
+        """End a workload's newest attempt by itself."""
+        imagined = self.newest(workload)
+        imagined.result, imagined.error = result, error
+        left = imagined.notice is not None and exit_code == 75
+        done = exit_code == 0 and result is not None
+        self._end(imagined, exit_code, message=message, acknowledged=left, completed=done)
+
+    def save(self, workload: str, step: int) -> None:
+        """Let a workload save a checkpoint."""
+        imagined = self.newest(workload)
+        imagined.seen = replace(imagined.seen, step=step, checkpoint_at=self.clock())
+        self._changed()
+
+    def say(self, workload: str, text: str) -> None:
+        """Let a workload write to its log."""
+        self.newest(workload).log += text.encode()
+        self._changed()
+
+    def lose(self, workload: str) -> None:
+        """Let a workload vanish without a report."""
+        imagined = self.newest(workload)
+        imagined.seen = replace(imagined.seen, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
+        self._changed()
+
+    def lose_node(self, name: str) -> None:
+        """Let a node go down, with everything on it."""
+        self.nodes[name] = replace(self.nodes[name], ready=False)
+        for imagined in list(self._running()):
+            if any(place.node == name for place in imagined.order.workers):
+                self.lose(imagined.order.workload)
+        self._changed()
+
+    def node_back(self, name: str) -> None:
+        """Let a node that was lost return, empty."""
+        self.nodes[name] = replace(self.nodes[name], ready=True)
+        self._changed()
+
+    def newest(self, workload: str) -> Imagined:
+        """Give a workload's newest attempt; KeyError when it never started."""
+        keys = [key for key in (*self.attempts, *self.forgotten) if key[0] == workload]
+        if not keys:
+            raise KeyError(workload)
+        return self.attempts.get(max(keys)) or self.forgotten[max(keys)]
+
+    def next_event(self) -> float | None:
+        """Tell when something happens by itself next, on the given clock."""
+        return self._due[0][0] if self._due else None
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _any(self, workload: str, attempt: int) -> Imagined | None:
+        return self.attempts.get((workload, attempt)) or self.forgotten.get((workload, attempt))
+
+    def _running(self) -> Iterable[Imagined]:
+        return (imagined for imagined in self.attempts.values() if imagined.seen.phase not in OVER)
+
+    def _later(self, at: float, key: Key, what: str) -> None:
+        self._count += 1
+        heapq.heappush(self._due, (at, self._count, key, what))
+        if self.real_time:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due:
+            delay = max(0.0, self._due[0][0] - self.clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._happen()
+        self._wake()
+
+    def _happen(self) -> None:
+        """Do everything that is due."""
+        now = self.clock()
+        while self._due and self._due[0][0] <= now:
+            _, _, key, what = heapq.heappop(self._due)
+            imagined = self.attempts.get(key)
+            if imagined is None or imagined.seen.phase in OVER:
+                continue
+            if what == "run":
+                self._run(imagined, key, now)
+            elif what == "end":
+                self._end(imagined, 0)
+            elif what == "leave":
+                self._end(imagined, 75, acknowledged=True)
+            elif what == "limit":
+                message = f"time limit of {imagined.order.time_limit:g} s reached"
+                self._end(imagined, -15, timed_out=True, message=message)
+            elif imagined.notice is not None and imagined.notice.deadline <= now:
+                self._end(imagined, -9, killed=True, message="did not leave by the deadline and was killed")
+        if self.real_time:
+            self._arm()
+
+    def _run(self, imagined: Imagined, key: Key, now: float) -> None:
+        phase = Phase.STOPPING if imagined.notice is not None else Phase.RUNNING
+        imagined.seen = replace(imagined.seen, phase=phase, started_at=now)
+        if (seconds := self.lasts(imagined.order)) is not None:
+            self._later(now + seconds, key, "end")
+        if imagined.order.time_limit is not None:
+            self._later(now + imagined.order.time_limit, key, "limit")
+
+    def _end(self, imagined: Imagined, exit_code: int, *, message: str = "", **facts: bool) -> None:
+        """Write down how it ended; `facts` are the true-or-false fields of AttemptSeen."""
+        saved = "" if imagined.seen.step is None else f"saved at step {imagined.seen.step}"
+        imagined.seen = replace(
+            imagined.seen,
+            phase=Phase.EXITED,
+            ended_at=self.clock(),
+            exit_code=exit_code,
+            message=message or saved,
+            **{"noticed": imagined.notice is not None, **facts},  # type: ignore[arg-type]
+        )
+        self._changed()
+
+    def _changed(self) -> None:
+        self._wake()
