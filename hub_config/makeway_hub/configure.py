@@ -123,7 +123,7 @@ def _services(c: Any, settings: Settings, service_url: str) -> None:
             "environment": _service_environment(settings),
             "oauth_client_allowed_scopes": [name for name in SCOPES if name != "custom:makeway:reserve"],
             "oauth_no_confirm": True,
-            "display": True,
+            "display": False,  # every page of the Hub links to it by its own name: templates/page.html
         },
         {"name": "makeway-spawner", "api_token": state.secret("spawner_token"), "display": False},
     ]
