@@ -29,6 +29,12 @@ def connect(url: str, token: str = "") -> None:
     _forget()
 
 
+def disconnect() -> None:
+    """Close the connections, and go back to MAKEWAY_URL and MAKEWAY_TOKEN."""
+    _given.clear()
+    _forget()
+
+
 def configured() -> bool:
     """True when there is an address to talk to."""
     return bool(_given.get("url") or os.environ.get("MAKEWAY_URL"))

@@ -13,7 +13,7 @@ from makeway_api.models import Attempt, Job, LogChunk, State
 
 from .connection import client, explain
 from .problems import Left
-from .words import clock, duration, listed, since, state_word
+from .words import clock, duration, listed, plain, since, state_word
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class Teller:
         text = where_it_is(data)
         if text != self._said:
             self._said = text
-            print(f"{time.strftime('%H:%M:%S')}  {data.name or data.id}: {text}", flush=True)
+            print(plain(f"{time.strftime('%H:%M:%S')}  {data.name or data.id}: {text}"), flush=True)
 
 
 def where_it_is(data: Job) -> str:

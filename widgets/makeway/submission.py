@@ -53,7 +53,6 @@ class Submission:
         fields: dict[str, Any] = {
             "name": self.name or _notebook_name(),
             "command": list(self.command) or list(payload.COMMAND),
-            "files": self.travelling(),
             "env": dict(self.env),
             "priority": _priority(self.priority),
             "source": self.source,
@@ -66,7 +65,7 @@ class Submission:
             fields["time_limit"] = seconds(str(self.time_limit))
         if len(fields["name"]) > 200:
             raise Refused(f"the name has {len(fields['name'])} characters; 200 is the most.")
-        return JobAsk(**fields)
+        return JobAsk(files=self.travelling(), **fields)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from makeway_api.models import Attempt, Job, State
 
 from .follow import why_leaving
 from .looks import dressed
-from .words import clock, count, duration, gpus, listed, number, since, state_word
+from .words import clock, count, duration, gpus, listed, number, plain, since, state_word
 
 JOB_HEAD = ("ID", "NAME", "STATE", "GPUS", "TEAM", "AGE", "WHY")
 MARKS = {
@@ -66,7 +66,7 @@ def job_text(job: Job) -> str:
     now = datetime.now(job.submitted_at.tzinfo)
     title = f"Job {job.id}" + (f" {job.name!r}" if job.name else "")
     lines = [f"{title}: {state_word(job.state, job.preemptions, job.attempt)}"]
-    lines += [f"  {label:<12}{text}" for label, text in facts(job, now)]
+    lines += [f"  {label:<12}{plain(text)}" for label, text in facts(job, now)]
     return "\n".join(lines)
 
 

@@ -99,7 +99,7 @@ def did_you_mean(wrong: str, names: Iterable[str]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
     """Columns in plain text; those in `right` are aligned to the right."""
-    lines = [list(head), *([_plain(cell) for cell in row] for row in rows)]
+    lines = [list(head), *([plain(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join(
         "  ".join(
@@ -118,5 +118,6 @@ def state_word(state: State, preemptions: int = 0, attempt: int = 0) -> str:
     return str(state.value)
 
 
-def _plain(cell: str) -> str:
+def plain(cell: str) -> str:
+    """On one line and without control characters: safe for a terminal."""
     return "".join(c if c.isprintable() else " " for c in cell)

@@ -1,0 +1,110 @@
+"""A real kernel to type cells into, as JupyterLab does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+
+@dataclass
+class Shown:
+    """Everything that one cell showed."""
+
+    out: str = ""
+    err: str = ""
+    text: str = ""
+    html: str = ""
+    error: tuple[str, str] | None = None
+    widgets: list[Any] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def trouble(self) -> str:
+        """What the cell shows in red."""
+        return self.error[1] if self.error else ""
+
+
+class Notebook:
+    """One kernel; `run` types a cell and waits for its end."""
+
+    def __init__(self, folder: Path, **env: str) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKEWAY_", "JUPYTERHUB_", "PYTEST_"))}
+        self._manager = KernelManager(kernel_name="python3")
+        self._manager.start_kernel(cwd=str(folder), env={**clean, "IPYTHONDIR": str(folder / ".ipython"), **env})
+        self.client: BlockingKernelClient = self._manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(60)
+        self.updates: list[dict[str, Any]] = []
+
+    def run(self, cell: str, timeout: float = 60) -> Shown:
+        """Run a cell to its end."""
+        begun = time.monotonic()
+        return self.finish(self.client.execute(cell), begun + timeout, begun)
+
+    def finish(self, id: str, deadline: float, begun: float = 0.0) -> Shown:
+        """Gather what a running cell shows, until it is done."""
+        shown = Shown()
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            kind, content = message["msg_type"], message["content"]
+            if kind == "comm_msg":
+                self.updates.append(content["data"].get("state", {}))
+            if message["parent_header"].get("msg_id") != id:
+                continue
+            if kind == "status" and content["execution_state"] == "idle":
+                shown.seconds = time.monotonic() - begun
+                return shown
+            _add(shown, kind, content)
+
+    def updated(self, timeout: float) -> list[dict[str, Any]]:
+        """What widgets were told meanwhile, waiting for the next one at most `timeout` seconds."""
+        try:
+            message = self.client.get_iopub_msg(timeout=timeout)
+            if message["msg_type"] == "comm_msg":
+                self.updates.append(message["content"]["data"].get("state", {}))
+        except queue.Empty:
+            pass
+        found, self.updates = self.updates, []
+        return found
+
+    def interrupt(self) -> None:
+        """The stop button."""
+        self._manager.interrupt_kernel()
+
+    def complete(self, cell: str) -> list[str]:
+        """What the tab key offers at the end of the cell."""
+        reply = self.client.complete(cell, reply=True, timeout=20)
+        return list(reply["content"]["matches"])
+
+    def help(self, name: str) -> str:
+        """What `name?` shows."""
+        reply = self.client.inspect(name, reply=True, timeout=20)
+        return str(reply["content"]["data"].get("text/plain", ""))
+
+    def close(self) -> None:
+        """End the kernel."""
+        self.client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+        self._manager.cleanup_resources()
+
+
+def _add(shown: Shown, kind: str, content: dict[str, Any]) -> None:
+    if kind == "stream":
+        if content["name"] == "stdout":
+            shown.out += content["text"]
+        else:
+            shown.err += content["text"]
+    elif kind in ("execute_result", "display_data"):
+        shown.text += content["data"].get("text/plain", "")
+        shown.html += content["data"].get("text/html", "")
+        if view := content["data"].get("application/vnd.jupyter.widget-view+json"):
+            shown.widgets.append(view)
+    elif kind == "error":
+        shown.error = (content["ename"], "\n".join(content["traceback"]))

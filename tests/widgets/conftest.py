@@ -1,0 +1,82 @@
+"""The real service of `running.py` behind a real port, for notebooks, commands and browsers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from makeway import connection
+from makeway_api.client import Client
+from running import Running, running
+
+
+class Portal:
+    """A running service in a thread of its own; everybody's token is their name."""
+
+    def __init__(self, state: Path) -> None:
+        self.url = ""
+        self._ready = threading.Event()
+        self._trouble: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(state,), name="portal")
+        self._thread.start()
+        self._ready.wait(30)
+        if self._trouble is not None:
+            raise self._trouble
+
+    def client(self, name: str) -> Client:
+        """A client of this person's."""
+        return Client(self.url, name)
+
+    def stop(self) -> None:
+        """Stop the service and its jobs."""
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(60)
+
+    def _run(self, state: Path) -> None:
+        try:
+            asyncio.run(self._serve(state))
+        except BaseException as error:
+            self._trouble = error
+            self._ready.set()
+
+    async def _serve(self, state: Path) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with running(state, MAKEWAY_TICK_SECONDS="0.5") as run:
+            config = uvicorn.Config(run.app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+            self._server, self._service = uvicorn.Server(config), run
+            serving = asyncio.create_task(self._server.serve())
+            while not self._server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)
+                await asyncio.sleep(0.02)
+            port = self._server.servers[0].sockets[0].getsockname()[1]
+            self.url = f"http://127.0.0.1:{port}/services/makeway"
+            self._ready.set()
+            await serving
+
+    def _end(self) -> None:
+        self._service.app.state.streams.close()
+        self._server.should_exit = True
+
+    _service: Running
+
+
+@pytest.fixture(scope="session")
+def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
+    started = Portal(tmp_path_factory.mktemp("portal"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def ana(portal: Portal) -> Iterator[Client]:
+    """This process as ana's kernel; what she left running is cancelled."""
+    connection.connect(portal.url, "ana")
+    service = connection.client()
+    yield service
+    for job in service.jobs(mine=True, limit=200).jobs:
+        if not job.state.ended:
+            service.cancel(job.id)
+    connection.disconnect()

@@ -1,0 +1,230 @@
+"""What notebooks show: the bars add up, the words are right, and nothing from users is ever markup."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makeway import bars, teams, view, words
+from makeway_api.models import Lending, Notice, Offer, Reason, Session, State, Usage, Victim
+from makeway_api.models import TeamUsage as Team
+from samples import EVIL, NOW, ago, greedy, job, noticed, offers, preempted, team
+
+GPUS = st.integers(0, 40)
+VOID = {"img", "br", "rect", "path"}
+
+
+class Tags(HTMLParser):
+    """Every tag of a piece of HTML; checks that they nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def widths(svg: str, kind: str) -> float:
+    return sum(float(w) for w in re.findall(rf'class="mw-s mw-{kind}"[^>]* width="([\d.]+)"', svg))
+
+
+@pytest.mark.covers("N13")
+@given(GPUS, GPUS, GPUS, GPUS, GPUS, st.one_of(st.none(), st.integers(0, 200)))
+def test_the_parts_of_a_bar_are_as_wide_as_their_numbers(
+    sessions: int, quota: int, borrowed: int, lent: int, free: int, limit: int | None
+) -> None:
+    used = sessions + quota + borrowed
+    shown = team(
+        guaranteed=sessions, in_quota=quota, borrowed=borrowed, used=used, lent=lent, free=free, limit=limit,
+        reserved=sessions + quota + lent + free,
+    )  # fmt: skip
+    per_gpu = bars.scale([shown], 200)
+    svg = bars.bar(shown, per_gpu, 200)
+    for kind, amount in (
+        ("guaranteed", sessions),
+        ("in_quota", quota),
+        ("borrowed", borrowed),
+        ("lent", lent),
+        ("free", free),
+    ):
+        assert widths(svg, kind) == pytest.approx(amount * per_gpu, abs=0.006)
+    assert sum(part.gpus for part in bars.segments(shown)) == used + lent + free
+    end = float(re.search(r'class="mw-end" d="M([\d.]+)', svg)[1])  # type: ignore[index]
+    tick = float(re.search(r'class="mw-tick" d="M([\d.]+)', svg)[1])  # type: ignore[index]
+    assert tick == pytest.approx(bars.PAD + shown.reserved * per_gpu, abs=0.006)
+    assert end == pytest.approx(bars.PAD + bars.end(shown, 200) * per_gpu, abs=0.006)
+    assert end <= bars.WIDTH + bars.PAD + 0.01
+    Tags(svg)
+
+
+def test_bars_of_several_teams_share_one_scale() -> None:
+    small, large = team(limit=5), team("devops", limit=10)
+    per_gpu = bars.scale([small, large], 10)
+    assert per_gpu == bars.WIDTH / 10
+    assert widths(bars.bar(small, per_gpu, 10), "in_quota") == widths(bars.bar(large, per_gpu, 10), "in_quota")
+
+
+def test_a_bar_says_itself_in_words() -> None:
+    assert bars.sentence(greedy()) == "RND: 9 of 5 GPUs reserved, limit 9. 3 jobs in quota, 6 borrowed."
+    nothing = team(used=0, guaranteed=0, in_quota=0, lent=0, reserved=0, limit=None)
+    assert bars.sentence(nothing) == "RND: 0 of 0 GPUs reserved, no limit. Nothing used."
+    Tags(bars.bar(nothing, bars.scale([nothing], 0), 0))
+
+
+def everything_evil() -> list[str]:
+    wicked = job(
+        name=EVIL, owner=EVIL, team=EVIL, id=EVIL, message=EVIL, profile=EVIL, over_quota=True, borrowed_from=[EVIL],
+        attempts=preempted().attempts * 2,
+    )  # fmt: skip
+    waiting = wicked.model_copy(update={"state": State.PENDING, "reason": Reason(code="reclaiming", message=EVIL)})
+    leaving = noticed().model_copy(update={"name": EVIL})
+    assert leaving.notice is not None
+    leaving.notice.by_team = leaving.notice.by_owner = EVIL
+    group = team(EVIL, title=EVIL, lent_to=[Lending(team=EVIL, gpus=1)], borrowed_from=[Lending(team=EVIL, gpus=2)])
+    usage = Usage(at=NOW, teams=[group], total=10, used=4, free=6, virtual=True)
+    picture = teams.Picture(
+        usage=usage, teams=(EVIL,), me=EVIL, mine=(wicked, waiting, leaving), waiting=(waiting,), trouble=EVIL, at=NOW
+    )  # fmt: skip
+    table = offers(Offer(profile=EVIL, team=EVIL, code="ready_now", message=EVIL), teams=(EVIL,), usage=(group,))
+    return [
+        view.job_card(wicked, NOW), view.jobs_table([wicked, waiting, leaving], NOW), teams.live(picture, NOW),
+        teams.Gpus(table)._repr_html_(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("html", everything_evil(), ids=["card", "jobs", "live", "gpus"])
+def test_nothing_from_users_becomes_markup(html: str) -> None:
+    assert "img" not in Tags(html).seen
+    assert "<img" not in html
+    assert "script" not in Tags(html).seen
+
+
+def test_control_characters_never_reach_a_terminal() -> None:
+    text = words.table(("A",), [(EVIL,)])
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 2
+    assert "\x1b" not in view.job_text(job(name=EVIL, message=EVIL, state=State.FAILED))
+
+
+def test_html_is_complete_by_itself() -> None:
+    html = view.job_card(job(), NOW)
+    assert html.count("<style>") == 1
+    assert "var(--jp-ui-font-color1" in html
+    assert re.search(r"(src|href)=", html) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (job(), "in quota"),
+        (job(over_quota=True, borrowed_from=["devops"]), "over quota, borrowed from devops; no checkpoint yet"),
+        (preempted(), "rnd uses 9 of its limit of 9 GPUs; this job needs 3."),
+        (job(State.SUCCEEDED, message="saved at step 40"), "saved at step 40"),
+    ],
+)
+def test_why(data: object, text: str) -> None:
+    assert view.why(data, NOW) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.covers("F44")
+def test_the_age_of_the_last_checkpoint_is_told() -> None:
+    data = preempted().model_copy(update={"state": State.RUNNING, "over_quota": True})
+    assert view.why(data, NOW) == "over quota; last checkpoint: step 12, 1 min 1 s ago"
+
+
+def test_a_job_as_text() -> None:
+    text = view.job_text(preempted())
+    assert text.startswith("Job j-1 'mnist': waiting again\n")
+    assert "made way 1 time" in text
+    assert "step 12" in text
+
+
+@pytest.mark.covers("N14")
+def test_banners_for_both_sides_of_a_reclaim() -> None:
+    coming = job(
+        State.PENDING, name="big", reason=Reason(code="reclaiming", message="3 GPUs of rnd, ready by 12:00:30.")
+    )
+    notice = Notice(reason="reclaim", by_team="devops", at=NOW, deadline=NOW + timedelta(seconds=30))
+    session = Session(
+        id="s", user="ana", server="", profile="gpu1", team="rnd", gpus=1, state=State.CHECKPOINTING, phase="running",
+        submitted_at=ago(9), notice=notice,
+    )  # fmt: skip
+    html = teams.banners(teams.Picture(mine=(noticed(), coming), sessions=(session,)))
+    assert html.count('role="status"') == 3
+    assert "Your job mnist makes way for devops (bo); it may save until" in html
+    assert "GPUs are on their way to your job big: 3 GPUs of rnd" in html
+    assert "This notebook has to make way for devops: save your work before" in html
+
+
+@pytest.mark.covers("F37")
+def test_who_borrows_from_whom() -> None:
+    devops = team("devops", lent_to=[], borrowed_from=[Lending(team="rnd", gpus=1)])
+    assert teams.borrowing([team(), devops]) == [
+        "rnd lends 1 GPU to devops; a job within its quota gets them back.",
+        "devops borrows 1 GPU from rnd.",
+    ]
+
+
+def test_one_line_says_what_i_can_have_now() -> None:
+    gpu4 = Offer(
+        profile="gpu4", team="rnd", code="ready_after_reclaim", message="", seconds=30,
+        victims=[Victim(id="j", name="x", team="devops", owner="bo", gpus=2)],
+    )  # fmt: skip
+    found = [
+        Offer(profile=p, team="rnd", code=c, message="") for p, c in (("gpu1", "ready_now"), ("gpu2", "ready_now"))
+    ]
+    found += [gpu4, Offer(profile="gpu8", team="rnd", code="waits", message="")]
+    assert (
+        teams.now_line(offers(*found))
+        == "Now: gpu1 and gpu2 at once, gpu4 within 30 s (2 GPUs make way), gpu8 would wait."
+    )
+    both = offers(found[0], Offer(profile="gpu1", team="ml", code="refused", message=""), teams=("rnd", "ml"))
+    assert teams.now_line(both) == "Now: rnd: gpu1 at once; ml: not gpu1."
+    assert teams.now_line(offers()) == "Now: no profile is open to you."
+
+
+def test_virtual_gpus_are_marked_in_text_and_html() -> None:
+    answer = teams.Gpus(offers())
+    assert "virtual" in repr(answer)
+    assert "virtual GPUs" in answer._repr_html_()
+
+
+def test_somebody_without_a_team_reads_why() -> None:
+    table = offers(teams=()).model_copy(update={"usage": []})
+    assert repr(teams.Gpus(table)) == teams.NO_TEAM
+
+
+@given(st.floats(0, 1e7))
+def test_durations_are_short(seconds: float) -> None:
+    assert 3 <= len(words.duration(seconds)) <= 12
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1d", 86400)])
+def test_times_are_read(text: str, seconds: int) -> None:
+    assert words.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("amount", [0, 0.5, 1, 2])
+def test_gpus_are_counted_in_words(amount: float) -> None:
+    assert words.gpus(amount) == {0: "0 GPUs", 0.5: "0.5 GPU", 1: "1 GPU", 2: "2 GPUs"}[amount]
+
+
+def test_teams_without_limit_end_at_the_cluster() -> None:
+    assert bars.end(Team.model_validate(team(limit=None).model_dump()), 10) == 10
