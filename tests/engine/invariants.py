@@ -184,12 +184,14 @@ def above(sums: Sums, plan: Plan, victim: Workload, seeker: Workload, pool: str,
 def nobody_leaves_for_nothing(sums: Sums, plan: Plan) -> None:
     claims = {w.id: w.claim for w in plan.pending if w.claim}
     for each in (*plan.evict, *plan.move):
-        assert each.beneficiary in claims, f"I4: {each}"
+        assert each.beneficiary in claims or each.beneficiary in {s.id for s in plan.start}, f"I4: {each}"
     done: set[str] = {w.id for w in sums.live.values() if w.state == "checkpointing"}
     done |= {m.id for m in plan.move}
     for beneficiary in dict.fromkeys(e.beneficiary for e in plan.evict):
         own = {e.id for e in plan.evict if e.beneficiary == beneficiary}
         done |= own
+        if beneficiary not in claims:
+            continue
         if any(e.rule == "reclaim_own_limit" for e in plan.evict if e.id in own):
             continue
         seeker = sums.live[beneficiary]

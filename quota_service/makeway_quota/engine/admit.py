@@ -27,7 +27,7 @@ def started(
     """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
     if not allowed(cluster, queue.account, pool, queue.need.total):
         return False
-    parts = held if _free(held, queue) and held[0].node.pool is pool else find(pool, queue.need)
+    parts = held if kept(held, queue) and held[0].node.pool is pool else find(pool, queue.need)
     if not parts:
         return False
     _start(cluster, draft, queue, workload, parts, in_quota)
@@ -41,7 +41,7 @@ def _start(
     draft.came_from[workload.id] = queue
 
 
-def _free(parts: tuple[Part, ...], queue: Queue) -> bool:
+def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
     """Say whether a place that was promised is free by now."""
     if not parts:
         return False
@@ -127,11 +127,10 @@ def _carry_out(cluster: Cluster, draft: Draft, queue: Queue, seeker: Seeker, cho
         cluster.withdraw(tenancy)
         draft.withdraw(tenancy.workload)
         draft.came_from.pop(tenancy.workload.id).put_back(tenancy.workload)
-    if not victims and allowed(cluster, queue.account, seeker.pool, seeker.amount) and _free(choice.parts, queue):
-        _start(cluster, draft, queue, workload, choice.parts, not over)
-        return
     if victims:
-        draft.evict(workload, seeker.amount, seeker.right, victims)
+        draft.evict(seeker, victims)
+    if started(cluster, draft, queue, workload, seeker.pool, choice.parts, not over):
+        return
     cluster.claim(workload, queue.need, choice.parts)
     draft.promise(workload, seeker.pool, choice.parts, victims)
 

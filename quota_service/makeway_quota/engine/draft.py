@@ -12,7 +12,7 @@ from .plan import Code, Evict, Move, Number, Plan, Refusal, Scale, Start, Waitin
 from .say import count, gpus, listed, number, seconds, this, who
 from .state import ADMITTED, GPU, Workload
 from .usage import line_usage
-from .victims import Right
+from .victims import Right, Seeker
 from .world import Part, PoolState, Tenancy, placement_of
 
 _BECAUSE: dict[Right, str] = {
@@ -76,12 +76,12 @@ class Draft:
         self.ahead[start.pool].remove(workload.id)
         self.decisions += 1
 
-    def evict(self, workload: Workload, amount: int, right: Right, victims: Sequence[Tenancy]) -> None:
+    def evict(self, asking: Seeker, victims: Sequence[Tenancy]) -> None:
         """Note who leaves for a workload. The victims have been told to go already, in this order."""
-        cluster = self.cluster
-        seeker = cluster.account(workload)
+        cluster, workload, amount, seeker = self.cluster, asking.workload, asking.amount, asking.account
         for at, tenancy in enumerate(victims):
             account = cluster.account(tenancy.workload)
+            right = asking.right_over(account)
             pool = tenancy.pool.pool.name
             later = sum(t.amount for t in victims[at:] if cluster.account(t.workload) is account)
             reserved, used = quota_numbers(account, pool, False)

@@ -28,10 +28,9 @@ class Line:
         """Give what it will count once the leaving have left and claims are honoured."""
         return self.now - self.leaving + self.claimed
 
-    @property
-    def held(self) -> int:
-        """Give how much is kept free of other teams' work."""
-        return max(0, self.spare - self.future)
+    def held(self, later: bool) -> int:
+        """Give how much is kept free of other teams' work, beyond what runs (`later`: and was promised)."""
+        return max(0, self.spare - (self.future if later else self.now))
 
 
 class Account:
@@ -162,10 +161,10 @@ class Ledger:
                 return False
         return True
 
-    def kept_for(self, account: Account, pool: str) -> list[tuple[Line, tuple[str, ...]]]:
+    def kept_for(self, account: Account, pool: str, later: bool = False) -> list[tuple[Line, tuple[str, ...]]]:
         """List the other teams' lines that keep GPUs of `pool` free, with the pools they cover."""
         return [
             (line, line.quota.pools)
             for line in self.holding
-            if line.held and line.quota.covers(pool) and line.account not in account.chain
+            if line.held(later) and line.quota.covers(pool) and line.account not in account.chain
         ]

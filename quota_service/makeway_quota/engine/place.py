@@ -72,10 +72,10 @@ def _seats(node: NodeState, need: Need, first: int, count: int, later: bool) -> 
 
 def kept_back(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> Line | None:
     """Find the static quota of another team whose idle GPUs `amount` more would use up."""
-    kept = cluster.ledger.kept_for(account, pool.pool.name)
+    kept = cluster.ledger.kept_for(account, pool.pool.name, later)
     for line, names in kept:
         free = sum(_available(cluster, p, later) for n, p in cluster.pools.items() if not names or n in names)
-        wanted = sum(ln.held for ln, others in kept if not names or (others and set(others) <= set(names)))
+        wanted = sum(ln.held(later) for ln, others in kept if not names or (others and set(others) <= set(names)))
         if free - amount < wanted:
             return line
     return None
@@ -84,7 +84,8 @@ def kept_back(cluster: Cluster, account: Account, pool: PoolState, amount: int, 
 def _available(cluster: Cluster, pool: PoolState, later: bool) -> int:
     free = pool.future if later else pool.free
     if pool.pool.capacity is not None:
-        used = cluster.pool_future[pool.pool.name]
+        name = pool.pool.name
+        used = cluster.pool_future[name] if later else max(cluster.pool_now[name], cluster.pool_future[name])
         free = min(free, max(0, pool.pool.capacity - used))
     return free
 

@@ -199,7 +199,7 @@ def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     need, name = queue.need, pool.pool.name
     line = kept_back(cluster, queue.account, pool, need.total, False) if need.total else None
     if line is not None and _fits(pool, need, "free"):
-        kept, team = line.held, line.account.policy.label
+        kept, team = line.held(False), line.account.policy.label
         verb = "is" if kept == GPU else "are"
         message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}, who lends none of them; {_asks(queue)}."
         if line.spare < line.quota.reserved:

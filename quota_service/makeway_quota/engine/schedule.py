@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .admit import promised, reclaimed, started
+from .admit import kept, promised, reclaimed, started
 from .cluster import Cluster
 from .draft import Draft
 from .order import Queue, Turn, queues
@@ -49,6 +49,7 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
     for: both may help somebody who was turned down a moment ago. Deciding it now keeps plans stable.
     Jobs that may not be preempted count on the reservation like sessions, and so go before the others.
     """
+    _keep_promises(cluster, draft, waiting)
     before = -1
     for _ in range(_ROUNDS):
         if before == draft.decisions:
@@ -58,6 +59,21 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
         _serve(cluster, draft, [q for q in waiting if q.firm and not q.session], False)
         _serve(cluster, draft, [q for q in waiting if not q.firm], False)
         _serve(cluster, draft, [q for q in waiting if not q.firm], True)
+
+
+def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
+    """Start whoever was promised a place that is free by now: nothing else can take it."""
+    promised = [q for q in waiting if q.promised and any(w.id in cluster.claims for w in q.members())]
+    turn = Turn(cluster, promised, False)
+    for queue, workload, _ in turn:
+        held = cluster.unclaim(workload)
+        pool = held[0].node.pool
+        in_quota = _guaranteed(cluster, queue, pool)
+        able = in_quota or _over_quota(queue)
+        if able and kept(held, queue) and started(cluster, draft, queue, workload, pool, held, in_quota):
+            queue.pop(workload)
+        else:
+            cluster.claim(workload, queue.need, held)
 
 
 def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:

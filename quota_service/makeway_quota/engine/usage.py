@@ -132,5 +132,5 @@ def _free(cluster: Cluster, account: Account, pool: str) -> int:
     if state.pool.capacity is not None:
         free = min(free, max(0, state.pool.capacity - cluster.pool_now[pool]))
     if free and kept_back(cluster, account, state, free, False):
-        free -= min(free, sum(line.held for line, _ in cluster.ledger.kept_for(account, pool)))
+        free -= min(free, sum(line.held(False) for line, _ in cluster.ledger.kept_for(account, pool)))
     return free

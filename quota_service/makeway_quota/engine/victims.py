@@ -77,6 +77,12 @@ class Seeker:
             return account is not self.account and self._above_fair(account, name)
         return self.cluster.ledger.above(account, name, self.account, self.amount, self.minus)
 
+    def right_over(self, account: Account) -> Right:
+        """Say by which right somebody of this account was asked: a limit only stands between their own."""
+        if self.right == "own_limit" and not any(line.account in account.chain for line in self.blocked):
+            return "reservation"
+        return self.right
+
     def _above_fair(self, account: Account, pool: str) -> bool:
         lines = account.reserving(pool)
         minus = max((self.minus.get(line, 0) for line in account.covering(pool)), default=0)
