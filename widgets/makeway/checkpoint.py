@@ -8,8 +8,7 @@
 `save(folder)` writes the whole state (weights, optimiser, random generators) into `folder`; `load(folder)` reads it.
 When an owner wants the GPU back, the loop saves, leaves, and the job goes on at the same step later. By hand:
 
-    start = ...                                  # from checkpoint.latest(), None on the first run
-    for step in range(start, 10_000):
+    for step in range(checkpoint.step_of(checkpoint.latest()), 10_000):
         train(step)
         if checkpoint.requested():
             with checkpoint.saving(step + 1) as folder:
@@ -33,33 +32,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import Any
 
-__all__ = [
-    "Notice",
-    "dir",
-    "latest",
-    "loop",
-    "notice",
-    "on_preempt",
-    "requested",
-    "saved",
-    "saving",
-    "step_of",
-    "stop",
-]
-
-T = TypeVar("T")
+__all__ = ["Notice", "dir", "latest", "loop", "notice", "on_preempt", "requested", "saved", "saving", "step_of", "stop"]
 
 SAVED_AND_LEFT = 75
 """The exit code that says: saved because asked to, and left."""
 KEEP = 2
 """How many checkpoints `saving` and `loop` keep unless told otherwise."""
 _COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
-_PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-p(\d+)-\d+")
+_PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-r(\d+)-p(\d+)-\d+")
 
 dir: Path
 """Where checkpoints live: the same folder over all attempts of a job. Off the cluster it is made by `saving`."""
@@ -82,9 +67,6 @@ class Notice:
         """Seconds until the job is killed, 0 when they are over."""
         return max(0.0, self.deadline - time.time())
 
-    def __str__(self) -> str:
-        return f"{self.reason} ({self.seconds_left:.0f} s left)"
-
 
 class _Signals:
     """The handler that notes a signal, and everything it must not do: it only sets a flag."""
@@ -92,32 +74,26 @@ class _Signals:
     def __init__(self) -> None:
         self.at: float | None = None
         self.home = os.getpid()
-        self._lock = threading.Lock()
         self._before: dict[int, Any] = {}
         self._spared = False
 
     def install(self) -> None:
         """Listen for the job's signals, once; not off the cluster or in a notebook, and not outside the main thread."""
-        if self._before or not _on_cluster():
+        if self._before or not _on_cluster() or threading.current_thread() is not threading.main_thread():
             return
-        if threading.current_thread() is not threading.main_thread():
-            return
-        with self._lock:
-            for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
-                number = getattr(signal, name, signal.SIGTERM)
-                before = signal.getsignal(number)
-                if before is not None:
-                    signal.signal(number, self._handle)
-                self._before[number] = before
+        self.home = os.getpid()
+        for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
+            number = getattr(signal, name, signal.SIGTERM)
+            self._before[number] = before = signal.getsignal(number)
+            if before is not None:  # None: a handler written in C, which could not be called from ours
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.home:
             self._in_a_worker(number)
             return
-        if self.at is None:
-            self.at = time.time()
-        before = self._before.get(number)
-        if callable(before):
+        self.at = self.at or time.time()
+        if callable(before := self._before.get(number)):
             before(number, frame)
 
     def _in_a_worker(self, number: int) -> None:
@@ -131,6 +107,8 @@ class _Signals:
 
 _signals = _Signals()
 _saves = threading.RLock()
+_callbacks: list[tuple[Callable[[Notice], object], bool]] = []
+_callbacks_lock = threading.RLock()
 
 
 def requested() -> bool:
@@ -148,10 +126,8 @@ def notice() -> Notice | None:
     try:
         with open(os.environ["MAKEWAY_STOP_FILE"], encoding="utf-8") as file:
             said = json.load(file)
-        names = ("by_team", "by_owner", "by_workload")
-        who = {name: said.get(name) for name in names}
-        rehearsal = bool(said.get("rehearsal"))
-        return Notice(str(said["reason"]), **who, at=said["at"], deadline=said["deadline"], rehearsal=rehearsal)
+        who = (said.get("by_team"), said.get("by_owner"), said.get("by_workload"))
+        return Notice(str(said["reason"]), *who, said["at"], said["deadline"], bool(said.get("rehearsal")))
     except (OSError, ValueError, KeyError, TypeError):
         at = _signals.at or time.time()
         grace = float(os.environ.get("MAKEWAY_GRACE", "30"))
@@ -184,14 +160,14 @@ def saving(step: int, *, keep: int = KEEP) -> Iterator[Path]:
     with _saves:
         home.mkdir(parents=True, exist_ok=True)
         _remove_stale(home)
-        name = f".saving-{int(step):06d}-a{os.environ.get('MAKEWAY_ATTEMPT', '0')}-p{os.getpid()}-{time.time_ns()}"
-        partial = home / name
+        attempt, rank = _mine()
+        partial = home / f".saving-{int(step):06d}-a{attempt}-r{rank}-p{os.getpid()}-{time.time_ns()}"
         partial.mkdir()
         try:
             yield partial
             _sync(partial)
             os.rename(partial, _free_name(home, int(step)))
-            _sync_folder(home)
+            _flush(home)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -206,45 +182,23 @@ def saved(step: int) -> None:
 
 
 def stop() -> None:
-    """Leave now, because everything is saved: acknowledges the notice and ends the process with exit code 75.
-
-    Off the cluster it does nothing.
-    """
+    """Leave now, because everything is saved: the process ends with exit code 75. Off the cluster it does nothing."""
     if not _on_cluster():
         return
     _run_callbacks()
     _report(acknowledged_at=time.time())
     if threading.current_thread() is threading.main_thread():
         raise SystemExit(SAVED_AND_LEFT)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(SAVED_AND_LEFT)
 
 
-if TYPE_CHECKING:
-    State = Callable[[Path], object]
-    """Something that writes the whole state into a folder, or reads it from there."""
-
-
-@overload
 def loop(
-    steps: int, *, save: State | None = None, load: State | None = None, every: int | None = None, keep: int = KEEP
-) -> Iterator[int]: ...
-@overload
-def loop(
-    steps: Iterable[T],
-    *,
-    save: State | None = None,
-    load: State | None = None,
-    every: int | None = None,
-    keep: int = KEEP,
-) -> Iterator[T]: ...
-def loop(
-    steps: int | Iterable[T],
-    *,
-    save: State | None = None,
-    load: State | None = None,
+    steps: int | Iterable[Any],
+    save: Callable[[Path], object] | None = None,
+    load: Callable[[Path], object] | None = None,
     every: int | None = None,
     keep: int = KEEP,
 ) -> Iterator[Any]:
@@ -256,11 +210,6 @@ def loop(
     """
     if every is not None and every < 1:
         raise ValueError(f"every is {every}; it has to be at least 1 step")
-    items: Iterable[Any] = range(steps) if isinstance(steps, int) else steps
-    return _loop(items, save, load, every, keep)
-
-
-def _loop(items: Iterable[Any], save: State | None, load: State | None, every: int | None, keep: int) -> Iterator[Any]:
     newest = latest() if save is not None else None
     done = kept = step_of(newest)
     if newest is not None and load is not None:
@@ -273,12 +222,12 @@ def _loop(items: Iterable[Any], save: State | None, load: State | None, every: i
                 save(folder)
             kept = done
 
-    for place, item in islice(enumerate(items), done, None):
+    for item in islice(range(steps) if isinstance(steps, int) else steps, done, None):
         if requested():
             keep_it()
             stop()
         yield item
-        done = place + 1
+        done += 1
         if every is not None and done % every == 0:
             keep_it()
     keep_it()
@@ -298,10 +247,6 @@ def on_preempt(callback: Callable[[Notice], object], *, leave: bool = False) -> 
         _signals.install()
         if len(_callbacks) == 1:
             threading.Thread(target=_watch, name="makeway-checkpoint", daemon=True).start()
-
-
-_callbacks: list[tuple[Callable[[Notice], object], bool]] = []
-_callbacks_lock = threading.RLock()
 
 
 def _watch() -> None:
@@ -345,65 +290,53 @@ def _complete() -> list[Path]:
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in _directory().iterdir():
-            match = _COMPLETE.fullmatch(path.name)
-            if match and path.is_dir():
+            if (match := _COMPLETE.fullmatch(path.name)) and path.is_dir():
                 found.append((int(match[1]), int(match[2] or 0), path))
     return [path for *_, path in sorted(found)]
 
 
 def _free_name(home: Path, step: int) -> Path:
     """Name the checkpoint: a step that is saved again gets a revision, so that the first one stays whole meanwhile."""
-    path, revision = home / f"step-{step:06d}", 0
-    while path.exists():
-        revision += 1
-        path = home / f"step-{step:06d}-r{revision}"
-    return path
+    names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
+    return next(home / name for name in names if not (home / name).exists())
 
 
 def _remove_stale(home: Path) -> None:
-    """Remove what saves that were killed left behind: those of earlier attempts, and of processes that are gone."""
-    attempt = os.environ.get("MAKEWAY_ATTEMPT", "0")
+    """Remove what killed saves left behind: those of earlier attempts, and of processes of this rank that are gone."""
     for path in home.iterdir():
-        match = _PARTIAL.fullmatch(path.name)
-        if match and (match[1] != attempt or not _alive(int(match[2]))):
-            shutil.rmtree(path, ignore_errors=True)
+        if match := _PARTIAL.fullmatch(path.name):
+            attempt, rank, pid = match.groups()
+            gone = os.path.isdir("/proc/self") and not os.path.isdir(f"/proc/{pid}")
+            if attempt != _mine()[0] or (rank == _mine()[1] and gone):
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+def _mine() -> tuple[str, str]:
+    return os.environ.get("MAKEWAY_ATTEMPT", "0"), os.environ.get("RANK", "0")
 
 
 def _sync(folder: Path) -> None:
     """Put a folder and everything in it on disk."""
     for where, _, names in os.walk(folder):
-        for name in names:
-            handle = os.open(os.path.join(where, name), os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-        _sync_folder(Path(where))
+        for path in [*(os.path.join(where, name) for name in names), where]:
+            if not os.path.islink(path):
+                _flush(path)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _flush(path: str | Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            os.fsync(handle)
+        os.fsync(handle)
+    except OSError:
+        if not os.path.isdir(path):  # some file systems cannot sync folders, and need not
+            raise
     finally:
         os.close(handle)
 
 
 def _report(**news: Any) -> None:
     """Add to what the launcher and the service read about this job; a failure to tell never harms the training."""
-    path = os.environ.get("MAKEWAY_PROGRESS_FILE")
-    if not path:
+    if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
         return
     with _saves, contextlib.suppress(OSError):
         known: dict[str, Any] = {}
