@@ -63,9 +63,10 @@ def _people(document: Document, policy: Policy, fields: Fields) -> None:
     facts = document.policy_facts[policy.name]
     if facts.groups or facts.users or any(other.parent == policy.name for other in document.policies):
         return
-    if fields.node("groups") is None and fields.node("users") is None:
+    named = [node for key in ("groups", "users") if (node := fields.node(key)) is not None]
+    if not named:
         fields.wrong("groups", "nobody is in this team; name groups of the Hub, or users")
-    else:
+    elif all(node.value == [] for node in named):
         fields.wrong(
             "groups" if fields.has("groups") else "users", "the list is empty; name a group of the Hub or a user"
         )

@@ -81,8 +81,9 @@ class Fields:
         text = self.text(key, longest=1_000_000)
         if SLUG.fullmatch(text):
             return text
-        if text:
-            self.wrong(key, f"{quote(text)} is no {key}: {SLUG_RULE}")
+        if isinstance(self._table[key].value, dict | list):
+            return ""  # told already
+        self.wrong(key, f"{quote(text)} is no {key}: {SLUG_RULE}")
         return ""
 
     def names(self, key: str, *, slugs: bool = True) -> tuple[str, ...]:
@@ -166,9 +167,9 @@ class Fields:
         elif not math.isfinite(value):
             self.wrong(key, f"{quote(node.raw)} is not a finite number; give a number of {unit}")
         elif value < least:
-            self.wrong(key, f"{node.raw} is too small; the least is {least:g} {unit}")
+            self.wrong(key, f"{node.raw} is too small; the least is {least:,g} {unit}")
         elif value > most:
-            self.wrong(key, f"{node.raw} is too large; the most is {most:g} {unit}")
+            self.wrong(key, f"{node.raw} is too large; the most is {most:,.12g} {unit}")
         else:
             return value
         return None
@@ -209,7 +210,7 @@ class Fields:
         else:
             value = float(match[1]) * UNITS[match[2]]
             if value > most:
-                self.wrong(key, f"{node.raw} is too long; the most is {most:g} seconds")
+                self.wrong(key, f"{node.raw} is too long; the most is {most:,.12g} seconds")
                 return None
         return None if value is None else float(value)
 

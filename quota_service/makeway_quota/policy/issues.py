@@ -43,13 +43,18 @@ class Findings:
         """Add one."""
         self._issues.append(Issue(self.file, line, where, message))
 
+    @property
+    def full(self) -> bool:
+        """True once reading on is a waste of time."""
+        return len(self._issues) > 10 * MOST
+
     def stop(self) -> None:
         """Raise PolicyInvalid if anything was found."""
         if not self._issues:
             return
         issues = sorted(self._issues, key=lambda issue: (issue.line or 0, issue.where))
         if len(issues) > MOST:
-            more = Issue(self.file, None, "", f"and {len(issues) - MOST} more; mend these first")
+            more = Issue(self.file, None, "", f"and at least {len(issues) - MOST} more; mend these first")
             issues = [*issues[:MOST], more]
         raise PolicyInvalid(issues)
 
@@ -63,9 +68,10 @@ def quote(value: object, longest: int = 60) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Say which of the known names is the nearest, else list them."""
     names = sorted(known)
-    near = get_close_matches(name[:80].lower(), names, n=1, cutoff=0.6)
+    small = {known.lower(): known for known in names}
+    near = get_close_matches(name[:80].lower(), small, n=1, cutoff=0.6)
     if near:
-        return f'did you mean "{near[0]}"?'
+        return f'did you mean "{small[near[0]]}"?'
     if not names:
         return "there are none"
     listed = ", ".join(names[:20])

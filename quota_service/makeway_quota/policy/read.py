@@ -100,6 +100,8 @@ def section(
     facts: dict[str, F] = {}
     for node, where in top.items(key):
         fields = Fields(node, where, top.findings, known)
+        if top.findings.full:
+            break
         if fields.broken:
             continue
         thing, more = one(fields, context)

@@ -150,7 +150,8 @@ def read_quota(fields: Fields, context: Context) -> QuotaLine:
 def named_pools(fields: Fields, context: Context) -> tuple[str, ...]:
     """Read a list of pools; an empty one would be read as all, so it is not taken."""
     pools = fields.names("pools")
-    if fields.has("pools") and not pools:
+    node = fields.node("pools")
+    if node is not None and node.value == []:
         fields.wrong("pools", "no pool is named; name one, or take the key out to mean all")
     return pools
 

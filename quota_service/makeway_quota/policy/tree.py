@@ -64,7 +64,8 @@ def parse(text: str, findings: Findings) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         said = " ".join(part for part in (error.context, error.problem) if part)
-        hint = "; indent with spaces, not with tabs" if "\\t" in said or "tab" in said else ""
+        wrong = text.split("\n")[mark.line] if mark and mark.line < text.count("\n") + 1 else ""
+        hint = "; indent with spaces, not with tabs" if "\t" in wrong[: len(wrong) - len(wrong.lstrip())] else ""
         findings.say(mark.line + 1 if mark else None, "", f"this is not YAML: {said}{hint}")
     except (yaml.YAMLError, _Refused) as error:
         if isinstance(error, _Refused):

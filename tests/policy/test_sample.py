@@ -1,0 +1,74 @@
+"""The sample policy is right, and fits the machine it is started on."""
+
+from __future__ import annotations
+
+import pytest
+from makeway_quota import policy
+
+
+@pytest.mark.covers("F08", "F19", "N01")
+def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> None:
+    document = policy.read(sample, "policy.yaml", {"gpu": 10})
+    assert [(p.name, p.title) for p in document.policies] == [("rnd", "R&D"), ("devops", "DevOps")]
+    assert [(q.reserved, q.limit, q.lend) for p in document.policies for q in p.quotas] == [(5000, 9000, None)] * 2
+    assert [(p.name, p.gpus) for p in document.profiles] == [
+        ("cpu", 0),
+        ("gpu1", 1000),
+        ("gpu2", 2000),
+        ("gpu3", 3000),
+        ("gpu8", 8000),
+    ]
+    assert document.teams_of("ana", ["rnd", "users"]) == ("rnd",)
+    assert document.teams_of("lead", {"devops", "rnd"}) == ("rnd", "devops")
+    assert document.teams_of("nobody", []) == ()
+    assert document.profiles_for(None, "session") == ("cpu",)
+    assert document.profiles_for(None, "job") == ()
+    assert document.profiles_for("rnd", "session") == ("cpu", "gpu1", "gpu2", "gpu3", "gpu8")
+    assert document.profiles_for("rnd", "job") == ("gpu1", "gpu2", "gpu3", "gpu8")
+    assert document.pool_of_device(7) == "gpu"
+    assert all(profile.grace == 30.0 for profile in document.profiles)
+    assert policy.fit(document, {"gpu": 10}) is document
+
+
+@pytest.mark.covers("N22")
+@pytest.mark.parametrize(
+    ("gpus", "quotas"),
+    [
+        (1, [(1, 1), (0, 1)]),
+        (2, [(1, 1), (1, 1)]),
+        (7, [(4, 6), (3, 6)]),
+        (8, [(4, 7), (4, 7)]),
+        (16, [(8, 14), (8, 14)]),
+    ],
+)
+def test_the_sample_is_scaled_to_the_machine(sample: str, gpus: int, quotas: list[tuple[int, int]]) -> None:
+    sizes = {"gpu": gpus}
+    document = policy.read(sample)
+    assert bool(policy.sold_out(document, sizes)) == (gpus < 10)
+    fitted = policy.fit(document, sizes)
+    assert policy.sold_out(fitted, sizes) == ()
+    assert [(q.reserved / 1000, (q.limit or 0) / 1000) for p in fitted.policies for q in p.quotas] == quotas
+    assert policy.read(policy.write(fitted), sizes=sizes) == fitted
+
+
+@pytest.mark.covers("F06", "F07", "F11")
+def test_ranks_and_queues_are_read(sample: str) -> None:
+    text = sample.replace("policies: [[rnd, devops]]", "policies: [rnd]", 1).replace(
+        "policies: [[rnd, devops]]", "policies: [devops, rnd]", 1
+    )
+    document = policy.read(text)
+    one, two, three = (document.profile(name) for name in ("gpu1", "gpu2", "gpu3"))
+    assert one is not None
+    assert two is not None
+    assert three is not None
+    assert (one.policies, two.policies, three.policies) == (
+        (("rnd",),),
+        (("devops",), ("rnd",)),
+        (("rnd", "devops"),),
+    )
+    assert document.queue_open("rnd", "gpu1")
+    assert not document.queue_open("devops", "gpu1")
+    assert not document.queue_open("nobody", "gpu2")
+    assert not document.queue_open("rnd", "gpu9")
+    assert not document.queue_open(None, "gpu1")
+    assert document.queue_open(None, "cpu")

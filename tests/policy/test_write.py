@@ -1,0 +1,195 @@
+"""A document that is written reads back as it was, and a difference is told in sentences."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makeway_quota import policy
+from makeway_quota.engine.state import Policy, Pool, Profile, QuotaLine, Settings
+from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
+
+slugs = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?", fullmatch=True)
+letters = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp", "Cn", "Co"])
+texts = st.text(letters, max_size=20).map(str.strip)
+words = texts.filter(bool)
+seconds = st.integers(0, 86_400).map(float) | st.integers(0, 86_400_000).map(lambda n: n / 1000)
+milli = st.integers(0, 50_000)
+
+
+@st.composite
+def lines(draw: st.DrawFn, pools: list[str]) -> QuotaLine:
+    reserved = draw(milli)
+    return QuotaLine(
+        pools=tuple(draw(st.lists(st.sampled_from(pools), unique=True))),
+        reserved=reserved,
+        limit=draw(st.none() | st.integers(reserved, 100_000)),
+        lend=draw(st.none() | st.integers(0, reserved)),
+    )
+
+
+@st.composite
+def pools(draw: st.DrawFn, name: str, profiles: list[str]) -> tuple[Pool, PoolFacts]:
+    scaled = draw(st.booleans())
+    pool = Pool(
+        name,
+        draw(st.sampled_from(["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"])),
+        draw(st.none() | milli) if not scaled else None,
+        "autoscaled" if scaled else "static",
+        draw(st.sampled_from(["pack", "spread"])),
+        tuple(draw(st.lists(st.sampled_from(profiles), unique=True))),
+        draw(st.booleans()),
+        draw(st.integers(0, 9)) if scaled else 0,
+        node_cpu=draw(milli) if scaled else 0,
+    )
+    local = draw(st.none() | st.just("all") | st.sets(st.integers(0, 9)).map(lambda s: tuple(sorted(s))))
+    return pool, PoolFacts(draw(texts), draw(st.none() | milli), local, draw(st.dictionaries(words, texts, max_size=2)))
+
+
+@st.composite
+def profiles(
+    draw: st.DrawFn, name: str, pools: list[str], policies: list[str], grace: float
+) -> tuple[Profile, ProfileFacts]:
+    gpus = draw(st.integers(0, 999) | st.integers(0, 16).map(lambda n: n * 1000))
+    workers = draw(st.integers(1, 9))
+    everyone = draw(st.booleans())
+    ranks = draw(st.permutations(policies).flatmap(lambda p: st.integers(0, len(p)).map(lambda n: (p[:n], p[n:]))))
+    profile = Profile(
+        name,
+        gpus,
+        workers,
+        draw(st.none() | st.integers(1, workers)),
+        draw(milli),
+        draw(st.integers(0, 10**6)),
+        tuple(draw(st.lists(st.sampled_from(pools), unique=True, min_size=1 if gpus else 0))),
+        (tuple(policies),) if everyone else tuple(tuple(rank) for rank in ranks if rank),
+        draw(seconds),
+        draw(seconds),
+        draw(st.just(grace) | seconds),
+        draw(st.none() | seconds),
+    )
+    facts = ProfileFacts(
+        draw(texts) or name,
+        draw(texts),
+        draw(st.sampled_from([("session",), ("job",), ("session", "job")])),
+        draw(st.none() | words),
+        draw(st.dictionaries(st.from_regex(r"[A-LN-Z_][A-Z0-9_]{0,5}", fullmatch=True), texts, max_size=2)),
+        draw(st.sampled_from(["SIGTERM", "SIGUSR1"])),
+        everyone,
+    )
+    return profile, facts
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    names = [draw(st.lists(slugs, unique=True, min_size=1, max_size=3)) for _ in range(3)]
+    chosen = Settings(
+        draw(st.booleans()),
+        draw(st.sampled_from(["newest", "cheapest"])),
+        draw(seconds),
+        draw(seconds),
+        fair_share=draw(st.sampled_from(["order", "reclaim"])),
+        grace=draw(seconds),
+    )
+    made_pools = {name: draw(pools(name, names[1])) for name in names[0]}
+    made_profiles = {name: draw(profiles(name, names[0], names[2], chosen.grace)) for name in names[1]}
+    made_policies = tuple(
+        Policy(
+            name,
+            tuple(draw(st.lists(lines(names[0]), max_size=2))),
+            draw(st.sampled_from(["None", "Lowest", "Low", "Medium", "High"])),
+            draw(st.integers(-9, 9)),
+            names[2][0] if number and draw(st.booleans()) else None,
+            title=draw(texts),
+        )
+        for number, name in enumerate(names[2])
+    )
+    people = st.builds(
+        PolicyFacts,
+        st.lists(words, unique=True, min_size=1, max_size=2).map(tuple),
+        st.lists(words, unique=True, max_size=2).map(tuple),
+    )
+    return Document(
+        chosen,
+        draw(st.integers(1, 9)),
+        tuple(pool for pool, _ in made_pools.values()),
+        tuple(profile for profile, _ in made_profiles.values()),
+        made_policies,
+        {name: facts for name, (_, facts) in made_pools.items()},
+        {name: facts for name, (_, facts) in made_profiles.items()},
+        {name: draw(people) for name in names[2]},
+    )
+
+
+def attempt(text: str, sizes: dict[str, int] | None = None) -> tuple[Document | None, list[Issue]]:
+    try:
+        return policy.read(text, sizes=sizes), []
+    except PolicyInvalid as refused:
+        return None, refused.issues
+
+
+@given(documents())
+@settings(max_examples=80, deadline=None)
+def test_what_is_written_reads_back(document: Document) -> None:
+    text = policy.write(document)
+    plenty = {pool.name: 10**6 for pool in document.pools}
+    read, issues = attempt(text, plenty)
+    if read is None:  # capacities and budgets may still be below the reservations
+        assert all("are reserved" in issue.message for issue in issues), issues
+    else:
+        assert read == document
+    assert policy.diff(document, document) == []
+
+
+@given(st.text(max_size=300) | st.binary(max_size=100).map(lambda b: b.decode("latin-1")))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    read, issues = attempt(text)
+    assert bool(read) != bool(issues)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
+    text = policy.write(data.draw(documents()))
+    begin = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(begin, min(len(text), begin + 20)))
+    filling = st.sampled_from(["", "[", "{", "- ", ": ", "-1", "null", "\n", "  ", "'", "*a", "&a ", ".inf"])
+    read, issues = attempt(text[:begin] + data.draw(filling) + text[end:])
+    assert bool(read) != bool(issues)
+
+
+def test_a_difference_is_told_in_sentences(sample: str) -> None:
+    old = policy.read(sample)
+    text = sample.replace("reserved: 5, limit: 9", "reserved: 4.5", 1).replace(
+        "victim_order: newest", "victim_order: cheapest"
+    )
+    text = text.replace("name: gpu8", "name: gpu4").replace("gpu8, ", "gpu4, ").replace("gpus: 8", "gpus: 4")
+    text = text.replace("policies: [[rnd, devops]]", "policies: [devops, rnd]", 1).replace("grace: 30", "grace: 1m")
+    text = text.replace("groups: [devops]", "groups: [devops, ops]")
+    assert policy.diff(old, policy.read(text)) == [
+        "Settings: victim order newest → cheapest.",
+        "Pool GPUs (gpu): rank of profiles gpu8, gpu3, gpu2, gpu1 → gpu4, gpu3, gpu2, gpu1.",
+        "Profile 8 GPUs (gpu8) is removed.",
+        "Profile 1 GPU (gpu1): teams, best rank first rnd = devops → devops, rnd.",
+        "Profile 1 GPU (gpu1): grace 30 → 60.",
+        "Profile 8 GPUs (gpu4) is new.",
+        "Team R&D (rnd): reserved in gpu 5 GPUs → 4.5 GPUs.",
+        "Team R&D (rnd): limit in gpu 9 GPUs → none.",
+        "Team DevOps (devops): groups devops → devops, ops.",
+    ]
+
+
+def test_a_new_order_is_told(document: Document) -> None:
+    turned = policy.read(policy.write(document))
+    assert policy.diff(document, turned) == []
+    swapped = Document(
+        **{f: getattr(turned, f) for f in Document.__dataclass_fields__ if f != "policies"},
+        policies=turned.policies[::-1],
+    )
+    assert policy.diff(document, swapped) == ["The order of the policies is now devops, rnd."]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"gpu": 10}, {"elsewhere": 1}])
+def test_a_document_that_fits_is_left_alone(document: Document, sizes: dict[str, int]) -> None:
+    assert policy.fit(document, sizes) is document
