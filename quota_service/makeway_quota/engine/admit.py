@@ -82,7 +82,7 @@ def promised(
         parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
         if parts:
             cluster.claim(workload, queue.need, parts)
-            draft.promise(workload, pool, parts, again=True)
+            draft.promise(workload, pool, parts)
             return True
     return False
 
@@ -129,8 +129,10 @@ def _carry_out(cluster: Cluster, draft: Draft, queue: Queue, seeker: Seeker, cho
         draft.came_from.pop(tenancy.workload.id).put_back(tenancy.workload)
     if victims:
         draft.evict(seeker, victims)
-    if started(cluster, draft, queue, workload, seeker.pool, choice.parts, not over):
-        return
+    for pool in queue.pools:
+        in_quota = not over and cluster.ledger.in_quota(queue.account, pool.pool.name, seeker.amount, queue.firm)
+        if (in_quota or not queue.firm) and started(cluster, draft, queue, workload, pool, choice.parts, in_quota):
+            return
     cluster.claim(workload, queue.need, choice.parts)
     draft.promise(workload, seeker.pool, choice.parts, victims)
 

@@ -155,9 +155,8 @@ class Draft:
         pool: PoolState,
         parts: tuple[Part, ...],
         victims: Sequence[Tenancy] = (),
-        again: bool = False,
     ) -> None:
-        """Note that a workload starts as soon as those in its way have left. `again`: as it was told before."""
+        """Note that a workload starts as soon as those in its way have left."""
         ids, deadline = self._in_the_way(workload, parts, victims)
         names = [self._leaver(i) for i in ids]
         verb = "leaves" if len(ids) == 1 else "leave"
@@ -179,7 +178,7 @@ class Draft:
             tuple(ids),
         )
         self.ahead.setdefault(pool.pool.name, []).append(workload.id)
-        self.decisions += not again
+        self.decisions += 1
 
     def _in_the_way(
         self, workload: Workload, parts: Sequence[Part], victims: Sequence[Tenancy]

@@ -95,5 +95,6 @@ def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, la
     return not amount or (
         not cluster.over_capacity(pool, amount, later)
         and cluster.ledger.over_limit(account, pool.pool.name, amount, later) is None
-        and kept_back(cluster, account, pool, amount, later) is None
+        and (later or kept_back(cluster, account, pool, amount, False) is None)
+        and kept_back(cluster, account, pool, amount, True) is None
     )

@@ -197,9 +197,12 @@ def _quota(amount: int, used: int, reserved: int) -> dict[str, Number]:
 def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Name the hold that keeps it from GPUs that are idle: a static quota, or a promise to somebody."""
     need, name = queue.need, pool.pool.name
-    line = kept_back(cluster, queue.account, pool, need.total, False) if need.total else None
+    line = None
+    if need.total:
+        line = kept_back(cluster, queue.account, pool, need.total, False)
+        line = line or kept_back(cluster, queue.account, pool, need.total, True)
     if line is not None and _fits(pool, need, "free"):
-        kept, team = line.held(False), line.account.policy.label
+        kept, team = max(line.held(False), line.held(True)), line.account.policy.label
         verb = "is" if kept == GPU else "are"
         message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}, who lends none of them; {_asks(queue)}."
         if line.spare < line.quota.reserved:
