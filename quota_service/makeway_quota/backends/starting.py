@@ -5,6 +5,7 @@ Whoever starts it, and however often: the launcher that claims the attempt first
 
 from __future__ import annotations
 
+import compileall
 import importlib.util
 import os
 import socket
@@ -22,22 +23,25 @@ SPAWN_SECONDS = 120.0
 
 
 def launcher_source() -> Path:
-    """Find the launcher's file in the installed distribution, without importing the notebook package."""
+    """Find the launcher in the installed distribution, without importing the notebook package."""
     spec = importlib.util.find_spec("makeway")
     if spec is None or not spec.submodule_search_locations:
         raise BackendError("The launcher is missing: the package `makeway` is not installed beside the service.")
-    return Path(next(iter(spec.submodule_search_locations))) / "launcher.py"
+    return Path(next(iter(spec.submodule_search_locations))) / "launcher"
 
 
 def install_launcher(layout: Layout) -> Path:
-    """Copy the launcher to where every account can read it."""
-    target = layout.programs / "launcher.py"
-    source = launcher_source().read_bytes()
-    if not target.exists() or target.read_bytes() != source:
-        temporary = target.with_name(f".launcher.{os.getpid()}")
-        temporary.write_bytes(source)
-        temporary.chmod(0o644)
-        temporary.replace(target)
+    """Copy the launcher to where every account can read it; one that runs already keeps what it has loaded."""
+    target = layout.programs / "launcher"
+    target.mkdir(mode=0o755, exist_ok=True)
+    for source in launcher_source().glob("*.py"):
+        copy = target / source.name
+        if not copy.exists() or copy.read_bytes() != source.read_bytes():
+            temporary = target / f".{source.name}.{os.getpid()}"
+            temporary.write_bytes(source.read_bytes())
+            temporary.chmod(0o644)
+            temporary.replace(copy)
+    compileall.compile_dir(target, quiet=2)
     return target
 
 

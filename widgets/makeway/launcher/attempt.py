@@ -1,0 +1,115 @@
+"""One attempt of a job as its launcher sees it: the order, the folders, and the claim that makes it the only one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from typing import Any, BinaryIO
+
+
+def write_json(path: str, value: dict[str, Any]) -> None:
+    """Write a file so that a reader finds the old or the new content, never half of one."""
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(value, file)
+    os.replace(temporary, path)
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Read a JSON object; an absent or broken file counts as empty."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def start_time(pid: int) -> int:
+    """Tell when a process started, in clock ticks since the boot: with the pid, it names a process for good."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+def boot_id() -> str:
+    """Name this boot of the machine: pids and start times of another one mean nothing."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
+class Attempt:
+    """One attempt of a job: its order, and where its files are.
+
+    JOB/work (the working directory), JOB/checkpoints (the same over all attempts), JOB/attempt-N (log, reports).
+    """
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.number = int(order["attempt"])
+        self.job = os.path.abspath(order.get("directory") or os.environ.get("MAKEWAY_JOB_DIR") or ".")
+        self.work = os.path.join(self.job, "work")
+        self.checkpoints = os.path.join(self.job, "checkpoints")
+        self.home = os.path.join(self.job, f"attempt-{self.number}")
+
+    def path(self, name: str) -> str:
+        """Name a file of this attempt."""
+        return os.path.join(self.home, name)
+
+    def claim(self) -> bool:
+        """Be the one launcher of this attempt, for ever; False when there was one before."""
+        for directory in (self.work, self.checkpoints, self.home):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        mine = self.path(f"launcher.json.{os.getpid()}")
+        write_json(mine, {"pid": os.getpid(), "start_time": start_time(os.getpid()), "boot": boot_id()})
+        try:
+            os.link(mine, self.path("launcher.json"))
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(mine)
+        return True
+
+    def lay_out(self, stream: BinaryIO) -> None:
+        """Write the order's files below the working directory; what an earlier attempt left there stays."""
+        for entry in self.order.get("files", ()):
+            data = stream.read(int(entry["size"]))
+            path = os.path.normpath(os.path.join(self.work, entry["path"]))
+            if os.path.commonpath([path, self.work]) != self.work or path == self.work:
+                raise OSError(errno.EPERM, "a file outside of the working directory", entry["path"])
+            if os.path.lexists(path):
+                continue
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(f"{path}.part", "wb") as file:
+                file.write(data)
+            os.chmod(f"{path}.part", 0o755 if entry.get("executable") else 0o644)
+            os.replace(f"{path}.part", path)
+
+    def inherit_progress(self) -> None:
+        """Start from what the attempt before had saved: its checkpoint is still there."""
+        before = read_json(os.path.join(self.job, f"attempt-{self.number - 1}", "progress.json"))
+        kept = {str(key): before[key] for key in ("step", "saved_at") if key in before}
+        if kept and not os.path.exists(self.path("progress.json")):
+            write_json(self.path("progress.json"), kept)
+
+    def environment(self, worker: dict[str, Any]) -> dict[str, str]:
+        """Everything that the job finds in its environment."""
+        order = self.order
+        own = {
+            "MAKEWAY_JOB_ID": order["workload"],
+            "MAKEWAY_JOB_NAME": order.get("name", ""),
+            "MAKEWAY_ATTEMPT": str(self.number),
+            "MAKEWAY_TEAM": order.get("team", ""),
+            "MAKEWAY_PROFILE": order.get("profile", ""),
+            "MAKEWAY_JOB_DIR": self.job,
+            "MAKEWAY_CHECKPOINT_DIR": self.checkpoints,
+            "MAKEWAY_STOP_FILE": self.path("stop.json"),
+            "MAKEWAY_PROGRESS_FILE": self.path("progress.json"),
+            "MAKEWAY_RESULT_FILE": self.path("result.pkl"),
+            "MAKEWAY_ERROR_FILE": self.path("error.json"),
+            "MAKEWAY_SIGNAL": order.get("signal", "SIGTERM"),
+            "MAKEWAY_GRACE": str(order.get("grace", 30)),
+        }
+        return {**os.environ, "PYTHONUNBUFFERED": "1", **order.get("env", {}), **own, **worker.get("env", {})}

@@ -1,0 +1,122 @@
+"""The job's processes: started, signalled, collected, and none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import time
+from typing import NoReturn
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+KILL_SECONDS = 5.0
+
+
+class Children:
+    """The workers that were started, and everything below them: orphans come to this process, whatever they did."""
+
+    def __init__(self) -> None:
+        self.workers: list[int] = []
+        self.codes: dict[int, int] = {}
+        """exit codes of the workers that ended, negative for a signal"""
+        self.alone = False
+        """True once nothing at all is left below this process"""
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def start(self, command: list[str], env: dict[str, str]) -> int:
+        """Start a worker as a session and process group of its own; answers the end of the pipe it prints to.
+
+        OSError with the command's name when it cannot be started.
+        """
+        output, output_end = os.pipe()
+        failure, failure_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _become(command, env, output_end, failure_end)
+        os.close(output_end)
+        os.close(failure_end)
+        self.workers.append(pid)
+        with os.fdopen(failure, "rb") as file:
+            problem = file.read()
+        if problem:
+            os.close(output)
+            raise OSError(int(problem), os.strerror(int(problem)), command[0])
+        return output
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every worker's process group."""
+        for pid in self.workers:
+            with contextlib.suppress(OSError):
+                os.killpg(pid, number)
+
+    def reap(self) -> None:
+        """Collect every child and orphan that ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.alone = True
+                return
+            if pid == 0:
+                return
+            if pid in self.workers:
+                self.codes[pid] = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+    def kill_everything(self) -> None:
+        """Kill the groups, and whatever else descends from this process, until nothing is left (5 s at most)."""
+        ends = time.monotonic() + KILL_SECONDS
+        self.reap()
+        while not self.alone and time.monotonic() < ends:
+            for pid in self.workers:
+                with contextlib.suppress(OSError):
+                    if pid not in self.codes:
+                        os.killpg(pid, signal.SIGKILL)
+            for pid in _descendants():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+            self.reap()
+
+    def exit_code(self) -> int:
+        """Sum up the workers' exit codes: a failure of its own first, then a kill, then `saved and left`."""
+        codes = [self.codes.get(pid, -signal.SIGKILL) for pid in self.workers]
+        failed = [code for code in codes if code not in (0, 75, -signal.SIGKILL)]
+        return failed[0] if failed else min(codes) if -signal.SIGKILL in codes else max(codes)
+
+
+def _become(command: list[str], env: dict[str, str], output: int, failure: int) -> NoReturn:
+    """Turn this fresh child into the job; never returns."""
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        os.execvpe(command[0], command, env)
+    except OSError as error:
+        os.write(failure, str(error.errno or errno.ENOENT).encode())
+    except BaseException:
+        os.write(failure, str(errno.EINVAL).encode())
+    finally:
+        os._exit(127)
+
+
+def _descendants() -> list[int]:
+    """Find every process below this one, wherever it moved itself."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                children.setdefault(int(file.read().rpartition(")")[2].split()[1]), []).append(int(name))
+    found: list[int] = []
+    ahead = [os.getpid()]
+    while ahead:
+        below = children.get(ahead.pop(), [])
+        found += below
+        ahead += below
+    return found

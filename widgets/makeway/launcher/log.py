@@ -1,0 +1,60 @@
+"""What a job prints, kept within bounds however much it is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from .attempt import Attempt
+
+LIMIT = 64 * 2**20
+"""Bytes that are kept unless the order says otherwise."""
+
+
+class Log:
+    """A job's output, bounded: the first half of the limit and the newest quarter at least; the middle is dropped.
+
+    `log` holds the head; `log.OFFSET` are pieces of the tail, named after the place of their first byte.
+    """
+
+    def __init__(self, attempt: Attempt, limit: int) -> None:
+        self._attempt = attempt
+        self._head, self._piece = limit // 2, limit // 4
+        self._lock = threading.Lock()
+        self._file = open(attempt.path("log"), "ab", buffering=0)  # noqa: SIM115
+        self._at = self._file.tell()
+        self._room = self._head - self._at
+        self._pieces: list[str] = []
+        self._newest = b""
+
+    def write(self, data: bytes) -> None:
+        """Append; a full disk loses output, never the job."""
+        with self._lock:
+            self._newest = (self._newest + data)[-4096:]
+            with contextlib.suppress(OSError):
+                while data:
+                    if self._room <= 0:
+                        self._next_piece()
+                    part, data = data[: self._room], data[self._room :]
+                    self._file.write(part)
+                    self._at += len(part)
+                    self._room -= len(part)
+
+    def say(self, sentence: str) -> None:
+        """Add a line of our own."""
+        self.write(f"makeway: {sentence}\n".encode())
+
+    def last_lines(self, count: int) -> list[str]:
+        """Give the newest lines of the output, without ours."""
+        lines = self._newest.decode("utf-8", "replace").replace("\r", "\n").splitlines()
+        return [line for line in lines if line.strip() and not line.startswith("makeway: ")][-count:]
+
+    def _next_piece(self) -> None:
+        self._file.close()
+        name = self._attempt.path(f"log.{self._at}")
+        self._file = open(name, "ab", buffering=0)  # noqa: SIM115
+        self._room = max(self._piece, 1)
+        self._pieces.append(name)
+        while len(self._pieces) > 2:
+            os.unlink(self._pieces.pop(0))

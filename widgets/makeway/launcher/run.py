@@ -1,0 +1,261 @@
+"""An attempt from its order to its report: start, wait, make way, kill, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+from .attempt import Attempt, read_json, write_json
+from .children import Children
+from .log import LIMIT, Log
+
+SAVED_AND_LEFT = 75
+"""The exit code of a job that saved because it was asked to, and left."""
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+LOOK_EVERY = 5.0
+"""Seconds between looks for a notice that came without a signal."""
+
+
+def main(argv: list[str]) -> int:
+    """Run one attempt as ordered; the answer is the command's exit code (0 when somebody else runs it already)."""
+    paths = [word for word in argv if not word.startswith("--")]
+    if len(paths) != 1:
+        print("usage: launcher.py ORDER [--detach]    (ORDER: a file, or - for standard input)", file=sys.stderr)
+        return 2
+    stream = sys.stdin.buffer if paths[0] == "-" else open(paths[0], "rb")  # noqa: SIM115
+    order: dict[str, Any] = json.loads(stream.readline())
+    started = _detach() if "--detach" in argv else None
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    attempt = Attempt(order)
+    if not attempt.claim():
+        return 0
+    if started is not None:
+        _close_standard_streams()
+    return Run(attempt, stream, started).run()
+
+
+def _detach() -> int:
+    """Go on in a child that no terminal and no service owns; this process ends when the job has started."""
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    os.setsid()
+    return writing
+
+
+def _close_standard_streams() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(nothing, stream)
+
+
+class Run:
+    """One attempt under way: its processes, its notice, and the report at the end."""
+
+    def __init__(self, attempt: Attempt, stream: BinaryIO, started: int | None) -> None:
+        self.attempt = attempt
+        self.order = attempt.order
+        self.stream = stream
+        self.started = started
+        self.log = Log(attempt, int(self.order.get("log_limit") or LIMIT))
+        self.began = time.time()
+        self.grace = float(self.order.get("grace", 30))
+        self.signal = _signal_named(str(self.order.get("signal", "SIGTERM")))
+        self.children = Children()
+        self.notice: dict[str, Any] = {}
+        self.killed = self.timed_out = self.cancelled = False
+        self._pumps: list[threading.Thread] = []
+
+    def run(self) -> int:
+        """Start the command, stay until nothing of it is left, and report."""
+        try:
+            os.umask(int(self.order.get("umask", 0o022)))
+            with self.stream:
+                self.attempt.lay_out(self.stream)
+            self.attempt.inherit_progress()
+            os.chdir(self.attempt.work)
+            for worker in self.order.get("workers") or [{}]:
+                self._start(worker)
+        except OSError as error:
+            self.children.kill_everything()
+            sentence = "could not start: " + _why(error)
+            self.log.say(sentence)
+            return self._report(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127, sentence)
+        finally:
+            if self.started is not None:
+                os.close(self.started)
+        self._wait()
+        self.children.kill_everything()
+        for pump in self._pumps:
+            pump.join(timeout=2.0)
+        code = self.children.exit_code()
+        return self._report(code, self._message(code))
+
+    def _start(self, worker: dict[str, Any]) -> None:
+        env = self.attempt.environment(worker)
+        output = self.children.start(self.order["command"], env)
+        prefix = f"[{env['RANK']}] ".encode() if len(self.order.get("workers") or ()) > 1 and "RANK" in env else b""
+        pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
+        pump.start()
+        self._pumps.append(pump)
+        write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
+
+    def _pump(self, output: int, prefix: bytes) -> None:
+        with os.fdopen(output, "rb", buffering=0) as file:
+            fresh = True
+            while True:
+                data = file.read(65536)
+                if not data:
+                    return
+                if prefix:
+                    marked = re.sub(rb"(?<=\n)(?=.)", prefix, data, flags=re.DOTALL)
+                    data, fresh = (prefix if fresh else b"") + marked, data.endswith(b"\n")
+                self.log.write(data)
+
+    def _wait(self) -> None:
+        limit = float(self.order.get("time_limit") or 0.0)
+        ends = self.began + limit if limit else None
+        self.children.reap()
+        while not self._over():
+            now = time.time()
+            if ends is not None and now >= ends and not self.notice:
+                self.timed_out = True
+                reason = f"time limit of {limit:g} s reached"
+                self._make_way({"reason": reason, "at": now, "deadline": now + self.grace}, reason)
+            deadline = self.notice.get("deadline")
+            if deadline is not None and now >= deadline:
+                self.killed = True
+                return
+            moments = [moment for moment in (deadline, None if self.notice else ends) if moment is not None]
+            patience = min([LOOK_EVERY, *(max(0.0, moment - now) for moment in moments)])
+            caught = signal.sigtimedwait(SIGNALS, patience)
+            self.children.reap()
+            self._heed(caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT))
+
+    def _heed(self, told: bool) -> None:
+        """Read what the service left for us; a plain SIGTERM without a word is the machine's own notice."""
+        given = read_json(self.attempt.path("notice.json"))
+        if given.get("kill"):
+            self.cancelled = True
+            self.notice = {**self.notice, "deadline": 0.0}
+        elif given and isinstance(given.get("deadline"), (int, float)):
+            self._make_way(given, f"asked to make way: {given.get('reason') or 'no reason given'}")
+        elif told and not self.notice:
+            now = time.time()
+            reason = "the machine that it runs on is stopping"
+            self._make_way({"reason": reason, "at": now, "deadline": now + self.grace}, f"asked to make way: {reason}")
+
+    def _make_way(self, notice: dict[str, Any], sentence: str) -> None:
+        """Write the stop file, then send the signal, once; a repeated notice can only shorten the time."""
+        if self.notice and notice["deadline"] >= self.notice["deadline"]:
+            return
+        first = not self.notice
+        self.notice = notice
+        with contextlib.suppress(OSError):
+            write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
+        seconds = max(0.0, notice["deadline"] - time.time())
+        self.log.say(f"{sentence}; it has {round(seconds, 1):g} s to save and leave")
+        if first:
+            self.children.signal(self.signal)
+
+    def _over(self) -> bool:
+        """Say whether the attempt is done: all workers ended, or one failed; a shell that our own signal ended
+        does not count while what it started is still saving."""
+        if self.children.alone:
+            return True
+        codes = list(self.children.codes.values())
+        if not self.notice:
+            return len(codes) == len(self.children.workers) or any(codes)
+        if len(codes) < len(self.children.workers):
+            return False
+        ours = (-self.signal, 128 + self.signal)
+        return not any(code in ours for code in codes) or self._acknowledged_in_writing()
+
+    def _acknowledged_in_writing(self) -> bool:
+        said = read_json(self.attempt.path("progress.json")).get("acknowledged_at")
+        return isinstance(said, (int, float)) and said >= float(self.notice.get("at", 0.0)) - 1.0
+
+    def _acknowledged(self, code: int) -> bool:
+        """Say whether the job left by itself because it was asked to."""
+        if not self.notice or self.timed_out or self.killed:
+            return False
+        return code == SAVED_AND_LEFT or self._acknowledged_in_writing()
+
+    def _report(self, code: int, message: str) -> int:
+        progress = read_json(self.attempt.path("progress.json"))
+        done = bool(progress.get("completed_at")) or os.path.exists(self.attempt.path("result.pkl"))
+        status = {
+            "exit_code": code,
+            "killed": self.killed,
+            "acknowledged": self._acknowledged(code),
+            "noticed": bool(self.notice) and not self.timed_out and not self.cancelled,
+            "completed": code == 0 and done,
+            "timed_out": self.timed_out,
+            "step": progress.get("step"),
+            "checkpoint_at": progress.get("saved_at"),
+            "message": message,
+            "started_at": self.began,
+            "ended_at": time.time(),
+        }
+        with contextlib.suppress(OSError):
+            write_json(self.attempt.path("status.json"), status)
+        if self.order.get("termination_file"):
+            short = {**status, "tail": "\n".join(self.log.last_lines(10))[-2000:]}
+            with contextlib.suppress(OSError), open(self.order["termination_file"], "w", encoding="utf-8") as file:
+                file.write(json.dumps(short)[:4096])
+        return code if code >= 0 else 128 - code
+
+    def _message(self, code: int) -> str:
+        """Say in a line how it ended."""
+        step = read_json(self.attempt.path("progress.json")).get("step")
+        saved = "" if step is None else f"saved at step {step}"
+        if self.cancelled:
+            return "stopped"
+        if self.timed_out:
+            return "; ".join(filter(None, [str(self.notice["reason"]), "killed" if self.killed else "", saved]))
+        if self.killed:
+            seconds = self.notice["deadline"] - self.notice.get("at", self.began)
+            text = f"did not leave within {round(seconds, 1):g} s and was killed"
+            self.log.say(text)
+            return f"{text}; {saved or 'no checkpoint'}"
+        if code in (0, SAVED_AND_LEFT) or self._acknowledged(code):
+            return saved
+        lines = self.log.last_lines(1)
+        return _how(code) + (f": {lines[0].strip()[:500]}" if lines else "")
+
+
+def _signal_named(name: str) -> int:
+    try:
+        return signal.Signals[name]
+    except KeyError:
+        return signal.SIGTERM
+
+
+def _why(error: OSError) -> str:
+    name = f"{error.filename!r}" if error.filename else ""
+    known: dict[int | None, tuple[str, str]] = {
+        errno.ENOENT: ("no such file or program", ""),
+        errno.EACCES: ("not allowed to run or open", ""),
+        errno.ENOEXEC: ("not a program", " (a script needs a first line like #!/bin/sh)"),
+        errno.ENOSPC: ("the disk is full", ""),
+    }
+    what, hint = known.get(error.errno, ((error.strerror or str(error)).lower(), ""))
+    return " ".join(filter(None, [what, name])) + hint
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"
