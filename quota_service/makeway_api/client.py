@@ -360,8 +360,11 @@ class AsyncClient(_Routes[Awaitable[Any]]):
         _raise_for(response)
         return call.read(response)
 
-    async def events(self, after: int | None = None) -> AsyncIterator[Event]:
-        """Follow the live stream until the connection ends; pass the last id to go on where it stopped."""
+    async def events(self, after: int | None = None, opened: Callable[[], None] | None = None) -> AsyncIterator[Event]:
+        """Follow the live stream until the connection ends; pass the last id to go on where it stopped.
+
+        `opened` is called once the stream is there: from then on nothing is missed.
+        """
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(after)} if after is not None else {})
         timeout = httpx2.Timeout(TIMEOUT, read=60)
         try:
@@ -369,6 +372,8 @@ class AsyncClient(_Routes[Awaitable[Any]]):
                 if not response.is_success:
                     await response.aread()
                     _raise_for(response)
+                if opened is not None:
+                    opened()
                 reader = EventReader()
                 async for line in response.aiter_lines():
                     if event := reader.line(line):

@@ -40,6 +40,7 @@ class Feed:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: Callable[[], None] = lambda: None
+        self._live = False
         self.picture = Picture()
 
     def listen(self, listener: Listener) -> None:
@@ -98,13 +99,19 @@ class Feed:
         """Wake the asking side at each event; come back after a break from the last event seen."""
         last: int | None = None
         pause = 0.5
+
+        def opened() -> None:
+            nonlocal pause
+            self._live, pause = True, 0.5
+            changed.set()
+
         while True:
             with suppress(MakewayError):
-                async for event in service.events(last):
-                    last, pause = event.id, 0.5
-                    self.picture = replace(self.picture, live=True)
+                async for event in service.events(last, opened):
+                    last = event.id
                     changed.set()
-            self.picture = replace(self.picture, live=False)
+            self._live = False
+            changed.set()
             await asyncio.sleep(pause)
             pause = min(pause * 2, BACK_OFF)
 
@@ -112,14 +119,14 @@ class Feed:
         me: Me | None = None
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), REST if self.picture.live else POLL)
+                await asyncio.wait_for(changed.wait(), REST if self._live else POLL)
             changed.clear()
             try:
                 if me is None:
                     me = await service.me()
-                self.picture = await _ask(service, me, self.picture.live)
+                self.picture = replace(await _ask(service, me), live=self._live)
             except MakewayError as error:
-                self.picture = replace(self.picture, trouble=_trouble(error), live=False)
+                self.picture = replace(self.picture, trouble=_trouble(error), live=self._live)
             self._tell()
             await asyncio.sleep(CALM)
 
@@ -135,7 +142,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> Non
         loop.call_soon_threadsafe(task.cancel)
 
 
-async def _ask(service: AsyncClient, me: Me, live: bool) -> Picture:
+async def _ask(service: AsyncClient, me: Me) -> Picture:
     usage, mine, waiting, sessions = await asyncio.gather(
         service.usage(), service.jobs(mine=True, limit=50), service.jobs(state="pending", limit=50), service.sessions()
     )
@@ -146,7 +153,6 @@ async def _ask(service: AsyncClient, me: Me, live: bool) -> Picture:
         mine=tuple(job for job in mine.jobs if not job.state.ended),
         waiting=tuple(job for job in waiting.jobs if job.state is State.PENDING),
         sessions=tuple(s for s in sessions if s.user == me.name),
-        live=live,
         at=datetime.now(UTC),
     )
 

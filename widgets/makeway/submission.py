@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from makeway_api.errors import MakewayError
-from makeway_api.models import DryRun, FileIn, JobAsk, Priority
+from makeway_api.models import DryRun, FileIn, JobAsk, Kind, Priority
 
 from . import payload, snapshot
 from .connection import client, explain, me
@@ -151,13 +151,14 @@ def _with_hint(error: MakewayError, ask: JobAsk) -> Refused:
     if error.status not in (400, 403, 404, 409, 422):
         return plain
     try:
-        profiles, teams = [p.name for p in client().profiles()], me().teams
+        found, teams = client().profiles(), me().teams
     except MakewayError:
         return plain
     if ask.team and ask.team not in teams:
         yours = f"Yours: {listed(teams)}." if teams else "You are in no team; ask an administrator to add you to one."
         return Refused(f"you are not in a team {ask.team!r}.{did_you_mean(ask.team, teams)} {yours}", code=error.code)
-    if ask.profile and ask.profile not in profiles:
+    profiles = [p.name for p in found if Kind.JOB in p.kinds]
+    if ask.profile and ask.profile not in [p.name for p in found]:
         yours = f"Yours: {listed(profiles)}." if profiles else "None is open to you; ask an administrator."
         return Refused(
             f"there is no profile {ask.profile!r} for you.{did_you_mean(ask.profile, profiles)} {yours}",

@@ -1,0 +1,191 @@
+"""The live widget: one stream for all, every change shown, back after a break, silent once closed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from makeway import feed as feed_module
+from makeway.feed import Feed
+from makeway.teams import Picture
+from makeway_api.client import AsyncClient, Client
+from makeway_api.models import JobAsk
+from notebook import Notebook
+
+from .conftest import Portal
+
+SLEEP = ["sleep", "60"]
+
+
+class Line:
+    """A wire to the portal that can be cut and mended."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._ends: list[socket.socket] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.up = True
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Break every connection and refuse new ones."""
+        self.up = False
+        for end in self._ends:
+            _shut(end)
+        self._ends.clear()
+
+    def close(self) -> None:
+        self.cut()
+        _shut(self._server)
+        self._server.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._server.accept()
+            except OSError:
+                return
+            if not self.up:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", self._target))
+            self._ends += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _shut(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with source, sink:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+        _shut(source)
+        _shut(sink)
+
+
+class Watcher:
+    """Keeps the pictures that a feed told."""
+
+    def __init__(self) -> None:
+        self.pictures: list[Picture] = []
+        self._news = threading.Condition()
+
+    def __call__(self, picture: Picture) -> None:
+        with self._news:
+            self.pictures.append(picture)
+            self._news.notify_all()
+
+    def until(self, good: Callable[[Picture], bool], seconds: float = 15) -> Picture:
+        with self._news:
+            found = self._news.wait_for(lambda: self.pictures and good(self.pictures[-1]), seconds)
+            assert found, self.pictures[-1:]
+            return self.pictures[-1]
+
+
+@pytest.fixture
+def line(portal: Portal) -> Iterator[Line]:
+    made = Line(int(portal.url.split(":")[2].split("/")[0]))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def feed(line: Line) -> Feed:
+    return Feed(lambda: AsyncClient(f"http://127.0.0.1:{line.port}/services/makeway", "ana"))
+
+
+def names(picture: Picture) -> list[str]:
+    return [job.name for job in picture.mine]
+
+
+@pytest.mark.covers("N13")
+def test_changes_arrive_without_asking(feed: Feed, ana: Client) -> None:
+    watcher, other = Watcher(), Watcher()
+    feed.listen(watcher)
+    watcher.until(lambda p: p.live and p.usage is not None)
+    feed.listen(other)
+    assert other.pictures[-1].usage is not None
+    begun = time.monotonic()
+    job = ana.submit(JobAsk(name="seen", command=SLEEP, profile="gpu3"))
+    picture = watcher.until(lambda p: "seen" in names(p) and p.usage is not None and p.usage.used >= 3)
+    assert time.monotonic() - begun < 5
+    assert other.until(lambda p: "seen" in names(p)) == picture or other.pictures
+    assert [t.name for t in threading.enumerate()].count("makeway-feed") == 1
+    ana.cancel(job.id)
+    watcher.until(lambda p: "seen" not in names(p))
+    feed.leave(watcher)
+    assert feed.running
+    feed.leave(other)
+    assert not feed.running
+    assert "makeway-feed" not in [t.name for t in threading.enumerate()]
+
+
+def test_the_stream_comes_back_after_a_break(
+    feed: Feed, line: Line, ana: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "POLL", 0.5)
+    monkeypatch.setattr(feed_module, "REST", 0.5)
+    watcher = Watcher()
+    feed.listen(watcher)
+    watcher.until(lambda p: p.live)
+    line.cut()
+    away = watcher.until(lambda p: bool(p.trouble) and not p.live)
+    assert "does not answer" in away.trouble
+    assert away.usage is not None
+    ana.submit(JobAsk(name="meanwhile", command=SLEEP, profile="gpu1"))
+    line.up = True
+    back = watcher.until(lambda p: p.live and "meanwhile" in names(p))
+    assert back.trouble == ""
+    feed.leave(watcher)
+    assert not feed.running
+
+
+def test_without_a_stream_it_asks(feed: Feed, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "POLL", 0.3)
+
+    async def broken(self: AsyncClient, *_: object):  # type: ignore[no-untyped-def]
+        raise feed_module.MakewayError("no stream here")
+        yield
+
+    monkeypatch.setattr(AsyncClient, "events", broken)
+    watcher = Watcher()
+    feed.listen(watcher)
+    watcher.until(lambda p: p.usage is not None)
+    ana.submit(JobAsk(name="polled", command=SLEEP, profile="gpu1"))
+    assert not watcher.until(lambda p: "polled" in names(p)).live
+    feed.leave(watcher)
+
+
+@pytest.mark.covers("N13")
+def test_the_widget_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path) -> None:
+    notebook = Notebook(tmp_path, MAKEWAY_URL=portal.url, JUPYTERHUB_API_TOKEN="ana")
+    try:
+        notebook.run("%load_ext makeway\nimport makeway, threading")
+        shown = notebook.run("w = makeway.usage(); w")
+        assert shown.error is None, shown.trouble
+        assert len(shown.widgets) == 1
+        assert "makeway" in shown.html
+        notebook.run("v = makeway.usage()")
+        ana.submit(JobAsk(name="live one", command=SLEEP, profile="gpu2"))
+        html, deadline = "", time.monotonic() + 15
+        while "live one" not in html or "mw-in_quota" not in html:
+            assert time.monotonic() < deadline, html
+            html = next((u["value"] for u in reversed(notebook.updated(0.5)) if "value" in u), html)
+        count = "print([t.name for t in threading.enumerate()].count('makeway-feed'))"
+        assert notebook.run(count).out == "1\n"
+        assert notebook.run(f"w.close(); v.close()\n{count}").out == "0\n"
+    finally:
+        notebook.close()
