@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -53,8 +53,18 @@ def timed(call: Callable[[], object]) -> float:
 class Portal:
     """Runs from `with Portal(gpus=10) as portal:` until the end of the block; two teams reserve half each."""
 
-    def __init__(self, gpus: int) -> None:
+    def __init__(
+        self,
+        gpus: int,
+        *,
+        policy: str | None = None,
+        command: Sequence[str] = (sys.executable, "-m", "makeway_hub.embedded"),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.gpus = gpus
+        self._policy = policy or POLICY.format(half=gpus // 2)
+        self._command = list(command)
+        self._environ = dict(environ or {})
         self.port, self.service_port = free_port(), free_port()
         self.token = secrets.token_hex(16)
         self.url = f"http://127.0.0.1:{self.port}/services/makeway"
@@ -64,7 +74,7 @@ class Portal:
         self._clients: dict[str, Client] = {}
 
     def __enter__(self) -> Portal:
-        (self.root / "policy.yaml").write_text(POLICY.format(half=self.gpus // 2))
+        (self.root / "policy.yaml").write_text(self._policy)
         (self.root / "hub.py").write_text(HUB.format(admin=ADMIN, token=self.token))
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKEWAY_", "JUPYTERHUB_"))}
         env |= {
@@ -74,12 +84,15 @@ class Portal:
             "MAKEWAY_POLICY_FILE": str(self.root / "policy.yaml"),
             "MAKEWAY_HUB_CONFIG": str(self.root / "hub.py"),
             "MAKEWAY_VIRTUAL_GPUS": str(self.gpus),
-            "MAKEWAY_STOP_GRACE": "1",
-        }
+        } | self._environ
         self._output = (self.root / "output").open("wb")
-        command = [sys.executable, "-m", "makeway_hub.embedded"]
         self._process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output, start_new_session=True
+            self._command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
         )
         self._wait_until_ready()
         self.hub = httpx2.Client(

@@ -1,0 +1,116 @@
+"""A real Chromium, and what people do in it: log in, pick a profile, run a notebook."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+_NUMBER = re.compile(r"\[\d+\]:?")
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's Chromium, headless."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Person:
+    """Somebody at a browser of their own; every request that leaves the portal's address is remembered."""
+
+    def __init__(self, browser: Browser, portal_url: str, name: str, password: str, *, dark: bool = False) -> None:
+        self.base = portal_url.rstrip("/")
+        self.name = name
+        self.password = password
+        self.outside: list[str] = []
+        self.errors: list[str] = []
+        self.context = browser.new_context(
+            viewport={"width": 1280, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        self.page: Page = self.context.new_page()
+        self.page.on("request", self._requested)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith((self.base, self.base.replace("http", "ws", 1), "data:", "blob:")):
+            self.outside.append(request.url)
+
+    def close(self) -> None:
+        """Close the browser window."""
+        self.context.close()
+
+    def log_in(self, to: str = "/hub/spawn") -> None:
+        """Log in through the Hub's own form."""
+        self.page.goto(f"{self.base}/hub/login?next={to}")
+        self.page.fill("#username_input", self.name)
+        self.page.fill("#password_input", self.password)
+        self.page.click("#login_submit")
+        self.page.wait_for_load_state()
+
+    def row(self, queue: str) -> Any:
+        """The picker's line for a team and profile, such as `rnd/gpu1`."""
+        return self.page.locator(f'.mw-row[data-queue="{queue}"]')
+
+    def start(self, queue: str) -> None:
+        """Pick a line and press Start."""
+        self.row(queue).locator("input[type=radio]").check()
+        self.page.locator("#spawn_form button[type=submit]").click()
+
+    def in_lab(self, seconds: float = 90) -> None:
+        """Wait until JupyterLab is up."""
+        self.page.wait_for_url(f"**/user/{self.name}/lab**", timeout=seconds * 1000)
+        expect(self.page.locator("#jp-main-dock-panel, #main")).to_have_count(2, timeout=seconds * 1000)
+
+    def open_notebook(self, path: str) -> None:
+        """Open a notebook alone in JupyterLab, and wait for its kernel."""
+        self.page.goto(f"{self.base}/user/{self.name}/lab/tree/{path}?reset")
+        expect(self.page.locator(".jp-NotebookPanel .jp-Notebook .jp-Cell").first).to_be_visible(timeout=60_000)
+        expect(self.page.locator('.jp-NotebookPanel [data-status="idle"]').first).to_be_attached(timeout=60_000)
+
+    def run_cell(self, index: int, seconds: float = 60) -> str:
+        """Run one code cell by its place; answer what it shows."""
+        cell = self.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(index)
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("Control+Enter")
+        prompt = cell.locator(".jp-InputArea-prompt")
+        expect(prompt).to_have_text(_NUMBER, timeout=seconds * 1000)
+        return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
+
+    def theme(self, name: str) -> None:
+        """Switch JupyterLab's theme."""
+        self.page.evaluate("() => document.body.dataset.jpThemeName")
+        self.page.get_by_role("menuitem", name="Settings").click()
+        self.page.get_by_role("menuitem", name="Theme", exact=True).hover()
+        self.page.get_by_role("menuitem", name=name, exact=True).click()
+
+
+def notebook(folder: Path, name: str, cells: list[str]) -> None:
+    """Write a notebook into somebody's home."""
+    body = {
+        "cells": [
+            {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": text}
+            for i, text in enumerate(cells)
+        ],
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    (folder / name).write_text(json.dumps(body))

@@ -1,0 +1,179 @@
+"""The story: log in, guaranteed notebook, over-quota training, checkpoint, make way, resume. Real browser, real processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from benchmarks.portal import Portal
+from makeway_api.models import Job
+from playwright.sync_api import expect
+
+from browser import Person, chromium, notebook
+
+ROOT = Path(__file__).parents[2]
+STEPS = ["--steps", "600", "--seconds", "0.1", "--every", "600"]
+TRAIN = f"""import runpy, sys
+sys.argv = ["train.py", *{STEPS!r}]
+runpy.run_path("train.py", run_name="__main__")
+"""
+CELLS = [
+    "%load_ext makeway",
+    "%gpus --live",
+    *[f"%%train --name trial-{i} --profile gpu1 --files train.py\n{TRAIN}" for i in range(1, 9)],
+    "%jobs",
+]
+
+
+@pytest.fixture
+def portal() -> Iterator[Portal]:
+    sample = (ROOT / "hub_config" / "policy.yaml").read_text(encoding="utf-8")
+    with Portal(10, policy=sample, command=["make", "-C", str(ROOT), "run"]) as portal:
+        yield portal
+
+
+def uninterrupted(folder: Path) -> str:
+    """The weights of the same training that nobody disturbs."""
+    steps = ["--steps", "600", "--seconds", "0", "--every", "600"]
+    command = [sys.executable, str(ROOT / "docs" / "examples" / "train.py"), *steps]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKEWAY_")}
+    out = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout
+    return weights(out)
+
+
+def weights(log: str) -> str:
+    found = re.search(r"^weights (\w+)$", log, re.MULTILINE)
+    assert found, log
+    return found[1]
+
+
+def until(found: Callable[[], object], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        time.sleep(0.2)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.covers(
+    "N01", "N02", "N03", "N05", "N06", "N08", "N09", "N11", "N13", "N15", "F20", "F24", "F26", "F35", "F37", "F40", "F51"
+)
+def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
+    base = f"http://127.0.0.1:{portal.port}"
+    password = portal.state.password()
+    expected = uninterrupted(tmp_path)
+    ana_api = portal.user("ana")
+
+    def jobs() -> dict[str, Job]:
+        return {job.name: job for job in ana_api.jobs(team="rnd", limit=100).jobs}
+
+    with chromium() as browser:
+        admin = Person(browser, base, "admin", password)
+        ana = Person(browser, base, "ana", password)
+        bo = Person(browser, base, "bo", password)
+        people = (admin, ana, bo)
+
+        # ana logs in, picks a 1-GPU profile, gets JupyterLab.
+        ana.log_in()
+        expect(ana.row("rnd/gpu1")).to_contain_text("Ready now")
+        ana.start("rnd/gpu1")
+        ana.in_lab()
+
+        # She trains until her team is at its limit.
+        home = portal.state.root / "homes" / "ana"
+        shutil.copy(ROOT / "docs" / "examples" / "train.py", home)
+        notebook(home, "story.ipynb", CELLS)
+        ana.open_notebook("story.ipynb")
+        for cell in range(2):
+            ana.run_cell(cell)
+        for i in range(1, 9):
+            ana.run_cell(1 + i)
+            until(lambda i=i: jobs()[f"trial-{i}"].state == "running", f"trial-{i} runs")
+        shown = ana.run_cell(len(CELLS) - 1)
+        assert "trial-8" in shown
+        widget = ana.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(1)
+        expect(widget).to_contain_text("R&D")
+        assert jobs()["trial-8"].over_quota
+
+        # The admin sees ten GPUs, nine of them R&D's.
+        admin.log_in("/services/makeway/")
+        expect(admin.page.get_by_text("trial-8").first).to_be_visible()
+
+        # bo is told how soon and at whose cost two GPUs are his, and takes them.
+        bo.log_in()
+        row = bo.row("devops/gpu2")
+        expect(row).to_contain_text("30 s")
+        expect(row).to_contain_text("R&D")
+        expect(row).to_contain_text("trial-8")
+        take(pictures, bo, "picker")
+        before = time.monotonic()
+        bo.start("devops/gpu2")
+        until(lambda: jobs()["trial-8"].state == "pending", "the job that started last leaves", 45)
+        bo.in_lab()
+        assert time.monotonic() - before < 60
+        states = {name: job.state.value for name, job in jobs().items()}
+        assert states == {f"trial-{i}": "running" for i in range(1, 8)} | {"trial-8": "pending"}
+        victim = ana_api.job(jobs()["trial-8"].id)
+        assert (victim.preemptions, victim.attempts[0].outcome) == (1, "preempted")
+        saved = victim.checkpoint
+        assert saved is not None
+        assert 0 < saved.step < 600
+
+        # His kernel sees two GPUs.
+        notebook(portal.state.root / "homes" / "bo", "two.ipynb", ["%load_ext makeway\n%gpus", SEES])
+        bo.open_notebook("two.ipynb")
+        bo.run_cell(0)
+        assert "2 GPUs" in bo.run_cell(1)
+
+        # Everybody reads why.
+        expect(admin.page.locator("body")).to_contain_text("trial-8 of ana made way for bo")
+        take(pictures, admin, "panel")
+        ana.run_cell(len(CELLS) - 1)
+        take(pictures, ana, "notebook", theme=True)
+
+        # bo stops; the job resumes from its saved step and ends with the same weights to the last bit.
+        portal.stop_server("bo")
+        until(lambda: jobs()["trial-8"].state == "running", "the job resumes")
+        until(lambda: jobs()["trial-8"].state == "succeeded", "the job ends", 120)
+        log = ana_api.logs(victim.id, attempt=2).text
+        assert f"going on at step {saved.step} of 600" in log
+        assert weights(log) == expected
+        until(lambda: all(job.state == "succeeded" for job in jobs().values()), "all jobs end", 120)
+        for name, job in jobs().items():
+            assert weights(ana_api.logs(job.id).text) == expected, name
+
+        steps = [d.verb for d in ana_api.job_events(victim.id)]
+        assert [v for v in steps if v != "wait"] == ["submit", "start", "evict", "requeue", "start", "finish"]
+        expect(admin.page.locator("body")).to_contain_text("trial-8 of ana ended well")
+        for person in people:
+            assert person.outside == [], "a closed network: nothing is asked outside"
+            assert person.errors == []
+            person.close()
+
+
+SEES = """import os
+gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+print(len(gpus), "GPUs", gpus)"""
+
+
+def take(pictures: Path | None, person: Person, name: str, *, theme: bool = False) -> None:
+    """Take a light and a dark picture for the README."""
+    if pictures is None:
+        return
+    pictures.mkdir(parents=True, exist_ok=True)
+    for scheme in ("light", "dark"):
+        person.page.emulate_media(color_scheme=scheme)
+        if theme:
+            person.theme(f"JupyterLab {scheme.capitalize()}")
+        person.page.wait_for_timeout(700)
+        person.page.screenshot(path=pictures / f"{name}-{scheme}.png")
+    person.page.emulate_media(color_scheme="light")
