@@ -85,7 +85,7 @@ def launcher_memory(portal: Portal) -> float:
         if entry.name.isdigit():
             try:
                 command = (entry / "cmdline").read_bytes()
-                if b"launcher.py" not in command or str(portal.root).encode() not in (entry / "environ").read_bytes():
+                if b"/bin/launcher" not in command or str(portal.root).encode() not in (entry / "environ").read_bytes():
                     continue
                 rollup = (entry / "smaps_rollup").read_text().splitlines()
             except OSError:
