@@ -6,20 +6,16 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from .engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from .engine.state import Placement
-from .settle import HOLDS, Books, decide
+from .settle import HOLDS, Books, decide, with_names
 from .store.records import Attempt, Change, Notice, Place, Workload
 
 Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
-
-WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
-"""How the desk names workloads."""
 
 NOT_BEFORE_SLACK = 5.0
 """Seconds that a forecast may shift before it is written again."""
@@ -45,12 +41,8 @@ def books_of(plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seco
 def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
     """Say names where the engine says ids: people know their jobs by name."""
 
-    def name(match: re.Match[str]) -> str:
-        row = rows.get(match[0])
-        return f"“{row.name}”" if row and row.name else match[0]
-
     def said(items: tuple[Said, ...]) -> tuple[Said, ...]:
-        return tuple(replace(item, message=WORKLOAD_ID.sub(name, item.message)) for item in items)
+        return tuple(replace(item, message=with_names(item.message, rows)) for item in items)
 
     return replace(
         plan,

@@ -6,12 +6,16 @@ requeued is decided by our own eviction record, never by its exit code alone (ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .backends.base import AttemptSeen, Phase, Seen
 from .phrases import duration, gpus
 from .store.records import Change, NewDecision, Workload
+
+WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
+"""How the desk names workloads."""
 
 HOLDS = ("starting", "running", "checkpointing")
 
@@ -28,6 +32,16 @@ class Books:
         self.changes.append(change)
         if decision is not None:
             self.decisions.append(decision)
+
+
+def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
+    """Say names where the engine says ids."""
+
+    def name(match: re.Match[str]) -> str:
+        row = rows.get(match[0])
+        return f"“{row.name}”" if row and row.name else match[0]
+
+    return WORKLOAD_ID.sub(name, sentence)
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:

@@ -34,7 +34,7 @@ from ..engine.state import Profile as EngineProfile
 from ..engine.state import Snapshot
 from ..engine.usage import usage_by_team
 from ..policy import Document
-from ..settle import HOLDS
+from ..settle import HOLDS, with_names
 from ..store.records import Workload
 from .caller import Caller
 from .core import Core, at
@@ -137,15 +137,16 @@ class Estate(Core):
         )
 
     def _offer(self, found: EngineOffer, rows: Mapping[str, Workload], kind: Kind) -> Offer:
+        message = with_names(found.message, rows)
         return Offer(
             profile=found.profile,
             team=found.policy,
             kind=kind,
             code=OFFER_CODES.get(found.code, found.code),
-            message=found.message,
+            message=message,
             seconds=None if found.code in ("wait", "refused") else round(found.seconds),
             victims=[_victim(v, rows) for v in (*found.victims, *found.moved)],
-            reason=Reason(code=found.reason, message=found.message, numbers=dict(found.numbers)),
+            reason=Reason(code=found.reason, message=message, numbers=dict(found.numbers)),
         )
 
     def _team_usage(

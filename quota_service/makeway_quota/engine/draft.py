@@ -159,12 +159,12 @@ class Draft:
         """Note that a workload starts as soon as those in its way have left."""
         ids, deadline = self._in_the_way(workload, parts, victims)
         names = [self._leaver(i) for i in ids]
-        verb = "leaves" if len(ids) == 1 else "leave"
+        verb = "makes way" if len(ids) == 1 else "make way"
         amount = self.cluster.need(workload).total
         need, verbs = gpus(amount), "is" if 0 < amount <= GPU else "are"
         if ids:
             wait = seconds(max(0.0, deadline - self.cluster.now))
-            message = f"{need} {verbs} being reclaimed: {listed(names)} {verb} within {wait}."
+            message = f"Your {need} {verbs} being reclaimed, ready within {wait}: {listed(names)} {verb}."
         else:
             message = f"{need} {verbs} promised to {this(workload)} and about to be free."
         self.waiting[workload.id] = Waiting(

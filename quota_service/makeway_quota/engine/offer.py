@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .plan import Evict, Move, Offer, Plan, Start, Victim, Waiting
-from .say import amounts, gpus, seconds
+from .say import gpus, listed, seconds
 from .schedule import schedule
 from .state import ADMITTED, Kind, Profile, Snapshot, Workload
 
@@ -80,8 +80,8 @@ def _read(snapshot: Snapshot, asking: Workload, plan: Plan) -> Offer:
             )
     waiting = next(each for each in plan.pending if each.id == ASKING)
     if waiting.code != "reclaiming":
-        code = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
-        return replace(answer(waiting, True), code=code, reason=waiting.code, numbers=waiting.numbers)
+        told = replace(answer(waiting, True), reason=waiting.code, numbers=waiting.numbers)
+        return replace(told, code="refused") if waiting.code in ("queue_closed", "too_large") else told
     leave = [each for each in plan.evict if each.beneficiary == ASKING]
     move = [each for each in plan.move if each.beneficiary == ASKING]
     wait = max(0.0, (waiting.not_before or snapshot.now) - snapshot.now)
@@ -121,13 +121,8 @@ def _after(snapshot: Snapshot, victims: Sequence[Victim], moved: Sequence[Victim
     labels = {p.name: p.label for p in snapshot.policies}
     text = f"Ready in {seconds(wait)} or less"
     if victims:
-        total = sum(victim.gpus for victim in victims)
-        teams: dict[str, int] = {}
-        for victim in victims:
-            name = labels.get(victim.policy, victim.policy)
-            teams[name] = teams.get(name, 0) + victim.gpus
-        verb = "is" if total <= 1000 else "are"
-        return f"{text}: {gpus(total)} {verb} reclaimed from {amounts(sorted(teams.items()))}."
+        jobs = [f"{labels.get(v.policy, v.policy)}'s job {v.id} of {v.owner} ({gpus(v.gpus)})" for v in victims]
+        return f"{text}: {listed(jobs)} {'makes' if len(jobs) == 1 else 'make'} way."
     if moved:
         return f"{text}: {len(moved)} {'job moves' if len(moved) == 1 else 'jobs move'} over, nobody is stopped."
     return f"{text}: the GPUs are on their way."
