@@ -1,0 +1,132 @@
+"""A plan for people and for programs: a readable table, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ..engine import Plan, Snapshot
+from ..engine.say import number
+from ..engine.state import GPU, Placement
+
+
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """Give the plan as plain values; GPUs are whole devices (0.5 = half of one), times are ISO 8601."""
+    return {
+        "start": [
+            {
+                "id": s.id,
+                "pool": s.pool,
+                "placement": _places(s.placement),
+                "in_quota": s.in_quota,
+                "rule": s.rule,
+                "why": s.message,
+                "numbers": dict(s.numbers),
+            }
+            for s in plan.start
+        ],
+        "evict": [
+            {
+                "id": e.id,
+                "for": e.beneficiary,
+                "deadline": _time(e.deadline),
+                "rule": e.rule,
+                "why": e.message,
+                "numbers": dict(e.numbers),
+                "workers": list(e.workers),
+            }
+            for e in plan.evict
+        ],
+        "move": [
+            {
+                "id": m.id,
+                "from": _places(m.source),
+                "to": _places(m.to),
+                "for": m.beneficiary,
+                "deadline": _time(m.deadline),
+                "rule": m.rule,
+                "why": m.message,
+            }
+            for m in plan.move
+        ],
+        "scale": [
+            {"pool": s.pool, "nodes": s.nodes, "for": list(s.beneficiaries), "why": s.message} for s in plan.scale
+        ],
+        "pending": [
+            {
+                "id": w.id,
+                "code": w.code,
+                "message": w.message,
+                "not_before": _time(w.not_before),
+                "waits_for": list(w.waits_for),
+                "rule": w.rule,
+                "numbers": dict(w.numbers),
+            }
+            for w in plan.pending
+        ],
+        "refused": [
+            {"id": r.id, "code": r.code, "message": r.message, "numbers": dict(r.numbers)} for r in plan.refused
+        ],
+        "keep": list(plan.keep),
+        "leaving": list(plan.leaving),
+        "usage": [
+            {
+                "policy": u.policy,
+                "pools": list(u.pools),
+                "reserved": number(u.reserved),
+                "limit": None if u.limit is None else number(u.limit),
+                "usage": number(u.usage),
+                "guaranteed": number(u.guaranteed),
+            }
+            for u in plan.usage
+        ],
+    }
+
+
+def _places(placement: Placement) -> list[dict[str, Any]]:
+    return [
+        {"worker": p.worker, "node": p.node, "devices": list(p.devices)}
+        | ({} if p.milli == GPU else {"gpu_share": p.milli / GPU})
+        for p in placement
+    ]
+
+
+def _time(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
+    """Give the plan as tables that a person reads from top to bottom."""
+    owners = {w.id: f"{w.policy}/{w.profile}" for w in snapshot.workloads}
+    blocks = [
+        _table("Start", ((s.id, owners[s.id], _where(s.placement), s.message) for s in plan.start)),
+        _table("Leave", ((e.id, owners[e.id], f"for {e.beneficiary}", e.message) for e in plan.evict)),
+        _table("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", m.message) for m in plan.move)),
+        _table("Scale up", ((s.pool, f"{s.nodes} nodes", "", s.message) for s in plan.scale)),
+        _table("Refused", ((r.id, owners[r.id], r.code, r.message) for r in plan.refused)),
+        _table("Wait", ((w.id, owners[w.id], w.code, w.message) for w in plan.pending)),
+        _table("Usage", _usage(plan), ("policy", "pools", "uses", "reserved", "limit")),
+    ]
+    text = "\n".join(block for block in blocks if block)
+    idle = "Nothing starts, leaves or moves.\n\n" if not (plan.acts or plan.scale) else ""
+    return f"{idle}{text}" if text else "Nothing to plan.\n"
+
+
+def _usage(plan: Plan) -> Iterable[tuple[str, ...]]:
+    for line in plan.usage:
+        limit = "none" if line.limit is None else str(number(line.limit))
+        yield line.policy, ", ".join(line.pools) or "all", str(number(line.usage)), str(number(line.reserved)), limit
+
+
+def _where(placement: Placement) -> str:
+    return ", ".join(f"{p.node}:{'+'.join(map(str, p.devices))}" if p.devices else p.node for p in placement)
+
+
+def _table(title: str, rows: Iterable[tuple[str, ...]], head: Sequence[str] = ()) -> str:
+    lines = [tuple(head), *rows] if head else list(rows)
+    if len(lines) <= bool(head):
+        return ""
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    body = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join([title, *(f"  {line}" for line in body), ""])

@@ -1,0 +1,120 @@
+"""The snapshot file: what it may hold, what it says when it is wrong, and what comes out."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from makeway_quota.engine import schedule
+from makeway_quota.snapshot_file import SnapshotError, plan_command, read_snapshot, snapshot_as_document, write_snapshot
+from worlds import World
+
+GREEDY = """
+version: 1
+now: 2026-01-01T12:00:00Z
+settings: {consolidation: true, victim_order: newest, starvation_after: 86400, history_half_life: 0}
+pools:    [{name: h100, resource: nvidia.com/gpu, capacity: null, strategy: pack, profiles: [gpu3]}]
+nodes:    [{name: n1, pool: h100, gpus: 10, cpu: 128, memory: 1048576, ready: true, foreign: {gpus: 0}}]
+profiles: [{name: gpu3, gpus: 3, workers: 1, cpu: 0, memory: 0, pools: [h100], policies: [rnd, [devops]]}]
+policies:
+  - {name: rnd, title: "R&D", weight: Medium, priority: 0, quotas: [{pools: [h100], reserved: 5, limit: 9, lend: 5}]}
+  - {name: devops, quotas: [{reserved: 5, limit: 9}]}
+workloads:
+  - {id: j1, kind: job, policy: rnd, profile: gpu3, owner: ana, priority: normal, preemptible: true,
+     submitted_at: 2026-01-01T11:00:00Z, state: running, started_at: 2026-01-01T11:00:05Z,
+     placement: [{node: n1}], last_checkpoint_at: null}
+  - {id: j2, policy: rnd, profile: gpu3, submitted_at: "2026-01-01T11:00:01Z", state: running, started_at: 1767265206,
+     placement: [{node: n1}]}
+  - {id: j3, policy: rnd, profile: gpu3, submitted_at: 2026-01-01T11:00:02, state: running,
+     started_at: 2026-01-01T11:00:07Z, placement: [{node: n1}]}
+  - {id: d1, policy: devops, profile: gpu3, owner: bo, submitted_at: 2026-01-01T11:59:00Z}
+"""
+
+
+def run(tmp_path: Path, text: str, format: str = "text") -> tuple[int, str]:
+    path = tmp_path / "snapshot.yaml"
+    path.write_text(text, encoding="utf-8")
+    out = io.StringIO()
+    return plan_command(str(path), format, out), out.getvalue()
+
+
+@pytest.mark.covers("F20", "F23")
+def test_the_plan_of_a_file_as_json(tmp_path: Path) -> None:
+    code, text = run(tmp_path, GREEDY, "json")
+    plan = json.loads(text)
+    assert code == 0
+    assert [(e["id"], e["for"]) for e in plan["evict"]] == [("j3", "d1")]
+    assert plan["pending"][0]["code"] == "reclaiming"
+    assert plan["pending"][0]["not_before"] == "2026-01-01T12:00:30Z"
+    assert plan["usage"][1] == {
+        "policy": "rnd",
+        "pools": ["h100"],
+        "reserved": 5,
+        "limit": 9,
+        "usage": 9,
+        "guaranteed": 0,
+    }
+
+
+def test_the_plan_of_a_file_as_a_table(tmp_path: Path) -> None:
+    code, text = run(tmp_path, GREEDY)
+    assert code == 0
+    assert "Leave\n  j3  rnd/gpu3  for d1" in text
+    assert "Wait\n  d1  devops/gpu3  reclaiming" in text
+
+
+def test_json_reads_like_yaml(tmp_path: Path) -> None:
+    document = snapshot_as_document(read_snapshot(GREEDY))
+    assert schedule(read_snapshot(json.dumps(document))) == schedule(read_snapshot(GREEDY))
+
+
+def test_a_snapshot_survives_being_written(tmp_path: Path) -> None:
+    world = World(grace=12).pool("p", nodes=2, gpus=4, cpu=64000, memory=4096).pool("q")
+    world.team("a", reserved=2, limit=4, lend=0).team("b", reserved=1.5, weight="Lowest", priority=3)
+    world.profile("half", 0.5, policies=["a", ("b",)], cpu=1500).profile("two", 2, pools=("q", "p"))
+    world.jobs("j1 j2 j3", "a", "half", priority=1).session("s", "b", "two").step()
+    world.jobs("j4 j5", "b", "two", gpus=500, preemptible=False)
+    snapshot = world.snapshot()
+    assert read_snapshot(write_snapshot(snapshot, "json")) == snapshot
+    assert read_snapshot(write_snapshot(snapshot)) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("version: 1", "version: 2", "version: this program reads version 1"),
+        ("now: 2026", "then: 2026", "unknown key 'then' at the top"),
+        ("now: 2026-01-01T12:00:00Z", "now: noon", "now: expected a time such as"),
+        ("capacity: null", "colour: red", "pools[0]: unknown key 'colour'"),
+        ("reserved: 5, limit: 9, lend", "reserved: -5, limit: 9, lend", "policies[0].quotas[0].reserved: expected"),
+        ("weight: Medium", "weight: Huge", "policies[0].weight: expected one of None, Lowest"),
+        ("gpus: 3, workers", "gpus: 1.5, workers", "profiles[0].gpus: expected whole GPUs, or a share of one"),
+        ("gpus: 3, workers: 1,", "", "profiles[0]: gpus is missing"),
+        ("pool: h100, gpus: 10", "pool: h200, gpus: 10", "nodes[0].pool: there is no 'h200'"),
+        ("foreign: {gpus: 0}", "foreign: {gpu: 0}", "nodes[0].foreign: unknown key 'gpu'"),
+        ("id: j2", "id: j1", "workloads: 'j1' is there more than once"),
+        ("placement: [{node: n1}], last", "placement: [n1], last", "workloads[0].placement[0]: expected a mapping"),
+        ("priority: normal", "priority: urgent", "workloads[0].priority: expected one of low, normal, high"),
+        ("ready: true", "ready: 1", "nodes[0].ready: expected true or false"),
+        ("policies:\n", "policies: [\n", "not readable as JSON or YAML"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_the_place(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in GREEDY
+    code, text = run(tmp_path, GREEDY.replace(old, new, 1))
+    assert code == 2
+    assert said in text
+    assert text.count("\n") == 1
+
+
+def test_a_missing_file_is_one_line() -> None:
+    out = io.StringIO()
+    assert plan_command("/nowhere/snapshot.yaml", "text", out) == 2
+    assert out.getvalue() == "makeway-quota plan: /nowhere/snapshot.yaml: No such file or directory\n"
+
+
+def test_a_list_is_no_snapshot() -> None:
+    with pytest.raises(SnapshotError, match="must hold a mapping"):
+        read_snapshot("[]")
