@@ -142,7 +142,8 @@ def http_api() -> str:
             body = named(route.get("requestBody", {}))
             answers = next((named(answer) for code, answer in route["responses"].items() if code.startswith("2")), "")
             takes = ", ".join([*([f"body {body}"] if body else []), *asks]) or "–"
-            rows.append((f"`{verb.upper()} {short}`", takes, answers or "–", route.get("summary", "")))
+            meaning = (route.get("description") or route.get("summary", "")).strip().splitlines()[0]
+            rows.append((f"`{verb.upper()} {short}`", takes, answers or "–", meaning))
     return table(["route", "takes", "answers", "meaning"], rows) + "\n" + models(document)
 
 

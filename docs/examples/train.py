@@ -1,7 +1,7 @@
 """Train a small classifier that may be interrupted at any moment and always ends with the same weights.
 
     python train.py                      # here
-    makeway submit --profile 1gpu --files train.py -- python train.py
+    makeway submit --profile gpu1 train.py
 
 Everything that the next step depends on is in the checkpoint: weights, momentum, and the random generator.
 """
