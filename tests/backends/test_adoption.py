@@ -1,0 +1,216 @@
+"""A service that comes back finds what runs, and never takes a stranger's process for its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import Phase
+from makeway_quota.backends.processes import Mark, Process, Stat, boot_id, sweep
+from workshop import Workshop, alive
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """A process that has nothing to do with us."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    assert process.poll() is None, "a stranger was killed"
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.covers("F47")
+async def test_a_restarted_service_adopts_what_runs(shop: Workshop) -> None:
+    await shop.run("j-1", "sh", "-c", "echo up; sleep 60")
+    await shop.run("j-2", "sh", "-c", "echo up; read x < ../go; exit 4")
+    os.mkfifo(shop.path("j-2", "go"))
+    for job in ("j-1", "j-2"):
+        await shop.running(job, says="up")
+    pid = shop.launcher("j-1")
+    before = await shop.seen("j-1")
+    await shop.again()
+    assert await shop.seen("j-1") == before
+    assert (alive(pid), shop.launcher("j-1")) == (True, pid)
+    shop.path("j-2", "go").write_text("\n")
+    assert (await shop.over("j-2")).exit_code == 4
+
+
+async def test_what_ended_meanwhile_is_reported_after_a_restart(shop: Workshop) -> None:
+    await shop.run("j-1", "sh", "-c", "exit 9")
+    await shop.backend.close(stop_jobs=False)
+    while not shop.path("j-1", "attempt-1", "status.json").exists():
+        await asyncio.sleep(0.01)
+    await shop.again()
+    assert (await shop.over("j-1")).exit_code == 9
+
+
+async def test_a_notice_survives_a_restart(shop: Workshop) -> None:
+    await shop.run("j-1", "sh", "-c", "trap '' TERM; echo up; sleep 60")
+    await shop.running("j-1", says="up")
+    notice = await shop.ask("j-1", grace=0.8)
+    await shop.again()
+    seen = await shop.seen("j-1")
+    assert seen is not None
+    assert (seen.phase, seen.noticed) == (Phase.STOPPING, True)
+    await shop.backend.notice("j-1", 1, notice)
+    assert (await shop.over("j-1")).killed
+
+
+async def test_an_order_that_was_written_but_not_begun_is_begun(shop: Workshop) -> None:
+    shop.backend._prepare(shop.order("j-1", "sh", "-c", "echo begun", files={"a.txt": "x"}))
+    assert not shop.path("j-1", "attempt-1").exists()
+    await shop.again()
+    assert (await shop.over("j-1")).exit_code == 0
+    assert shop.log("j-1") == "begun\n"
+    assert shop.path("j-1", "work", "a.txt").exists()
+
+
+SERVICE = """
+    import asyncio, sys
+    from makeway_quota.backends.base import StartOrder, WorkerPlace
+    from makeway_quota.backends.local import LocalBackend
+
+    async def main():
+        backend = LocalBackend(sys.argv[1], virtual_gpus=8, virtual_nodes=2)
+        await backend.open()
+        for number in range(5):
+            place = WorkerPlace("virtual-1", (0,), (1000,))
+            command = ("sh", "-c", "echo started >> ../ran; sleep 0.2; exit 7")
+            await backend.start(StartOrder(f"j-{number}", 1, "", "ana", "", "", command, {}, (place,), 5.0))
+            print(number, flush=True)
+        await asyncio.sleep(60)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.covers("F47", "N07")
+@pytest.mark.parametrize("after", [0.0, 0.005, 0.02, 0.04, 0.08])
+async def test_a_service_killed_at_any_moment_starts_everything_once(tmp_path: Path, after: float) -> None:
+    script = [sys.executable, "-c", textwrap.dedent(SERVICE), str(tmp_path)]
+    service = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    service.stdout.readline()
+    time.sleep(after)
+    service.kill()
+    service.wait()
+    service.stdout.close()
+    shop = Workshop(tmp_path)
+    await shop.backend.open()
+    for number in range(5):
+        await shop.run(f"j-{number}", "sh", "-c", "echo started >> ../ran; sleep 0.2; exit 7")
+    for number in range(5):
+        assert (await shop.over(f"j-{number}")).exit_code == 7
+        assert shop.path(f"j-{number}", "ran").read_text() == "started\n"
+    await shop.backend.close(stop_jobs=False)
+
+
+async def test_a_launcher_that_dies_takes_its_job_with_it(shop: Workshop) -> None:
+    await shop.run("j-1", "sh", "-c", "(setsid sleep 81 &); echo up; sleep 82")
+    await shop.running("j-1", says="up")
+    assert len(shop.processes("j-1")) == 4
+    os.kill(shop.launcher("j-1"), signal.SIGKILL)
+    seen = await shop.over("j-1")
+    assert (seen.phase, seen.exit_code) == (Phase.LOST, None)
+    assert "without a report" in seen.message
+    assert shop.processes("j-1") == []
+
+
+async def test_what_a_dead_launcher_left_is_killed_by_the_next_service(shop: Workshop) -> None:
+    await shop.run("j-1", "sh", "-c", "(setsid sleep 83 &); echo up; sleep 84")
+    await shop.running("j-1", says="up")
+    await shop.backend.close(stop_jobs=False)
+    os.kill(shop.launcher("j-1"), signal.SIGKILL)
+    await shop.again()
+    assert (await shop.over("j-1")).phase is Phase.LOST
+    assert shop.processes("j-1") == []
+
+
+async def test_a_reused_pid_is_neither_adopted_nor_killed(shop: Workshop, stranger: int) -> None:
+    await forge(shop, {"pid": stranger, "start_time": 1, "boot": boot_id()})
+    seen = await shop.over("j-1")
+    assert seen.phase is Phase.LOST
+    await shop.backend.kill("j-1", 1)
+    assert alive(stranger)
+
+
+async def test_a_claim_on_a_strangers_process_is_not_believed(shop: Workshop, stranger: int) -> None:
+    stat = Stat.of(stranger)
+    assert stat is not None
+    await forge(shop, {"pid": stranger, "start_time": stat.start_time, "boot": boot_id()})
+    assert (await shop.over("j-1")).phase is Phase.LOST
+    await shop.ask("j-1")
+    assert alive(stranger)
+
+
+async def test_claims_of_another_boot_are_over(shop: Workshop, stranger: int) -> None:
+    stat = Stat.of(stranger)
+    assert stat is not None
+    await forge(shop, {"pid": stranger, "start_time": stat.start_time, "boot": "another"})
+    seen = await shop.over("j-1")
+    assert (seen.phase, seen.message) == (Phase.LOST, "the machine was restarted")
+
+
+async def forge(shop: Workshop, claim: dict[str, object]) -> None:
+    """Write an order as if it had been started, with a claim that is not a launcher's."""
+    shop.backend._prepare(shop.order("j-1", "true"))
+    home = shop.path("j-1", "attempt-1")
+    home.mkdir()
+    (home / "launcher.json").write_text(json.dumps(claim))
+    await shop.again()
+
+
+async def test_a_stopped_launcher_is_ended_after_the_deadline(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway_quota.backends.attempts.PATIENCE", 0.3)
+    monkeypatch.setattr("makeway_quota.backends.attempts.KILL_PATIENCE", 0.3)
+    for job in ("j-1", "j-2"):
+        await shop.run(job, "sh", "-c", "echo up; sleep 85")
+        await shop.running(job, says="up")
+        os.kill(shop.launcher(job), signal.SIGSTOP)
+    await shop.ask("j-1", grace=0.2)
+    await shop.backend.kill("j-2", 1)
+    for job in ("j-1", "j-2"):
+        seen = await shop.over(job)
+        assert (seen.phase, seen.killed) == (Phase.EXITED, True)
+        assert shop.processes(job) == []
+
+
+def test_processes_without_the_mark_are_left_alone(stranger: int, tmp_path: Path) -> None:
+    other = Mark(str(tmp_path), 1)
+    marked = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_JOB_DIR": str(tmp_path), "MAKEWAY_ATTEMPT": "1"})
+    while Mark.of(marked.pid) != other:
+        time.sleep(0.005)
+    assert sweep({Mark(str(tmp_path), 2): os.geteuid(), Mark("/elsewhere", 1): os.geteuid()}) == set()
+    assert sweep({other: os.geteuid() + 1}) == set()
+    assert alive(marked.pid)
+    assert sweep({other: os.geteuid()}) == set()
+    assert marked.wait() == -signal.SIGKILL
+
+
+def test_a_process_is_held_without_a_pidfd_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("makeway_quota.backends.processes._pidfd", lambda pid: None)
+    child = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_JOB_DIR": str(tmp_path), "MAKEWAY_ATTEMPT": "1"})
+    mark = Mark(str(tmp_path), 1)
+    while Mark.of(child.pid) != mark:
+        time.sleep(0.005)
+    stat = Stat.of(child.pid)
+    assert stat is not None
+    claim = {"pid": child.pid, "start_time": stat.start_time, "boot": boot_id()}
+    process = Process.find(claim, os.geteuid(), mark)
+    assert process is not None
+    assert process.alive()
+    process.send(signal.SIGTERM)
+    assert child.wait() == -signal.SIGTERM
+    assert not process.alive()
+    process.send(signal.SIGTERM)
+    assert Process.find(claim, os.geteuid(), mark) is None

@@ -1,0 +1,157 @@
+"""A local backend with real processes, and short words to order jobs from it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from makeway_quota.backends.base import AttemptSeen, JobFile, NoticeOrder, Phase, StartOrder, WorkerPlace
+from makeway_quota.backends.local import LocalBackend
+
+OVER = (Phase.EXITED, Phase.LOST)
+
+
+class Workshop:
+    """One backend and its state directory; `again` is the service after a restart."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root = root
+        self.options: dict[str, Any] = {"virtual_gpus": 8, "virtual_nodes": 2, "tick": 0.2, **options}
+        self.changed = asyncio.Event()
+        self.backend = self._new()
+
+    def _new(self) -> LocalBackend:
+        backend = LocalBackend(self.root, **self.options)
+        backend.on_change(self.changed.set)
+        return backend
+
+    async def again(self) -> None:
+        """Let go of everything without stopping it, as a restart does, and start anew."""
+        await self.backend.close(stop_jobs=False)
+        self.backend = self._new()
+        await self.backend.open()
+
+    def order(
+        self,
+        workload: str,
+        *command: str,
+        attempt: int = 1,
+        env: Mapping[str, str] | None = None,
+        grace: float = 5.0,
+        files: Mapping[str, str] | None = None,
+        gpus: int = 1,
+        node: str = "virtual-1",
+        workers: int = 1,
+        **more: Any,
+    ) -> StartOrder:
+        """Write an order; `files` maps paths to text."""
+        made = tuple(JobFile(path, text.encode()) for path, text in (files or {}).items())
+        place = WorkerPlace(node, tuple(range(gpus)), (1000,) * gpus)
+        more = {"name": workload, "owner": "ana", "team": "rnd", "profile": "1gpu", **more}
+        return StartOrder(
+            workload=workload,
+            attempt=attempt,
+            command=command,
+            env=env or {},
+            workers=(place,) * workers,
+            grace=grace,
+            files=lambda: made,
+            **more,
+        )
+
+    async def run(self, workload: str, *command: str, **more: Any) -> None:
+        """Order a job and start it."""
+        await self.backend.start(self.order(workload, *command, **more))
+
+    async def python(self, workload: str, code: str, **more: Any) -> None:
+        """Start a job that runs some Python."""
+        await self.run(workload, sys.executable, "-c", code, **more)
+
+    async def seen(self, workload: str, attempt: int = 1) -> AttemptSeen | None:
+        """What the backend reports about an attempt."""
+        found = [a for a in (await self.backend.observe()).attempts if (a.workload, a.attempt) == (workload, attempt)]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+    async def until(
+        self, workload: str, fits: Callable[[AttemptSeen], Any], attempt: int = 1, seconds: float = 15.0
+    ) -> AttemptSeen:
+        """Wait until an attempt is as wanted."""
+        ends = time.monotonic() + seconds
+        while True:
+            self.changed.clear()
+            seen = await self.seen(workload, attempt)
+            if seen is not None and fits(seen):
+                return seen
+            left = ends - time.monotonic()
+            assert left > 0, f"waited {seconds:g} s in vain; {workload} is {seen}\n{self.log(workload, attempt)}"
+            try:
+                await asyncio.wait_for(self.changed.wait(), min(left, 0.25))
+            except TimeoutError:
+                continue
+
+    async def running(self, workload: str, attempt: int = 1, says: str = "") -> AttemptSeen:
+        """Wait until it runs and has said something."""
+        return await self.until(
+            workload, lambda seen: seen.phase is Phase.RUNNING and says in self.log(workload, attempt), attempt
+        )
+
+    async def over(self, workload: str, attempt: int = 1, seconds: float = 15.0) -> AttemptSeen:
+        """Wait until it ended."""
+        return await self.until(workload, lambda seen: seen.phase in OVER, attempt, seconds)
+
+    async def ask(self, workload: str, attempt: int = 1, grace: float = 5.0, **more: Any) -> NoticeOrder:
+        """Ask an attempt to make way."""
+        now = time.time()
+        said: dict[str, Any] = {"by_team": "devops", "by_owner": "bo", "by_workload": "s-1", **more}
+        notice = NoticeOrder(reason="devops wants its GPU back", at=now, deadline=now + grace, **said)
+        await self.backend.notice(workload, attempt, notice)
+        return notice
+
+    def path(self, workload: str, *parts: str) -> Path:
+        """Name a file of a job."""
+        return self.root.joinpath("jobs", workload, *parts)
+
+    def log(self, workload: str, attempt: int = 1) -> str:
+        """All of a short log."""
+        file = self.path(workload, f"attempt-{attempt}", "log")
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    def read(self, workload: str, name: str, attempt: int = 1) -> dict[str, Any]:
+        """A JSON file of an attempt."""
+        found: dict[str, Any] = json.loads(self.path(workload, f"attempt-{attempt}", name).read_text())
+        return found
+
+    def launcher(self, workload: str, attempt: int = 1) -> int:
+        """The pid of an attempt's launcher."""
+        return int(self.read(workload, "launcher.json", attempt)["pid"])
+
+    def processes(self, workload: str) -> list[int]:
+        """Every process that carries the job's mark."""
+        mark = f"MAKEWAY_JOB_DIR={self.path(workload).resolve()}".encode()
+        return [pid for pid in _pids() if mark in _environ(pid)]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
