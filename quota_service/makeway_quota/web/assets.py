@@ -15,7 +15,14 @@ from .settings import WebSettings
 
 HERE = Path(__file__).parent / "static"
 HUB = Path(DATA_FILES_PATH) / "static"
-FROM_HUB = ("css/", "components/bootstrap/", "components/@fortawesome/fontawesome-free/webfonts/", "images/", "js/darkmode.js")
+FROM_HUB = (
+    "css/",
+    "components/bootstrap/",
+    "components/@fortawesome/fontawesome-free/css/",
+    "components/@fortawesome/fontawesome-free/webfonts/",
+    "images/",
+    "js/darkmode.js",
+)
 
 
 class _Kept(StaticFiles):

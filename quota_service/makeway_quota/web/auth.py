@@ -94,7 +94,7 @@ class Doorman:
         )
 
     async def _check_forgery(self, request: Request, xsrf: str) -> None:
-        """Cookies travel with every request of the browser, also with those of other users' notebooks at this origin."""
+        """Cookies travel with every request of the browser, also with those of notebooks at the same origin."""
         mode = request.headers.get("sec-fetch-mode", "unspecified")
         if request.method in _READS and not self._is_api(request) and mode in ("navigate", "unspecified"):
             return
@@ -142,8 +142,8 @@ def refusal(caller: Caller, scopes: Sequence[str]) -> MakewayError:
     """Say which scope is missing and who can give it."""
     names = " or ".join(f"{SCOPE}{scope}" for scope in scopes)
     return MakewayError(
-        f"{caller.name} may not do this: it takes the scope {names}. An administrator of the Hub grants it with a role; "
-        "a token must list it too.",
+        f"{caller.name} may not do this: it takes the scope {names}. An administrator of the Hub grants it "
+        "with a role; a token must list it too.",
         code="forbidden",
         status=403,
         numbers={"scopes": [f"{SCOPE}{scope}" for scope in scopes]},

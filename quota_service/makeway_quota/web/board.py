@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from makeway_api.models import Decision, Grant, Job, Kind, Notice, Policy, Pool, Reason, Session, State, TeamUsage, Usage
+from makeway_api.models import (
+    Decision,
+    Grant,
+    Job,
+    Kind,
+    Notice,
+    Pool,
+    Reason,
+    Session,
+    State,
+    TeamUsage,
+    Usage,
+)
 
-from .charts import COMPACT_FROM, Look, bar_scale
+from .charts import Look, bar_scale
 from .palette import colours
 from .ports import Caller, Desk
 from .settings import WebSettings
@@ -63,6 +75,10 @@ class Board:
     """teams that hold a GPU on the map"""
     more_waiting: bool = False
 
+    def name_of(self, workload: str) -> str:
+        """Name a workload that is on the page; others go by their id."""
+        return next((line.name for line in (*self.running, *self.waiting) if line.id == workload), workload)
+
     @property
     def virtual(self) -> bool:
         """True where the GPUs are not real."""
@@ -71,10 +87,8 @@ class Board:
 
 async def gather(desk: Desk, caller: Caller, settings: WebSettings, team: str | None = None) -> Board:
     """Ask the desk for everything at once; `team` narrows it to one team."""
-    usage, pools, policies, sessions, pending, running, decisions = await asyncio.gather(
-        desk.usage(caller),
-        desk.pools(caller),
-        desk.policies(caller),
+    usage, pools = await asyncio.gather(desk.usage(caller), desk.pools(caller))
+    sessions, pending, running, decisions = await asyncio.gather(
         desk.sessions(caller, True),
         desk.jobs(caller, team, State.PENDING.value, False, SHOWN, None),
         desk.jobs(caller, team, "starting,running,checkpointing", False, SHOWN, None),
@@ -89,28 +103,26 @@ async def gather(desk: Desk, caller: Caller, settings: WebSettings, team: str | 
         pools=pools,
         teams=teams,
         waiting=sorted(waiting, key=lambda line: (line.is_job, line.submitted_at, line.id)),
-        running=sorted(active, key=lambda line: (line.is_job, line.team, line.started_at or line.submitted_at, line.id)),
+        running=sorted(
+            active, key=lambda line: (line.is_job, line.team, line.started_at or line.submitted_at, line.id)
+        ),
         decisions=decisions,
-        look=look_of(caller, usage, pools, policies, settings),
+        look=look_of(desk, caller, usage, pools, settings),
         scale=bar_scale(list(usage.teams), usage.total),
         shown=holding(pools),
         more_waiting=pending.next is not None,
     )
 
 
-def look_of(
-    caller: Caller, usage: Usage, pools: Sequence[Pool], policies: Sequence[Policy], settings: WebSettings
-) -> Look:
+def look_of(desk: Desk, caller: Caller, usage: Usage, pools: Sequence[Pool], settings: WebSettings) -> Look:
     """Give every team on the page its colour and its title."""
-    titles = {policy.name: policy.title or policy.name for policy in policies}
-    titles |= {entry.team: entry.title or entry.team for entry in usage.teams}
-    holders = holding(pools)
-    devices = sum(len(node.devices) for pool in pools for node in pool.nodes)
+    others = {lending.team for entry in usage.teams for lending in (*entry.borrowed_from, *entry.lent_to)}
+    teams = {entry.team for entry in usage.teams} | holding(pools) | others
     return Look(
-        classes=colours({*titles, *holders} - {""}),
-        titles=titles,
+        classes=colours(teams - {""}),
+        titles={team: desk.title(team) for team in teams},
         jobs=f"{settings.prefix}jobs/",
-        compact=devices >= COMPACT_FROM,
+        devices=sum(len(node.devices) for pool in pools for node in pool.nodes),
         linked=None if caller.admin else frozenset(entry.team for entry in usage.teams),
     )
 

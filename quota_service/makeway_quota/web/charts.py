@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from makeway_api.models import Device, Holder, Kind, Node, TeamUsage
 from markupsafe import Markup
 
-WIDE, TALL, GAP = 58, 46, 6
-ROW = 10
-SMALL = 22
-COMPACT_FROM = 80
-"""GPUs from which on cells are drawn small and without words"""
+LARGE, NORMAL, SMALL = (74, 58), (56, 46), (20, 20)
+"""A cell's width and height"""
+NORMAL_FROM, COMPACT_FROM = 17, 97
+"""GPUs from which on cells are drawn smaller, and without words"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +21,20 @@ class Look:
     classes: Mapping[str, str]
     titles: Mapping[str, str]
     jobs: str
-    compact: bool = False
+    devices: int = 0
+    """how many cells the whole map has"""
     linked: frozenset[str] | None = None
     """teams whose jobs the visitor may open; None: all"""
+
+    @property
+    def compact(self) -> bool:
+        """True where there is no room for words."""
+        return self.devices >= COMPACT_FROM
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """Width and height of a cell."""
+        return SMALL if self.compact else NORMAL if self.devices >= NORMAL_FROM else LARGE
 
     def opens(self, team: str) -> bool:
         """Say whether the visitor may open a job of this team."""
@@ -53,65 +63,60 @@ def gpus(count: float) -> str:
 
 
 def node(machine: Node, look: Look) -> Markup:
-    """Draw a node: one cell for each GPU, in rows."""
-    wide, tall, gap, row = (SMALL, SMALL, 3, 16) if look.compact else (WIDE, TALL, GAP, ROW)
-    devices = machine.devices
-    columns = max(1, min(row, len(devices)))
-    rows = max(1, -(-len(devices) // row))
-    cells = Markup("").join(
-        _cell(machine, device, look, (at % row) * (wide + gap), (at // row) * (tall + gap), wide, tall)
-        for at, device in enumerate(devices)
-    )
-    width, height = columns * (wide + gap) - gap, rows * (tall + gap) - gap
-    busy = sum(1 for device in devices if device.holders)
-    label = f"Node {machine.name}: {busy} of {gpus(len(devices))} in use"
-    return Markup(
-        '<svg class="mw-node" role="group" aria-label="{}" viewBox="-2 -2 {} {}" width="{}" height="{}">{}</svg>'
-    ).format(label, width + 4, height + 4, width + 4, height + 4, cells)
+    """Draw a node: one small picture for each GPU; the page breaks them into rows."""
+    cells = Markup("").join(_cell(machine, device, look) for device in machine.devices)
+    busy = sum(1 for device in machine.devices if device.holders)
+    label = f"Node {machine.name}: {busy} of {gpus(len(machine.devices))} in use"
+    return Markup('<div class="mw-cells" role="group" aria-label="{}">{}</div>').format(label, cells)
 
 
-def _cell(machine: Node, device: Device, look: Look, x: int, y: int, wide: int, tall: int) -> Markup:
-    place = Markup('transform="translate({},{})"').format(x, y)
+def _cell(machine: Node, device: Device, look: Look) -> Markup:
+    wide, tall = look.cell
     tip = cell_tip(machine, device, look)
     if not device.holders:
         state = "free" if machine.ready and device.free > 0 else "down"
         words = Markup("") if look.compact else _word("idx", wide // 2, tall // 2 + 4, str(device.index), "middle")
-        return Markup(
-            '<g class="mw-cell {}" {} role="img" tabindex="0" aria-label="{}" data-tip="{}">{}{}</g>'
-        ).format(state, place, tip, tip, _box("mw-box", 0, wide, tall), words)
-    first = device.holders[0]
-    parts = _parts(device, look, wide, tall)
-    words = Markup("") if look.compact or len(device.holders) > 1 else _words(device, first, look, wide, tall)
-    body = Markup('<g class="mw-cell used" {} data-w="{}">{}{}</g>').format(place, first.workload, parts, words)
-    if first.kind is Kind.JOB and look.opens(first.team):
-        return Markup('<a href="{}{}" aria-label="{}" data-tip="{}">{}</a>').format(
-            look.jobs, first.workload, tip, tip, body
+        picture = _picture(state, wide, tall, _box("mw-box", 0, wide, tall) + words)
+        return Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}">{}</span>').format(
+            tip, tip, picture
         )
-    return Markup('<g role="img" tabindex="0" aria-label="{}" data-tip="{}">{}</g>').format(tip, tip, body)
+    first = device.holders[0]
+    words = Markup("") if look.compact or len(device.holders) > 1 else _words(device, first, wide, tall)
+    over = " over" if first.over_quota else ""
+    picture = _picture(f"used {look.colour(first.team)}{over}", wide, tall, _parts(device, look, wide, tall) + words)
+    if first.kind is Kind.JOB and look.opens(first.team):
+        whole = Markup('<a class="mw-cell" href="{}{}" aria-label="{}" data-tip="{}" data-w="{}">{}</a>')
+        return whole.format(look.jobs, first.workload, tip, tip, first.workload, picture)
+    whole = Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}" data-w="{}">{}</span>')
+    return whole.format(tip, tip, first.workload, picture)
+
+
+def _picture(state: str, wide: int, tall: int, inside: Markup) -> Markup:
+    picture = Markup('<svg class="{}" width="{}" height="{}" aria-hidden="true">{}</svg>')
+    return picture.format(state, wide, tall, inside)
 
 
 def _parts(device: Device, look: Look, wide: int, tall: int) -> Markup:
     """Fill the cell from the left, each holder by its share of the device."""
     drawn, x = _box("mw-box under", 0, wide, tall), 0.0
     for holder in device.holders:
-        part = max(2.0, wide * min(holder.gpus, 1.0))
-        part = min(part, wide - x)
-        state = f"{look.colour(holder.team)} {holder.state.value}"
-        drawn += _box(f"mw-box fill {state}", x, part, tall)
+        part = min(max(2.0, wide * min(holder.gpus, 1.0)), wide - x)
+        drawn += _box(f"mw-box fill {look.colour(holder.team)} {holder.state.value}", x, part, tall)
         if holder.over_quota:
-            drawn += _box("mw-box over", x, part, tall, 'fill="url(#mw-hatch)"')
+            drawn += _box("mw-box hatch", x, part, tall, 'fill="url(#mw-hatch)"')
         x += part
     return drawn
 
 
-def _words(device: Device, holder: Holder, look: Look, wide: int, tall: int) -> Markup:
-    colour = look.colour(holder.team)
-    owner = holder.owner if len(holder.owner) <= 7 else holder.owner[:6] + "…"
-    words = _word(f"idx ink {colour}", 6, 14, str(device.index), "start")
-    words += _word(f"who ink {colour}", wide // 2, tall - 11, owner, "middle")
+def _words(device: Device, holder: Holder, wide: int, tall: int) -> Markup:
+    most = wide // 8
+    owner = holder.owner if len(holder.owner) <= most else holder.owner[: most - 1] + "…"
+    words = _word("idx ink", 7, 15, str(device.index), "start") + _word(
+        "who ink", wide // 2, tall - 13, owner, "middle"
+    )
     if holder.kind is Kind.SESSION:
-        mark = Markup('<use href="#mw-session" class="ink {}" x="{}" y="5" width="13" height="11"></use>')
-        words += mark.format(colour, wide - 19)
+        mark = Markup('<use href="#mw-session" class="ink" x="{}" y="6" width="14" height="12"></use>')
+        words += mark.format(wide - 21)
     return words
 
 
@@ -185,13 +190,14 @@ def bar(team: TeamUsage, scale: float, colour: str) -> Markup:
 def _marks(team: TeamUsage, scale: float, end: float) -> Markup:
     marks = Markup("")
     if team.reserved > 0:
-        x = number(100 * team.reserved / scale)
-        tip = f"Reserved: {gpus(team.reserved)}"
-        marks += Markup('<g data-tip="{}"><rect class="hit" x="{}%" y="0" width="9" height="32" transform="translate(-4,0)">').format(tip, x)
-        marks += Markup('</rect><line class="tick" x1="{}%" x2="{}%" y1="1" y2="31"></line></g>').format(x, x)
+        mark = Markup(
+            '<g data-tip="{0}"><rect class="hit" x="{1}%" y="0" width="9" height="32" transform="translate(-4,0)">'
+            '</rect><line class="tick" x1="{1}%" x2="{1}%" y1="1" y2="31"></line></g>'
+        )
+        marks += mark.format(f"Reserved: {gpus(team.reserved)}", number(100 * team.reserved / scale))
     if team.limit is not None:
-        x, tip = number(end), f"Limit: {gpus(team.limit)}"
-        marks += Markup('<g data-tip="{}"><line class="end" x1="{}%" x2="{}%" y1="4" y2="28"></line></g>').format(tip, x, x)
+        mark = Markup('<g data-tip="{0}"><line class="end" x1="{1}%" x2="{1}%" y1="4" y2="28"></line></g>')
+        marks += mark.format(f"Limit: {gpus(team.limit)}", number(end))
     return marks
 
 

@@ -55,7 +55,8 @@ class HubDirectory:
         params = {"state": nonce}
         verifier = None
         if getattr(self.hub, "pkce_enabled", False):  # JupyterHub 6
-            verifier, params["code_challenge"], params["code_challenge_method"] = self.hub.generate_pkce_code_challenge()
+            verifier, challenge, method = self.hub.generate_pkce_code_challenge()
+            params |= {"code_challenge": challenge, "code_challenge_method": method}
         joiner = "&" if "?" in self.hub.login_url else "?"
         response = RedirectResponse(self.hub.login_url + joiner + urlencode(params), status_code=302)
         state = {"nonce": nonce, "next": self._next(request), "verifier": verifier}

@@ -86,7 +86,7 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, desk: TheDesk
         part,
         visitor,
         job=job,
-        look=look_of(caller, await desk.usage(caller), [], await desk.policies(caller), settings),
+        look=look_of(desk, caller, await desk.usage(caller), [], settings),
         decisions=list(reversed(await desk.job_events(caller, id)))[:100],
         failure=await desk.error(caller, id) if job.state.value == "failed" else None,
         may_touch=await _may_touch(desk, caller, job),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 
+SALT = 136
+"""Chosen so that the sample teams get the first two colours."""
 SLOTS = 10
 """Colours in the style sheet (`.t0` … `.t9`), distinguishable with every common colour blindness."""
 
@@ -18,7 +20,7 @@ def colours(teams: Iterable[str]) -> Mapping[str, str]:
     taken: dict[int, str] = {}
     given: dict[str, str] = {}
     for team in sorted(set(teams)):
-        slot = zlib.crc32(team.encode()) % SLOTS
+        slot = zlib.crc32(f"{SALT}{team}".encode()) % SLOTS
         if len(taken) < SLOTS:
             while slot in taken:
                 slot = (slot + 1) % SLOTS

@@ -54,6 +54,4 @@ async def guarded_numbers(request: Request) -> Response:
 
 
 def _health(health: Health) -> Response:
-    return Response(
-        health.model_dump_json(), status_code=200 if health.ok else 503, media_type="application/json"
-    )
+    return Response(health.model_dump_json(), status_code=200 if health.ok else 503, media_type="application/json")

@@ -27,7 +27,7 @@ _ENV = Environment(
 )
 
 VERBS = {
-    "submit": ("submitted", "secondary"),
+    "submit": ("submitted", "light"),
     "start": ("started", "success"),
     "evict": ("makes way", "warning"),
     "notice": ("makes way", "warning"),
@@ -42,6 +42,8 @@ VERBS = {
     "cancel": ("cancelled", "secondary"),
     "release": ("ended", "secondary"),
     "policy": ("policy", "primary"),
+    "wait": ("waits", "light"),
+    "expire": ("lease ended", "secondary"),
 }
 """How a decision's verb is shown; one that is not here is shown as it is."""
 
@@ -57,9 +59,7 @@ STATES = {
 }
 
 
-def page(
-    request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any
-) -> HTMLResponse:
+def page(request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any) -> HTMLResponse:
     """Render a template for a visitor."""
     settings: WebSettings = request.app.state.settings
     text = _ENV.get_template(template).render(

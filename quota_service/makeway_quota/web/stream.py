@@ -33,29 +33,25 @@ class Streams:
         queue: asyncio.Queue[Event | None] = asyncio.Queue(self.settings.stream_backlog)
         pump = asyncio.create_task(_pump(events, queue))
         closing = asyncio.create_task(self._closing.wait())
+        get = asyncio.create_task(queue.get())
         self.open += 1
         try:
             yield b"retry: 2000\n: welcome\n\n"
-            while not closing.done() and not (pump.done() and queue.empty()):
-                get = asyncio.create_task(queue.get())
-                await asyncio.wait(
-                    {get, closing, pump} if not pump.done() else {get, closing},
-                    timeout=self.settings.heartbeat,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if not get.done():
-                    get.cancel()
-                    if not pump.done() and not closing.done():
-                        yield b": alive\n\n"
-                    continue
-                if (event := get.result()) is None:
-                    return
-                yield message(event)
+            while not closing.done() and not (pump.done() and queue.empty() and not get.done()):
+                waited = {get, closing} if pump.done() else {get, closing, pump}
+                await asyncio.wait(waited, timeout=self.settings.heartbeat, return_when=asyncio.FIRST_COMPLETED)
+                if get.done():
+                    if (event := get.result()) is None:
+                        return
+                    get = asyncio.create_task(queue.get())
+                    yield message(event)
+                elif not pump.done() and not closing.done():
+                    yield b": alive\n\n"
         finally:
             self.open -= 1
-            for task in (pump, closing):
+            for task in (pump, closing, get):
                 task.cancel()
-            await asyncio.gather(pump, closing, return_exceptions=True)
+            await asyncio.gather(pump, closing, get, return_exceptions=True)
 
     async def poll(self, ask: Callable[[float], Awaitable[T]], wait: float) -> T:
         """Ask and wait for news at most `wait` seconds; a shutdown asks again without waiting."""

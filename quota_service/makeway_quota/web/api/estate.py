@@ -24,9 +24,7 @@ TICKET = "offers"
 @router.get("/me", operation_id="me", response_model=Me)
 async def me(caller: Reader, desk: TheDesk) -> Me:
     """Who the caller is, and in which teams."""
-    return Me(
-        name=caller.name, admin=caller.admin, teams=list(desk.teams_of(caller)), scopes=sorted(caller.scopes)
-    )
+    return Me(name=caller.name, admin=caller.admin, teams=list(desk.teams_of(caller)), scopes=sorted(caller.scopes))
 
 
 @router.get("/pools", operation_id="pools", response_model=list[Pool])

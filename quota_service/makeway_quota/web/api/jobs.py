@@ -99,7 +99,11 @@ async def resume(id: Id, caller: Toucher, desk: TheDesk) -> Job:
 
 
 @router.post(
-    "/{id}/clone", operation_id="clone_job", status_code=201, response_model=list[Job], responses=declared(409, 413, 415)
+    "/{id}/clone",
+    operation_id="clone_job",
+    status_code=201,
+    response_model=list[Job],
+    responses=declared(409, 413, 415),
 )
 async def clone(id: Id, caller: Submitter, desk: TheDesk, ask: CloneAsk) -> list[Job]:
     """Submit copies of a job."""

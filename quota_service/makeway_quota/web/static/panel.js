@@ -91,7 +91,7 @@
     const above = box.top - tip.offsetHeight - 8;
     tip.style.left = `${left}px`;
     tip.style.top = `${above > 4 ? above : box.bottom + 8}px`;
-    const workload = element.querySelector?.("[data-w]")?.dataset.w;
+    const workload = element.dataset.w;
     if (workload) {
       live?.classList.add("mw-picking");
       for (const cell of document.querySelectorAll(`.mw-cell[data-w="${CSS.escape(workload)}"]`)) cell.classList.add("same");

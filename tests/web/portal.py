@@ -1,0 +1,95 @@
+"""The web of a whole running service, spoken to as raw HTTP: with tokens, as a browser would, or as a stranger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.desk import Caller
+from makeway_quota.web.app import create_app
+from makeway_quota.web.auth import SCOPE, TokenAuth
+from makeway_quota.web.settings import WebSettings
+from running import Running, running
+
+PREFIX = "/services/makeway/"
+API = PREFIX + "api/v1"
+SECRET = b"a secret of thirty-two bytes ..."
+EVIL = "<script>alert(1)</script> \"'&"
+
+
+def caller(name: str, *scopes: str, groups: tuple[str, ...] = ()) -> Caller:
+    """Somebody with these scopes and groups; who has the scope admin is one."""
+    held = frozenset(f"{SCOPE}{scope}" for scope in scopes)
+    return Caller(name=name, admin="admin" in scopes, groups=frozenset(groups), scopes=held)
+
+
+PEOPLE = {
+    person.name: person
+    for person in (
+        caller("ana", "read", "submit", groups=("rnd",)),
+        caller("bo", "read", "submit", groups=("devops",)),
+        caller("lone", "read", "submit"),
+        caller("eye", "read", groups=("rnd",)),
+        caller("lead", "read", "manage!group=rnd", groups=("rnd",)),
+        caller("blind", groups=("rnd",)),
+        caller("root", "read", "submit", "manage", "admin"),
+        caller("spawner", "read", "reserve"),
+    )
+}
+"""Tokens are names."""
+
+
+class Portal:
+    """The app and the service below it."""
+
+    def __init__(self, run: Running, backend: MemoryBackend, **settings: Any) -> None:
+        self.run = run
+        self.backend = backend
+        self.desk = run.service.desk
+        self.app = create_app(self.desk, WebSettings(prefix=PREFIX, secret=SECRET, **settings), TokenAuth(PEOPLE))
+        self.clients: list[httpx2.AsyncClient] = []
+
+    def as_(self, name: str | None, **options: Any) -> httpx2.AsyncClient:
+        """A program with a person's token; None is a stranger."""
+        headers = {"Authorization": f"token {name}"} if name else {}
+        headers |= options.pop("headers", {})
+        transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=True)
+        client = httpx2.AsyncClient(transport=transport, base_url="http://hub.test", headers=headers, **options)
+        self.clients.append(client)
+        return client
+
+    async def browser(self, name: str) -> httpx2.AsyncClient:
+        """A browser in which this person has logged in, going from page to page."""
+        browser = self.as_(None, headers={"Accept": "text/html", "Sec-Fetch-Mode": "navigate"}, follow_redirects=True)
+        await browser.get(f"{PREFIX}?login_token={name}")
+        return browser
+
+    async def running_job(self, name: str = "train", owner: str = "ana", profile: str = "gpu3", **ask: Any) -> str:
+        """A job that runs; answers its id."""
+        job = await self.run.submit(owner, name, profile=profile, **ask)
+        await self.run.job(job.id, "running")
+        return job.id
+
+    async def close(self) -> None:
+        """End streams and clients."""
+        self.app.state.streams.close()
+        for client in self.clients:
+            await client.aclose()
+
+
+@asynccontextmanager
+async def portal(state: Path, **settings: Any) -> AsyncIterator[Portal]:
+    """Start a service on ten virtual GPUs with the sample policy, and its web; nothing is executed."""
+    node = NodeSeen("virtual-1", "gpu", tuple(range(10)), model="virtual GPU", virtual=True)
+    backend = MemoryBackend([node], real_time=True)
+    async with running(state, backend=backend, people=PEOPLE) as run:
+        made = Portal(run, backend, **settings)
+        try:
+            yield made
+        finally:
+            await made.close()

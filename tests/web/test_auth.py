@@ -1,0 +1,165 @@
+"""Who may do what, and how a refusal reads."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from makeway_quota.web.auth import COOKIE
+from web.portal import API, PREFIX, Portal
+
+READS = [
+    "me", "pools", "profiles", "policies", "usage", "offers", "decisions", "sessions", "sessions/s-1", "jobs",
+    "jobs/j-1", "jobs/j-1/events", "jobs/j-1/logs", "jobs/j-1/result", "jobs/j-1/error", "events",
+    "policy", "policy/history", "policy/versions/1",
+]  # fmt: skip
+WRITES = [
+    ("POST", "sessions", "reserve"), ("POST", "sessions/s-1/started", "reserve"),
+    ("POST", "sessions/s-1/renew", "reserve"), ("DELETE", "sessions/s-1", "reserve"),
+    ("POST", "jobs", "submit"), ("POST", "jobs/j-1/cancel", "submit"), ("POST", "jobs/j-1/resume", "submit"),
+    ("POST", "jobs/j-1/clone", "submit"), ("POST", "jobs/j-1/preempt-test", "submit"),
+    ("POST", "policy/validate", "manage"), ("POST", "policy/preview", "manage"), ("PUT", "policy", "admin"),
+]  # fmt: skip
+BODIES = {
+    "sessions": {"user": "ana", "profile": "gpu1", "team": "rnd"},
+    "jobs": {"command": ["true"]},
+    "jobs/j-1/clone": {"n": 1},
+    "policy": {"document": "x"},
+    "policy/validate": {"document": "x"},
+    "policy/preview": {"document": "x"},
+}
+
+
+async def call(client: httpx2.AsyncClient, method: str, path: str) -> httpx2.Response:
+    body = BODIES.get(path) if method != "GET" else None
+    return await client.request(method, f"{API}/{path}", json=body)
+
+
+def problem(answer: httpx2.Response, status: int, code: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == code
+
+
+async def test_strangers_get_nothing(web: Portal) -> None:
+    for path in READS:
+        problem(await call(web.as_(None), "GET", path), 401, "unauthorized")
+    for method, path, _ in WRITES:
+        problem(await call(web.as_(None), method, path), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("header", ["token nobody", "Bearer nobody", "Basic YTpi", "token", "", "token \x7f", "ana"])
+async def test_a_wrong_token_is_never_somebody_else(web: Portal, header: str) -> None:
+    answer = await web.as_(None, headers={"Authorization": header}).get(f"{API}/me")
+    problem(answer, 401, "unauthorized")
+
+
+async def test_bearer_is_as_good_as_token(web: Portal) -> None:
+    answer = await web.as_(None, headers={"Authorization": "Bearer ana"}).get(f"{API}/me")
+    assert answer.json()["name"] == "ana"
+
+
+async def test_each_write_takes_its_scope(web: Portal) -> None:
+    for method, path, scope in WRITES:
+        answer = await call(web.as_("eye"), method, path)
+        problem(answer, 403, "forbidden")
+        assert f"custom:makeway:{scope}" in answer.json()["detail"]
+
+
+async def test_each_read_takes_the_scope_read(web: Portal) -> None:
+    for path in READS:
+        problem(await call(web.as_("blind"), "GET", path), 403, "forbidden")
+
+
+async def test_reserve_is_not_for_administrators(web: Portal) -> None:
+    problem(await call(web.as_("root"), "POST", "sessions"), 403, "forbidden")
+    assert (await web.as_("root").delete(f"{API}/sessions/s-1")).status_code == 204
+
+
+@pytest.mark.covers("F11")
+async def test_an_outsider_cannot_submit_to_a_foreign_queue(web: Portal) -> None:
+    answer = await web.as_("bo").post(f"{API}/jobs", json={"team": "rnd", "profile": "gpu3", "command": ["true"]})
+    problem(answer, 403, "foreign_team")
+
+
+@pytest.mark.covers("F30")
+async def test_without_a_team_nothing_is_guessed(web: Portal) -> None:
+    answer = await web.as_("lone").post(f"{API}/jobs", json={"profile": "gpu3", "command": ["true"]})
+    assert answer.status_code == 403
+    assert "team" in answer.json()["detail"]
+
+
+async def test_people_see_their_teams_and_administrators_all(web: Portal) -> None:
+    id = await web.running_job(owner="ana")
+    assert (await web.as_("eye").get(f"{API}/jobs/{id}")).status_code == 200
+    assert (await web.as_("root").get(f"{API}/jobs/{id}")).status_code == 200
+    for path in (f"jobs/{id}", f"jobs/{id}/logs", f"jobs/{id}/events", f"jobs/{id}/result", f"jobs/{id}/error"):
+        problem(await call(web.as_("bo"), "GET", path), 404, "not_found")
+    for action in ("cancel", "resume", "preempt-test"):
+        problem(await call(web.as_("bo"), "POST", f"jobs/{id}/{action}"), 404, "not_found")
+    bo = web.as_("bo")
+    assert (await bo.get(f"{API}/jobs")).json()["jobs"] == []
+    assert [entry["team"] for entry in (await bo.get(f"{API}/usage")).json()["teams"]] == ["devops"]
+    assert [policy["name"] for policy in (await bo.get(f"{API}/policies")).json()] == ["devops"]
+    assert (await bo.get(f"{API}/decisions")).json() == []
+    problem(await bo.get(f"{API}/jobs", params={"team": "rnd"}), 403, "foreign_team")
+    problem(await bo.get(f"{API}/decisions", params={"team": "rnd"}), 403, "foreign_team")
+    problem(await bo.get(f"{API}/offers", params={"user": "ana"}), 403, "forbidden")
+
+
+async def test_team_mates_look_leads_touch(web: Portal) -> None:
+    id = await web.running_job(owner="ana")
+    problem(await web.as_("eye").post(f"{API}/jobs/{id}/cancel"), 403, "forbidden")
+    assert (await web.as_("lead").post(f"{API}/jobs/{id}/cancel")).status_code == 200
+
+
+# -- cookies ---------------------------------------------------------------------------------------------------
+
+
+def xsrf_of(page: httpx2.Response) -> str:
+    return page.text.partition('name="makeway-xsrf" content="')[2].partition('"')[0]
+
+
+async def test_the_cookie_alone_opens_pages_but_not_the_api(web: Portal) -> None:
+    browser = await web.browser("ana")
+    page = await browser.get(PREFIX)
+    assert page.status_code == 200
+    for method, path in (("GET", "me"), ("GET", "events"), ("POST", "jobs")):
+        problem(await browser.request(method, f"{API}/{path}", headers={"Accept": "*/*"}), 403, "xsrf")
+    sent = {"X-XSRFToken": xsrf_of(page), "Sec-Fetch-Mode": "cors"}
+    assert (await browser.get(f"{API}/me", headers=sent)).json()["name"] == "ana"
+    assert (await browser.get(f"{API}/me", params={"_xsrf": xsrf_of(page)})).json()["name"] == "ana"
+    problem(await browser.get(f"{API}/me", headers={"X-XSRFToken": b"\xe9"}), 403, "xsrf")
+
+
+async def test_a_foreign_script_at_the_same_origin_cannot_read_pages(web: Portal) -> None:
+    browser = await web.browser("ana")
+    stolen = await browser.get(PREFIX, headers={"Sec-Fetch-Mode": "cors", "Accept": "*/*"})
+    assert stolen.status_code == 403
+    refreshed = {"Sec-Fetch-Mode": "cors", "X-XSRFToken": xsrf_of(await browser.get(PREFIX)), "HX-Request": "true"}
+    assert (await browser.get(f"{PREFIX}live/board", headers=refreshed)).status_code == 200
+
+
+async def test_a_form_of_another_site_is_refused(web: Portal) -> None:
+    id = await web.running_job()
+    browser = await web.browser("ana")
+    for form in ({}, {"_xsrf": "x"}, {"_xsrf": xsrf_of(await (await web.browser("bo")).get(PREFIX))}):
+        answer = await browser.post(f"{PREFIX}jobs/{id}/cancel", data=form)
+        assert answer.status_code == 403
+        assert "Reload the page" in answer.text
+    assert (await web.run.client("root").job(id)).state == "running"
+
+
+async def test_the_cookie_is_signed_and_for_scripts_invisible(web: Portal) -> None:
+    browser = web.as_(None, headers={"Accept": "text/html"})
+    first = await browser.get(f"{PREFIX}?login_token=ana", headers={"X-Forwarded-Proto": "https"})
+    cookie = first.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=lax", f"Path={PREFIX}", "Secure"):
+        assert part in cookie
+    for forged in ("ana", "x.y", web.app.state.doorman.signer.sign("offers", "root", 60)):
+        stranger = web.as_(None, cookies={COOKIE: forged}, headers={"Accept": "text/html"})
+        assert (await stranger.get(PREFIX)).status_code == 401
+
+
+async def test_a_part_of_a_page_asks_for_a_reload_after_the_login_ended(web: Portal) -> None:
+    answer = await web.as_(None, headers={"HX-Request": "true"}).get(f"{PREFIX}live/board")
+    assert (answer.status_code, answer.headers["HX-Refresh"]) == (204, "true")
