@@ -83,6 +83,7 @@ def promised(
         if parts:
             cluster.claim(workload, queue.need, parts)
             draft.promise(workload, pool, parts)
+            draft.promised[workload.id] = workload, queue
             return True
     return False
 
@@ -106,6 +107,7 @@ def reclaimed(
                 cluster.claim(workload, queue.need, change.parts)
                 draft.move(workload, change.moves)
                 draft.promise(workload, pool, change.parts, [m.tenancy for m in change.moves])
+                draft.promised[workload.id] = workload, queue
                 return True
         if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
             continue  # enough is on its way, though not promised to it
@@ -135,6 +137,7 @@ def _carry_out(cluster: Cluster, draft: Draft, queue: Queue, seeker: Seeker, cho
             return
     cluster.claim(workload, queue.need, choice.parts)
     draft.promise(workload, seeker.pool, choice.parts, victims)
+    draft.promised[workload.id] = workload, queue
 
 
 def _seekers(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> Iterator[Seeker]:

@@ -34,6 +34,7 @@ class Draft:
         self.scaled: list[Scale] = []
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
+        self.promised: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
         self.decisions = 0

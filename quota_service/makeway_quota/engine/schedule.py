@@ -55,6 +55,7 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
         if before == draft.decisions:
             break
         before = draft.decisions
+        _new_promises(cluster, draft)
         _serve(cluster, draft, [q for q in waiting if q.session], False)
         _serve(cluster, draft, [q for q in waiting if q.firm and not q.session], False)
         _serve(cluster, draft, [q for q in waiting if not q.firm], False)
@@ -64,16 +65,28 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
 def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
     """Start whoever was promised a place that is free by now: nothing else can take it."""
     promised = [q for q in waiting if q.promised and any(w.id in cluster.claims for w in q.members())]
-    turn = Turn(cluster, promised, False)
-    for queue, workload, _ in turn:
-        held = cluster.unclaim(workload)
-        pool = held[0].node.pool
-        in_quota = _guaranteed(cluster, queue, pool)
-        able = in_quota or _over_quota(queue)
-        if able and kept(held, queue) and started(cluster, draft, queue, workload, pool, held, in_quota):
+    for queue, workload, _ in Turn(cluster, promised, False):
+        if _kept_promise(cluster, draft, queue, workload):
             queue.pop(workload)
-        else:
-            cluster.claim(workload, queue.need, held)
+
+
+def _kept_promise(cluster: Cluster, draft: Draft, queue: Queue, workload: Workload) -> bool:
+    held = cluster.unclaim(workload)
+    pool = held[0].node.pool
+    in_quota = _guaranteed(cluster, queue, pool)
+    able = in_quota or _over_quota(queue)
+    if able and kept(held, queue) and started(cluster, draft, queue, workload, pool, held, in_quota):
+        return True
+    cluster.claim(workload, queue.need, held)
+    return False
+
+
+def _new_promises(cluster: Cluster, draft: Draft) -> None:
+    """Start whoever was promised a place by this plan that is free already, once nothing holds it back."""
+    for workload, queue in list(draft.promised.values()):
+        if workload.id in cluster.claims and _kept_promise(cluster, draft, queue, workload):
+            del draft.promised[workload.id]
+            del draft.waiting[workload.id]
 
 
 def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
@@ -113,6 +126,8 @@ def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool)
             turn.leave(queue)
             if held and not over and not queue.firm:
                 cluster.claim(workload, queue.need, held)
+            elif held:
+                draft.decisions += 1  # a promise that cannot be kept any more: others may have these GPUs
 
 
 def _served(turn: Turn, queue: Queue, workload: Workload) -> None:
