@@ -152,7 +152,7 @@ def watch_services_closely(seconds: int = 1) -> None:
     if services._ServiceSpawner.__name__ == "Watched":
         return
 
-    class Watched(services._ServiceSpawner):  # type: ignore[misc, name-defined]
+    class Watched(services._ServiceSpawner):  # type: ignore[misc]
         @default("poll_interval")
         def _default_poll_interval(self) -> int:
             return seconds

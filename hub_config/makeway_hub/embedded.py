@@ -20,6 +20,7 @@ from typing import IO
 from . import checks, leftovers
 from .people import SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
+from .state import is_free
 
 STOP_PATIENCE = 75.0
 """Seconds for jobs and notebooks to save and end after Ctrl-C."""
@@ -123,7 +124,7 @@ class Portal:
         deadline = time.monotonic() + START_PATIENCE
         wanted = [f"{self.settings.url}/hub/health", f"{self.settings.url}{SERVICE_PATH}/healthz"]
         while wanted and hub.poll() is None and not self._signals:
-            if answers(wanted[0]):
+            if not is_free(self.settings.port) and answers(wanted[0]):
                 wanted.pop(0)
             elif time.monotonic() > deadline:
                 what = "JupyterHub" if len(wanted) == 2 else "The quota service"

@@ -114,7 +114,7 @@ def badge(offer: Offer) -> str:
         return "Ready soon" if offer.seconds is None else f"Ready in ≤ {offer.seconds} s"
     if offer.code == "waits":
         return "Would wait"
-    return "All in use" if helped(offer) else "Not available"
+    return "Beyond quota" if helped(offer) else "Not available"
 
 
 def bar(usage: TeamUsage) -> Bar:
@@ -153,7 +153,8 @@ def _card(profile: Profile, table: OfferTable, marked: Choice | None) -> Card:
                 preemptible=mine and marked is not None and marked.preemptible,
             )
         )
-    return Card(profile, _specification(profile), tuple(rows))
+    specification = _specification(profile)
+    return Card(profile, "" if specification == profile.title else specification, tuple(rows))
 
 
 def _specification(profile: Profile) -> str:

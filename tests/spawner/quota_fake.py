@@ -125,7 +125,7 @@ class QuotaFake:
             teams=teams,
             profiles=PROFILES if teams else PROFILES[:1],
             offers=offers,
-            usage=[_usage(team) for team in teams],
+            usage=[usage(team) for team in teams],
             virtual=True,
             ticket="fake.ticket",
             at=datetime.now(UTC),
@@ -142,7 +142,7 @@ def _second(team: str) -> Offer:
     return Offer(profile="gpu2", team=team, code="refused", message=text, reason=reason)
 
 
-def _usage(team: str) -> TeamUsage:
+def usage(team: str) -> TeamUsage:
     used = {"rnd": (4.0, 1.0, 4.0), "devops": (0.0, 0.0, 0.0)}[team]
     return TeamUsage(
         team=team,

@@ -19,7 +19,7 @@
     if (offer.code === "ready_after_reclaim")
       return offer.seconds === null ? "Ready soon" : `Ready in ≤ ${offer.seconds} s`;
     if (offer.code === "waits") return "Would wait";
-    return helped(offer) ? "All in use" : "Not available";
+    return helped(offer) ? "Beyond quota" : "Not available";
   };
 
   const set = (node, text) => {

@@ -1,0 +1,296 @@
+"""The lease mixin: nothing starts without a lease, and no lease outlives its server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from jupyterhub.spawner import Spawner
+from makeway_api.client import AsyncClient
+from makeway_api.models import Reason
+from makeway_spawner import quota as line
+from makeway_spawner.lease import LeaseMixin
+from makeway_spawner.refusal import Refused
+from spawner.quota_fake import QuotaFake, app
+
+URL = "http://quota.test/services/makeway"
+GPU = {"profile": "gpu1", "team": "rnd"}
+WAITING = Reason(code="reclaiming", message="Job resnet of ana (rnd, 3 GPUs) leaves by 12:00.")
+
+
+class Process(Spawner):  # type: ignore[misc]
+    """A server that is only up or down."""
+
+    up = False
+
+    async def start(self) -> tuple[str, int]:
+        self.up = True
+        return ("127.0.0.1", 1)
+
+    async def stop(self, now: bool = False) -> None:
+        self.up = False
+
+    async def poll(self) -> int | None:
+        return None if self.up else 0
+
+
+class StillSpawner(LeaseMixin, Process):
+    """That server with leases."""
+
+
+@pytest.fixture
+def fake() -> QuotaFake:
+    return QuotaFake()
+
+
+Make = Callable[..., StillSpawner]
+
+
+@pytest.fixture
+async def make(fake: QuotaFake) -> AsyncIterator[Make]:
+    client = AsyncClient(URL, "t", transport=httpx2.ASGITransport(app=app(fake)))
+    line._CLIENTS[(URL, "t")] = client
+    made: list[StillSpawner] = []
+
+    def build(user: str = "ana", options: Any = None, state: dict[str, Any] | None = None, **traits: Any) -> Any:
+        orm = SimpleNamespace(server=None, name="", state=state or {}, user_options=options or GPU)
+        spawner = StillSpawner(
+            user=SimpleNamespace(name=user, url=f"/user/{user}/", db=SimpleNamespace(commit=lambda: None)),
+            hub=SimpleNamespace(
+                base_url="/hub/", api_url="http://127.0.0.1:1/hub/api", public_host="", server=None, ip="127.0.0.1"
+            ),
+            makeway_api_url=URL,
+            makeway_token="t",
+            **{"renew_seconds": 0.1, "wait_seconds": 5.0, "patience_seconds": 0.3, **traits},
+        )
+        spawner.orm_spawner = orm
+        spawner.user_options = GPU if options is None else options
+        made.append(spawner)
+        return spawner
+
+    yield build
+    for spawner in made:
+        spawner._rest()
+    await client.close()
+    del line._CLIENTS[(URL, "t")]
+
+
+async def until(true: Callable[[], Any], what: str) -> None:
+    """Wait until something holds, 5 seconds at most."""
+    for _ in range(500):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never: {what}")
+
+
+async def started(spawner: StillSpawner) -> StillSpawner:
+    """Do what the Hub does."""
+    await spawner.run_pre_spawn_hook()
+    await spawner.start()
+    return spawner
+
+
+@pytest.mark.covers("N06")
+async def test_a_granted_lease_is_stored_at_once_and_shown_to_the_notebook(make: Make, fake: QuotaFake) -> None:
+    spawner = make()
+    await spawner.run_pre_spawn_hook()
+    assert spawner.orm_spawner.state["makeway"]["session"] == "s1"  # before start: a killed Hub must find it
+    await spawner.start()
+    env = spawner.get_env()
+    assert env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert (env["MAKEWAY_TEAM"], env["MAKEWAY_PROFILE"], env["MAKEWAY_SESSION"]) == ("rnd", "gpu1", "s1")
+    assert env["MAKEWAY_VIRTUAL_GPUS"] == "1"
+    await until(lambda: fake.started, "the service learned that the server is up")
+
+
+async def test_the_hub_stores_what_was_chosen_and_nothing_else(make: Make) -> None:
+    spawner = make(options={"profile": ["gpu1"], "team": "rnd", "preemptible": "on"})
+    await spawner.run_pre_spawn_hook()
+    assert spawner.orm_spawner.user_options == {"profile": "gpu1", "team": "rnd", "preemptible": True}
+
+
+@pytest.mark.covers("N02")
+@pytest.mark.parametrize("options", [{}, {"profile": "../etc"}, {"profile": "gpu1", "image": "x"}, [1], {"profile": 7}])
+async def test_options_that_make_no_sense_are_refused_before_anybody_is_asked(
+    make: Make, fake: QuotaFake, options: Any
+) -> None:
+    spawner = make()
+    spawner.user_options = options if isinstance(options, dict) else {"profile": options}
+    with pytest.raises(Refused) as refused:
+        await spawner.run_pre_spawn_hook()
+    assert refused.value.status_code == 400
+    assert not fake.sessions
+
+
+async def test_a_refusal_of_the_service_is_shown_word_for_word(make: Make, fake: QuotaFake) -> None:
+    fake.refusal = (403, "not_a_member", "guest is not a member of the team rnd.")
+    with pytest.raises(Refused) as refused:
+        await make(user="guest").run_pre_spawn_hook()
+    assert refused.value.status_code == 403
+    assert refused.value.jupyterhub_message == "guest is not a member of the team rnd."
+    assert str(refused.value) == "guest is not a member of the team rnd."
+
+
+async def test_a_session_that_ends_while_it_waits_says_why(make: Make, fake: QuotaFake) -> None:
+    reason = Reason(code="not_in_quota", message="5 of your 5 guaranteed GPUs are in use: ana 5.")
+    fake.steps = [("admission", None), ("over", reason)]
+    spawner = make()
+    with pytest.raises(Refused, match="5 of your 5 guaranteed GPUs"):
+        await spawner.run_pre_spawn_hook()
+    assert not fake.live
+    assert spawner._lease is None
+
+
+@pytest.mark.covers("N05")
+@pytest.mark.parametrize("phase", ["admission", "reclaim", "node"])
+async def test_stop_in_any_phase_leaves_no_lease(make: Make, fake: QuotaFake, phase: str) -> None:
+    fake.steps = [(phase, WAITING), ("hold", None)]
+    spawner = make()
+    spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
+    await until(lambda: fake.sessions and next(iter(fake.sessions.values())).phase == phase, phase)
+    spawn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await spawn
+    assert not fake.live
+    await spawner.run_post_stop_hook()  # the Hub calls it too: once is enough
+    assert fake.released == ["s1"]
+
+
+@pytest.mark.covers("N05")
+async def test_stop_in_the_instant_of_asking_leaves_no_lease(make: Make, fake: QuotaFake) -> None:
+    fake.ask_delay = 0.2
+    spawn = asyncio.ensure_future(make().run_pre_spawn_hook())
+    await asyncio.sleep(0.05)
+    assert not fake.sessions
+    spawn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await spawn
+    assert list(fake.sessions) == ["s1"]
+    assert not fake.live
+
+
+@pytest.mark.covers("N05")
+async def test_the_pending_page_reads_named_phases_with_reasons_and_a_deadline(make: Make, fake: QuotaFake) -> None:
+    fake.steps = [("reclaim", WAITING), ("hold", None), ("node", None)]
+    spawner = make()
+    spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
+    await until(lambda: spawner._progress and any(e["phase"] == "reclaim" for e in spawner._progress.events), "reclaim")
+    fake.go.set()
+    await spawn
+    await spawner.start()
+    spawner._progress.close()
+    events = [event async for event in spawner._progress.follow()]  # one who comes late reads all of it
+    phases = list(dict.fromkeys(event["phase"] for event in events))
+    assert phases == ["admission", "reclaim", "node", "server"]
+    assert WAITING.message in [event["message"] for event in events]
+    percents = [event["progress"] for event in events]
+    assert percents == sorted(percents)
+
+
+@pytest.mark.covers("N07")
+async def test_a_lease_is_renewed_until_it_is_given_back(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    await until(lambda: fake.renewals > 2, "renewed three times")
+    await spawner.run_post_stop_hook()
+    seen = fake.renewals
+    await asyncio.sleep(0.3)
+    assert fake.renewals == seen
+    assert fake.released == ["s1"]
+    assert "makeway" not in spawner.get_state()
+
+
+@pytest.mark.covers("N07")
+async def test_a_server_whose_lease_is_over_is_stopped_by_the_next_poll(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    await fake.end("s1")
+    await until(lambda: spawner._over, "noticed")
+    assert await spawner.poll() is not None
+    assert not spawner.up
+
+
+@pytest.mark.covers("N07")
+async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaFake) -> None:
+    first = await started(make())
+    state = first.get_state()
+    first._rest()  # the Hub dies
+    second = make()
+    second.load_state(state)
+    second.up = True
+    seen = fake.renewals
+    assert await second.poll() is None
+    await until(lambda: fake.renewals > seen + 1, "renewed by the new Hub")
+    await second.run_post_stop_hook()
+    assert fake.released == ["s1"]
+
+
+async def test_a_service_that_is_away_for_a_moment_costs_nobody_a_notebook(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    fake.down = True
+    await asyncio.sleep(0.4)
+    assert await spawner.poll() is None
+    fake.down = False
+    seen = fake.renewals
+    await until(lambda: fake.renewals > seen, "renewed again")
+    assert spawner._over == ""
+
+
+async def test_a_waiting_start_bears_a_service_that_restarts(make: Make, fake: QuotaFake) -> None:
+    fake.steps = [("reclaim", WAITING), ("hold", None)]
+    spawner = make(wait_seconds=0.1, patience_seconds=10.0)
+    spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
+    await until(lambda: fake.live, "asked")
+    fake.down = True
+    await until(lambda: any("does not answer" in e["message"] for e in spawner._progress.events), "said so")
+    fake.down = False
+    fake.go.set()
+    await spawn
+    assert spawner.get_env()["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+async def test_a_waiting_start_gives_up_on_a_service_that_stays_away(make: Make, fake: QuotaFake) -> None:
+    fake.steps = [("reclaim", WAITING), ("hold", None)]
+    spawner = make(wait_seconds=0.1)
+    spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
+    await until(lambda: fake.live, "asked")
+    fake.down = True
+    with pytest.raises(Refused) as refused:
+        await spawn
+    assert refused.value.status_code == 503
+
+
+async def test_without_the_service_a_gpu_notebook_is_refused_with_words(make: Make, fake: QuotaFake) -> None:
+    fake.down = True
+    with pytest.raises(Refused) as refused:
+        await make().run_pre_spawn_hook()
+    assert refused.value.status_code == 503
+
+
+async def test_without_the_service_a_cpu_notebook_starts_and_gets_its_lease_later(make: Make, fake: QuotaFake) -> None:
+    fake.down = True
+    spawner = await started(make(options={"profile": "cpu"}))
+    assert spawner.get_env()["CUDA_VISIBLE_DEVICES"] == ""
+    fake.down = False
+    await until(lambda: fake.live, "asked later")
+    await until(lambda: spawner._lease is not None, "kept")
+    await spawner.run_post_stop_hook()
+    assert not fake.live
+
+
+async def test_a_release_that_fails_stops_nobody(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    fake.down = True
+    await spawner.run_post_stop_hook()
+    await spawner.run_post_stop_hook()
+    assert spawner._lease is None
+
+
+async def test_a_start_that_fails_after_the_lease_gives_it_back(make: Make, fake: QuotaFake) -> None:
+    spawner = make()
+    await spawner.run_pre_spawn_hook()
+    await spawner.run_post_stop_hook()  # what the Hub does when start() raises
+    assert not fake.live

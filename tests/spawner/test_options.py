@@ -1,0 +1,110 @@
+"""What people send is read into a choice or refused with words, whatever door it comes through."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makeway_spawner.options import Choice, check, read_form, read_options
+from makeway_spawner.refusal import Refused
+from spawner.quota_fake import QuotaFake
+
+LEA = QuotaFake().offers("lea")
+GUEST = QuotaFake().offers("guest")
+
+
+@pytest.mark.parametrize(
+    ("form", "choice"),
+    [
+        ({"choice": ["rnd/gpu1"]}, Choice("gpu1", "rnd")),
+        ({"choice": ["/cpu"]}, Choice("cpu")),
+        ({"profile": ["gpu1"], "team": ["rnd"]}, Choice("gpu1", "rnd")),
+        ({"profile": ["gpu1"], "team": ["rnd"], "preemptible": ["on"]}, Choice("gpu1", "rnd", True)),
+        ({"choice": ["rnd/gpu2"], "preemptible": ["rnd/gpu2"]}, Choice("gpu2", "rnd", True)),
+        ({"choice": ["rnd/gpu2"], "preemptible": ["devops/gpu2"]}, Choice("gpu2", "rnd", False)),
+        ({"choice": ["rnd/gpu1"], "something": ["else"]}, Choice("gpu1", "rnd")),
+    ],
+)
+def test_forms_are_read(form: dict[str, Any], choice: Choice) -> None:
+    assert read_form(form) == choice
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"profile": "gpu1", "team": "rnd"},
+        {"user_options": {"profile": "gpu1", "team": "rnd"}},
+        {"profile": ["gpu1"], "team": ["rnd"], "preemptible": "false"},
+        {"choice": "rnd/gpu1"},
+    ],
+)
+def test_options_of_the_rest_api_are_read_also_nested(options: Any) -> None:
+    assert read_options(options) == Choice("gpu1", "rnd")
+
+
+@pytest.mark.covers("N02")
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"choice": ["gpu1"]},
+        {"choice": ["<script>alert(1)</script>/gpu1"]},
+        {"choice": ["rnd/"]},
+        {"profile": ["../../etc/passwd"]},
+        {"profile": ["x" * 300]},
+        {"profile": ["gpu1"], "preemptible": ["maybe"]},
+        {"profile": ["gpu1"], "team": ["R&D"]},
+        {"profile": "gpu\x001"},
+    ],
+)
+def test_nonsense_is_a_refusal_that_says_what_is_wrong(form: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        read_form(form)
+    assert refused.value.status_code == 400
+    assert len(refused.value.jupyterhub_message) > 20
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=12), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(["profile", "team", "preemptible", "choice", "user_options", "x"])
+
+
+@given(st.dictionaries(KEYS, JSON, max_size=4) | JSON)
+def test_any_json_is_read_or_refused_and_never_an_error_of_ours(options: Any) -> None:
+    with contextlib.suppress(Refused):
+        choice = read_options(options)
+        assert read_options(choice.options()) == choice
+
+
+def test_the_only_team_is_filled_in_and_two_have_to_be_chosen_from() -> None:
+    assert check(Choice("gpu1"), QuotaFake().offers("bo")) == Choice("gpu1", "devops")
+    with pytest.raises(Refused, match="Choose a team for the profile gpu1: devops, rnd"):
+        check(Choice("gpu1"), LEA)
+
+
+@pytest.mark.covers("N01", "N02")
+@pytest.mark.parametrize(
+    ("choice", "table", "words"),
+    [
+        (Choice("gpu1", "rnd"), GUEST, "not available to guest: you are in no team"),
+        (Choice("gpu9", "rnd"), LEA, "The profile gpu9 is not available to lea"),
+        (Choice("gpu1", "finance"), LEA, "lea is not a member of the team finance"),
+    ],
+)
+def test_an_outsider_is_refused_with_403_and_told_what_is_open(choice: Choice, table: Any, words: str) -> None:
+    with pytest.raises(Refused) as refused:
+        check(choice, table)
+    assert refused.value.status_code == 403
+    assert words in refused.value.jupyterhub_message
+
+
+def test_what_the_service_refuses_now_is_refused_with_its_numbers_unless_preemptible_helps() -> None:
+    with pytest.raises(Refused, match="4 of your 5 guaranteed GPUs are in use: lea 3, mia 1"):
+        check(Choice("gpu2", "rnd"), LEA)
+    assert check(Choice("gpu2", "rnd", True), LEA).preemptible

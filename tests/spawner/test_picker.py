@@ -1,0 +1,121 @@
+"""The picker's HTML: what is offered, what is marked, and that names of people cannot become markup."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from makeway_api.models import OfferTable
+from makeway_spawner.options import Choice
+from makeway_spawner.picker import Picker, bar
+from spawner.quota_fake import QuotaFake, usage
+
+PICKER = Picker("lea", "/hub/", "/services/makeway/")
+EVIL = "<script>alert('x')</script>\"'&"
+
+
+def table(user: str = "lea", **changes: Any) -> OfferTable:
+    return QuotaFake().offers(user).model_copy(update=changes)
+
+
+def radio(html: str, queue: str) -> str:
+    found = re.search(rf'<input[^>]*type="radio"[^>]*value="{queue}"[^>]*>', html)
+    assert found, f"no radio button for {queue}"
+    return found[0]
+
+
+def checked(html: str) -> list[str]:
+    return re.findall(r'type="radio"[^>]*value="([^"]*)"\s+checked', html)
+
+
+@pytest.mark.covers("N03")
+def test_every_team_says_what_it_can_have_now_and_from_whom() -> None:
+    html = PICKER.render(table(), None, {})
+    assert "Ready now" in html
+    assert "Ready in ≤ 30 s" in html
+    assert "job resnet of ana (rnd, 3 GPUs) will be asked to make way" in html
+    assert "4 of your 5 guaranteed GPUs are in use: lea 3, mia 1" in html
+    assert "virtual GPUs" in html
+
+
+def test_a_refused_row_offers_a_preemptible_session_only_where_that_helps() -> None:
+    html = PICKER.render(table(), None, {})
+    rows = {m[1]: m[0] for m in re.finditer(r'<div class="mw-row" data-queue="([^"]*)".*?</div>', html, re.S)}
+    assert re.search(r'class="mw-preemptible small" >', rows["rnd/gpu2"])
+    assert re.search(r'class="mw-preemptible small" hidden>', rows["rnd/gpu1"])
+
+
+def test_a_refused_row_without_help_cannot_be_chosen() -> None:
+    offers = table().offers
+    offers[-1] = offers[-1].model_copy(update={"reason": offers[-1].reason.model_copy(update={"code": "limit"})})
+    html = PICKER.render(table(offers=offers), None, {})
+    assert "disabled" in radio(html, "rnd/gpu2")
+    assert "Not available" in html
+
+
+@pytest.mark.covers("N01")
+def test_a_user_of_no_team_sees_cpu_profiles_only_and_why() -> None:
+    html = Picker("guest", "/hub/", "/services/makeway/").render(table("guest"), None, {})
+    assert re.findall(r'type="radio"[^>]*value="([^"]*)"', html) == ["/cpu"]
+    assert "You are in no team that has GPUs" in html
+
+
+@pytest.mark.covers("N04")
+@pytest.mark.parametrize(
+    ("remembered", "marked", "note"),
+    [
+        (Choice("gpu1", "rnd"), "rnd/gpu1", ""),
+        (Choice("gpu2", "rnd"), "/cpu", "Your last choice was gpu2 in rnd. 4 of your 5 guaranteed GPUs are in use"),
+        (Choice("gpu2", "rnd", True), "rnd/gpu2", ""),
+        (Choice("gpu7", "rnd"), "/cpu", "Your last choice was gpu7 in rnd. It is no longer offered to you."),
+        (None, "/cpu", ""),
+    ],
+)
+def test_the_last_choice_is_marked_while_it_is_valid(remembered: Choice | None, marked: str, note: str) -> None:
+    html = PICKER.render(table(), remembered, {})
+    assert checked(html) == [marked]
+    assert note in html
+    assert bool(note) == ('id="mw-note"' in html)
+
+
+@pytest.mark.covers("N02")
+def test_a_link_marks_its_profile_and_one_to_a_foreign_profile_is_refused_in_words() -> None:
+    assert checked(PICKER.render(table(), None, {"profile": "gpu1", "team": "rnd"})) == ["rnd/gpu1"]
+    assert checked(PICKER.render(table(), Choice("cpu"), {"profile": "gpu1"})) == ["devops/gpu1"]
+    html = PICKER.render(table(), None, {"profile": EVIL, "team": EVIL})
+    assert "which is not available to lea" in html
+    assert EVIL not in html
+
+
+def test_everything_that_comes_from_people_is_escaped() -> None:
+    old = table()
+    evil = table(
+        profiles=[p.model_copy(update={"title": EVIL, "description": EVIL}) for p in old.profiles],
+        offers=[o.model_copy(update={"message": EVIL}) for o in old.offers],
+        usage=[u.model_copy(update={"title": EVIL}) for u in old.usage],
+        ticket=EVIL,
+    )
+    html = Picker(EVIL, "/hub/", "/services/makeway/").render(evil, None, {})
+    assert "<script>alert" not in html
+    assert html.count("<script") == 1  # our own
+    assert " onclick" not in html
+    assert "style=" not in html  # inline styles would need a weaker content security policy
+
+
+def test_without_the_service_only_cpu_profiles_are_offered_and_the_reason_is_told() -> None:
+    html = PICKER.without_service("The quota service does not answer.", ["cpu"])
+    assert checked(html) == ["/cpu"]
+    assert "The quota service does not answer." in html
+    assert "data-live" not in html
+
+
+@pytest.mark.covers("N13")
+def test_the_bar_ends_at_the_limit_and_has_a_tick_at_the_reservation() -> None:
+    drawn = bar(usage("rnd"))
+    assert drawn.parts == (("guaranteed", 0.0, 44.44), ("in-quota", 44.44, 11.11), ("borrowed", 55.56, 44.44))
+    assert drawn.tick == 55.56
+    assert drawn.text == "9 in use · 5 reserved · limit 9"
+    boundless = bar(usage("rnd").model_copy(update={"limit": None}))
+    assert boundless.text.endswith("no limit")
+    assert bar(usage("devops").model_copy(update={"reserved": 0, "limit": 0})).tick is None
