@@ -118,6 +118,14 @@ class Workshop:
         """Name a file of a job."""
         return self.root.joinpath("jobs", workload, *parts)
 
+    async def file(self, workload: str, *parts: str) -> Path:
+        """Wait until a file of a job is there."""
+        path = self.path(workload, *parts)
+        async with asyncio.timeout(15):
+            while not path.exists():  # noqa: ASYNC110 - it is another process that makes it
+                await asyncio.sleep(0.01)
+        return path
+
     def log(self, workload: str, attempt: int = 1) -> str:
         """All of a short log."""
         file = self.path(workload, f"attempt-{attempt}", "log")

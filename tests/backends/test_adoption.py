@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -48,8 +47,7 @@ async def test_a_restarted_service_adopts_what_runs(shop: Workshop) -> None:
 async def test_what_ended_meanwhile_is_reported_after_a_restart(shop: Workshop) -> None:
     await shop.run("j-1", "sh", "-c", "exit 9")
     await shop.backend.close(stop_jobs=False)
-    while not shop.path("j-1", "attempt-1", "status.json").exists():
-        await asyncio.sleep(0.01)
+    await shop.file("j-1", "attempt-1", "status.json")
     await shop.again()
     assert (await shop.over("j-1")).exit_code == 9
 
@@ -97,14 +95,7 @@ SERVICE = """
 @pytest.mark.covers("F47", "N07")
 @pytest.mark.parametrize("after", [0.0, 0.005, 0.02, 0.04, 0.08])
 async def test_a_service_killed_at_any_moment_starts_everything_once(tmp_path: Path, after: float) -> None:
-    script = [sys.executable, "-c", textwrap.dedent(SERVICE), str(tmp_path)]
-    service = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
-    assert service.stdout is not None
-    service.stdout.readline()
-    time.sleep(after)
-    service.kill()
-    service.wait()
-    service.stdout.close()
+    kill_a_service(tmp_path, after)
     shop = Workshop(tmp_path)
     await shop.backend.open()
     for number in range(5):
@@ -113,6 +104,18 @@ async def test_a_service_killed_at_any_moment_starts_everything_once(tmp_path: P
         assert (await shop.over(f"j-{number}")).exit_code == 7
         assert shop.path(f"j-{number}", "ran").read_text() == "started\n"
     await shop.backend.close(stop_jobs=False)
+
+
+def kill_a_service(root: Path, after: float) -> None:
+    """Start a service that starts jobs, and kill it some seconds after the first one."""
+    script = [sys.executable, "-c", textwrap.dedent(SERVICE), str(root)]
+    service = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
+    assert service.stdout is not None
+    service.stdout.readline()
+    time.sleep(after)
+    service.kill()
+    service.wait()
+    service.stdout.close()
 
 
 async def test_a_launcher_that_dies_takes_its_job_with_it(shop: Workshop) -> None:

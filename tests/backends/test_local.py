@@ -224,7 +224,11 @@ async def test_orders_for_unknown_attempts_do_nothing(shop: Workshop) -> None:
 
 
 async def test_results_and_errors_are_kept_until_they_are_purged(shop: Workshop) -> None:
-    code = "import os; open(os.environ['MAKEWAY_RESULT_FILE'], 'wb').write(b'42'); open(os.environ['MAKEWAY_ERROR_FILE'], 'w').write('{}')"
+    code = """
+import os
+open(os.environ["MAKEWAY_RESULT_FILE"], "wb").write(b"42")
+open(os.environ["MAKEWAY_ERROR_FILE"], "w").write("{}")
+"""
     await shop.python("j-1", code)
     assert (await shop.over("j-1")).completed
     await shop.backend.forget("j-1", 1)
@@ -247,7 +251,11 @@ async def test_purging_stops_what_still_runs(shop: Workshop) -> None:
 async def test_a_link_in_place_of_a_result_is_not_followed(shop: Workshop, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    code = f"import os; os.symlink({str(secret)!r}, os.environ['MAKEWAY_RESULT_FILE']); os.mkfifo(os.environ['MAKEWAY_ERROR_FILE'])"
+    code = f"""
+import os
+os.symlink({str(secret)!r}, os.environ["MAKEWAY_RESULT_FILE"])
+os.mkfifo(os.environ["MAKEWAY_ERROR_FILE"])
+"""
     await shop.python("j-1", code)
     await shop.over("j-1")
     assert await shop.backend.result("j-1", 1) is None

@@ -136,6 +136,7 @@ def notice() -> Notice | None:
 
 def latest() -> Path | None:
     """Find the newest complete checkpoint of `saving` or `loop`, or None; a half-written one never counts."""
+    _signals.install()
     found = _complete()
     return found[-1] if found else None
 
