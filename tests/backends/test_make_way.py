@@ -31,7 +31,7 @@ train.main()
 async def train(shop: Workshop, workload: str, attempt: int, *options: str) -> None:
     """Start (or go on with) the training of the documentation."""
     files = {"train.py": EXAMPLE.read_text(), "counted.py": COUNTED}
-    command = (sys.executable, "counted.py", "--steps", str(STEPS), "--every", "1000", *options)
+    command = (sys.executable, "counted.py", "--steps", str(STEPS), "--every", "5000", *options)
     await shop.run(workload, *command, attempt=attempt, files=files, grace=10.0)
 
 
