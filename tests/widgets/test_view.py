@@ -177,8 +177,8 @@ def test_banners_for_both_sides_of_a_reclaim() -> None:
 def test_who_borrows_from_whom() -> None:
     devops = team("devops", lent_to=[], borrowed_from=[Lending(team="rnd", gpus=1)])
     assert teams.borrowing([team(), devops]) == [
-        "rnd lends 1 GPU to devops; a job within its quota gets them back.",
-        "devops borrows 1 GPU from rnd.",
+        "RND lends 1 GPU to devops; a job within its quota gets them back.",
+        "DEVOPS borrows 1 GPU from rnd.",
     ]
 
 

@@ -16,7 +16,7 @@ PAD = 3
 """Room left, right, above and below for the tick."""
 
 KINDS = (
-    ("guaranteed", "sessions", "held by notebooks, never taken away"),
+    ("guaranteed", "in sessions", "held by notebooks, never taken away"),
     ("in_quota", "jobs in quota", "jobs within the reservation"),
     ("borrowed", "borrowed", "over quota: makes way when an owner comes back"),
     ("lent", "lent", "reserved, now running other teams' work"),

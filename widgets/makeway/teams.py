@@ -82,10 +82,10 @@ def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
     lines = []
     for team in teams:
         if team.borrowed_from:
-            lines.append(f"{team.team} borrows {listed(f'{gpus(x.gpus)} from {x.team}' for x in team.borrowed_from)}.")
+            lines.append(f"{team.title or team.team} borrows {listed(f'{gpus(x.gpus)} from {x.team}' for x in team.borrowed_from)}.")
         if team.lent_to:
             lent = listed(f"{gpus(x.gpus)} to {x.team}" for x in team.lent_to)
-            lines.append(f"{team.team} lends {lent}; a job within its quota gets them back.")
+            lines.append(f"{team.title or team.team} lends {lent}; a job within its quota gets them back.")
     return lines
 
 

@@ -19,7 +19,7 @@ class TeamUsage(ipywidgets.VBox):  # type: ignore[misc]
         self.html = ipywidgets.HTML(value=live(feed.picture, datetime.now(UTC)))
         self._feed = feed
         self._stop = ipywidgets.Button(description="Stop", tooltip="Stop following; the last picture stays")
-        self._stop.layout.width = "auto"
+        self._stop.layout = ipywidgets.Layout(width="auto", height="24px", align_self="flex-start")
         self._stop.on_click(self._pressed)
         super().__init__([self.html, self._stop])
         feed.listen(self.show)

@@ -1,0 +1,149 @@
+"""The notebook's side in a real JupyterLab, light and dark, in a real Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from makeway_api.client import Client
+from makeway_api.models import JobAsk
+from playwright.sync_api import Page, expect, sync_playwright
+
+from .conftest import Portal
+
+CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--disable-sync"]
+TRAIN = """%%train --profile gpu2 --name "<b>digits</b>"
+import time
+time.sleep(600)"""
+CELLS = ["%load_ext makeway\nimport makeway\nmakeway.usage()", "%gpus", TRAIN, "%jobs", "%%train --profile gpu9\n1"]
+
+
+def notebook_file(cells: list[str]) -> str:
+    made = [
+        {"cell_type": "code", "id": f"c{n}", "metadata": {}, "source": text, "outputs": [], "execution_count": None}
+        for n, text in enumerate(cells)
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})
+
+
+@pytest.fixture(scope="module")
+def lab(portal: Portal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("lab")
+    (folder / "story.ipynb").write_text(notebook_file(CELLS))
+    settings = folder / "config/lab/user-settings/@jupyterlab/apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false", "doNotDisturbMode": true}')
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKEWAY_", "JUPYTER", "PYTEST_"))}
+    env = {
+        **clean,
+        "MAKEWAY_URL": portal.url,
+        "MAKEWAY_TOKEN": "ana",
+        "HOME": str(folder),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+    }
+    options = [
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        "--port=0",
+        "--IdentityProvider.token=t",
+        "--expose-app-in-browser",
+    ]
+    options += [f"--ServerApp.root_dir={folder}", "--LabApp.news_url=None", "--LabApp.check_for_updates_class="]
+    options[-1] += "jupyterlab.NeverCheckForUpdate"
+    with open(folder / "lab.log", "w") as log:
+        server = subprocess.Popen([sys.executable, "-m", "jupyterlab", *options], env=env, stdout=log, stderr=log)
+        try:
+            yield lab_address(folder, server)
+        finally:
+            server.terminate()
+            server.wait(20)
+
+
+def lab_address(folder: Path, server: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and server.poll() is None:
+        for file in folder.glob("runtime/jpserver-*.json"):
+            url = str(json.loads(file.read_text())["url"])
+            try:
+                if httpx2.get(f"{url}api?token=t").is_success:
+                    return url
+            except httpx2.HTTPError:
+                pass
+        time.sleep(0.2)
+    raise AssertionError((folder / "lab.log").read_text())
+
+
+@pytest.fixture
+def page(lab: str) -> Iterator[Page]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+        shown = browser.new_page(viewport={"width": 1280, "height": 1500})
+        shown.goto(f"{lab}lab/tree/story.ipynb?token=t")
+        yield shown
+        browser.close()
+
+
+READY = """async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+}"""
+
+
+def choose_theme(page: Page, name: str) -> None:
+    page.evaluate(f"window.jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {name}'}})")
+    page.wait_for_function(f"document.body.dataset.jpThemeLight === '{str(name == 'Light').lower()}'")
+
+
+def run_all(page: Page) -> None:
+    page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.covers("N13", "N10")
+def test_widget_and_outputs_in_jupyterlab(page: Page, portal: Portal, ana: Client, pictures: Path | None) -> None:
+    bo = portal.client("bo")
+    others = [bo.submit(JobAsk(name="bo's sweep", profile="gpu3", command=["sleep", "600"])) for _ in range(2)]
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    page.evaluate(READY)
+    run_all(page)
+    widget = page.locator(".jp-OutputArea .widget-html .makeway, .jp-OutputArea .jupyter-widgets .makeway").first
+    expect(widget.get_by_text("<b>digits</b>")).to_be_visible(timeout=60_000)
+    error = page.locator(".jp-RenderedText pre")
+    expect(error.filter(has_text="there is no profile 'gpu9'")).to_be_visible()
+    assert page.locator("text=Traceback").count() == 0
+    cell = "import time\ntime.sleep(600)"
+    ana.submit(JobAsk(name="over quota", profile="gpu2", command=["sleep", "600"], source=cell))
+    ana.submit(JobAsk(name="waits", profile="gpu8", command=["sleep", "600"]))
+    late = ana.submit(JobAsk(name="came later", profile="gpu3", command=["sleep", "600"]))
+    expect(widget.get_by_text("came later").first).to_be_visible(timeout=5_000)
+    for theme in ("Light", "Dark"):
+        choose_theme(page, theme)
+        colour = widget.evaluate("node => getComputedStyle(node).color")
+        assert brightness(colour) < 128 if theme == "Light" else brightness(colour) > 128
+        page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
+        if pictures:
+            page.screenshot(path=pictures / f"notebook-{theme.lower()}.png")
+    for job in [*others, late]:
+        (bo if job.owner == "bo" else ana).cancel(job.id)
+    bo.close()
+
+
+def brightness(colour: str) -> float:
+    """The mean of rgb(…), 0 to 255."""
+    parts = [float(x) for x in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    return sum(parts) / 3
