@@ -49,6 +49,14 @@ def test_the_sample_is_scaled_to_the_machine(sample: str, gpus: int, quotas: lis
     assert policy.sold_out(fitted, sizes) == ()
     assert [(q.reserved / 1000, (q.limit or 0) / 1000) for p in fitted.policies for q in p.quotas] == quotas
     assert policy.read(policy.write(fitted), sizes=sizes) == fitted
+    text = policy.fit_text(sample, "policy.yaml", sizes)
+    assert policy.read(text, sizes=sizes) == fitted
+    assert text.count("#") == sample.count("#")
+    assert len(text.splitlines()) == len(sample.splitlines())
+
+
+def test_a_sample_that_fits_keeps_every_letter(sample: str) -> None:
+    assert policy.fit_text(sample, "policy.yaml", {"gpu": 10}) is sample
 
 
 @pytest.mark.covers("F06", "F07", "F11")

@@ -141,6 +141,18 @@ def test_what_is_written_reads_back(document: Document) -> None:
     assert policy.diff(document, document) == []
 
 
+@given(documents(), st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_scaling_the_text_is_scaling_the_document(document: Document, gpus: int) -> None:
+    text = policy.write(document)
+    read, _ = attempt(text)
+    if read is None:
+        return
+    sizes = {pool.name: gpus for pool in document.pools}
+    fitted = policy.fit(read, sizes)
+    assert policy.read(policy.fit_text(text, "policy.yaml", sizes)) == fitted
+
+
 @given(st.text(max_size=300) | st.binary(max_size=100).map(lambda b: b.decode("latin-1")))
 @settings(max_examples=200, deadline=None)
 def test_any_text_is_read_or_refused(text: str) -> None:

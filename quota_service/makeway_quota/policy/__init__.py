@@ -2,7 +2,7 @@
 
 from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
-from .fit import fit, sold_out
+from .fit import fit, fit_text, sold_out
 from .issues import Issue, PolicyInvalid
 from .read import read
 from .write import write
@@ -16,6 +16,7 @@ __all__ = [
     "ProfileFacts",
     "diff",
     "fit",
+    "fit_text",
     "read",
     "sold_out",
     "write",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+
+import yaml
 
 from ..engine.state import GPU, Policy, QuotaLine
 from .check import overcommitted
 from .document import Document
+from .issues import number
+from .read import read
+from .write import write
 
 
 def sold_out(document: Document, sizes: Mapping[str, int]) -> tuple[str, ...]:
@@ -20,6 +25,7 @@ def fit(document: Document, sizes: Mapping[str, int]) -> Document:
 
     Only pools whose document gives a `size` are scaled. Reservations become whole GPUs, and add up to no more than
     before (what rounding leaves goes to the teams named first); limits never fall below 1 or below the reservation.
+    A document that cannot be scaled so (capacities or departments are in the way) stays as it is.
     """
     factors = {
         name: sizes[name] * GPU / facts.size
@@ -32,24 +38,76 @@ def fit(document: Document, sizes: Mapping[str, int]) -> Document:
         name: replace(facts, size=sizes[name] * GPU) if name in factors else facts
         for name, facts in document.pool_facts.items()
     }
+    for share_out in (True, False):
+        scaled = replace(document, policies=_scaled(document, factors, share_out), pool_facts=facts)
+        if not any(overcommitted(scaled, None)):
+            return scaled
+    return document
 
-    totals: dict[tuple[str, ...], list[float]] = {}
 
-    def line(old: QuotaLine) -> QuotaLine:
-        pools = old.pools or tuple(pool.name for pool in document.pools)
-        factor = min(factors.get(pool, 1.0) for pool in pools) if pools else 1.0
-        before, given = totals.setdefault(pools, [0.0, 0.0])
-        wanted = before + old.reserved * factor
-        everybody = factor * sum(q.reserved for p in document.policies for q in p.quotas if q.pools == old.pools)
-        reserved = int(min(_up(wanted), _down(everybody)) - given)
-        totals[pools] = [wanted, given + reserved]
-        limit = None if old.limit is None else max(_down(old.limit * factor), reserved, GPU)
-        return replace(old, reserved=reserved, limit=limit, lend=None if old.lend is None else min(old.lend, reserved))
+def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -> tuple[Policy, ...]:
+    """Scale every quota line; `share_out`: round up while the sum over all teams allows it, else always down."""
+    wanted: dict[tuple[str, ...], float] = {}
+    given: dict[tuple[str, ...], int] = {}
+    sums: dict[tuple[str, ...], float] = {}
+    every = tuple(pool.name for pool in document.pools)
 
-    def policy(old: Policy) -> Policy:
-        return replace(old, quotas=tuple(line(quota) for quota in old.quotas))
+    def factor(line: QuotaLine) -> float:
+        return min((factors.get(pool, 1.0) for pool in line.pools or every), default=1.0)
 
-    return replace(document, policies=tuple(policy(old) for old in document.policies), pool_facts=facts)
+    for line in (line for policy in document.policies for line in policy.quotas):
+        sums[line.pools] = sums.get(line.pools, 0.0) + line.reserved * factor(line)
+
+    def scale(line: QuotaLine) -> QuotaLine:
+        reserved = _down(line.reserved * factor(line))
+        if share_out:
+            wanted[line.pools] = wanted.get(line.pools, 0.0) + line.reserved * factor(line)
+            reserved = min(_up(wanted[line.pools]), _down(sums[line.pools])) - given.get(line.pools, 0)
+            given[line.pools] = given.get(line.pools, 0) + reserved
+        limit = None if line.limit is None else max(_down(line.limit * factor(line)), reserved, GPU)
+        lend = None if line.lend is None else min(line.lend, reserved)
+        return replace(line, reserved=reserved, limit=limit, lend=lend)
+
+    return tuple(replace(policy, quotas=tuple(map(scale, policy.quotas))) for policy in document.policies)
+
+
+def fit_text(text: str, file: str, sizes: Mapping[str, int]) -> str:
+    """Scale a document as `fit` does, but keep its comments; PolicyInvalid where it cannot be read.
+
+    The numbers are replaced where they stand. A document that this would not do right is written anew.
+    """
+    document = read(text, file)
+    fitted = fit(document, sizes)
+    if fitted is document:
+        return text
+    changed = text
+    spots = [(spot, milli) for spot, milli in _spots(text, fitted) if spot.value != number(milli)]
+    for spot, milli in sorted(spots, key=lambda item: item[0].start_mark.index, reverse=True):
+        changed = changed[: spot.start_mark.index] + number(milli) + changed[spot.end_mark.index :]
+    return changed if read(changed, file) == fitted else write(fitted)
+
+
+def _spots(text: str, fitted: Document) -> Iterator[tuple[yaml.ScalarNode, int]]:
+    """Find where the document's sizes, reservations and limits stand, and what each should be."""
+    root = _keys(yaml.compose(text, Loader=yaml.SafeLoader))
+    for node in root["pools"].value:
+        keys = _keys(node)
+        yield from _spot(keys, "size", fitted.pool_facts[keys["name"].value].size)
+    for node, policy in zip(root["policies"].value, fitted.policies, strict=True):
+        quotas = _keys(node).get("quotas")
+        for line_node, line in zip(quotas.value if quotas else [], policy.quotas, strict=True):
+            for key in ("reserved", "limit", "lend"):
+                yield from _spot(_keys(line_node), key, getattr(line, key))
+
+
+def _spot(keys: Mapping[str, yaml.Node], key: str, milli: int | None) -> Iterator[tuple[yaml.ScalarNode, int]]:
+    node = keys.get(key)
+    if isinstance(node, yaml.ScalarNode) and milli is not None:
+        yield node, milli
+
+
+def _keys(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    return {key.value: value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
 
 
 def _down(milli: float) -> int:

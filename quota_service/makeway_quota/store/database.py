@@ -37,6 +37,7 @@ class Database:
         self.sqlite = url.get_backend_name() == "sqlite"
         self.engine = engine_for(url)
         self._writing = threading.Lock()
+        self._telling = threading.RLock()
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     def close(self) -> None:
@@ -44,7 +45,7 @@ class Database:
         self.engine.dispose()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each write; the answer ends that."""
+        """Call back after each write, never two at once; the answer ends that."""
         self._listeners = (*self._listeners, callback)
 
         def stop() -> None:
@@ -67,11 +68,12 @@ class Database:
                 if not self.sqlite:
                     connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
                 yield connection
-        for listener in self._listeners:
-            try:
-                listener()
-            except Exception:
-                log.exception("A listener of the store failed")
+        with self._telling:
+            for listener in self._listeners:
+                try:
+                    listener()
+                except Exception:
+                    log.exception("A listener of the store failed")
 
     def writable(self) -> bool:
         """Say whether a transaction that writes can begin and end."""

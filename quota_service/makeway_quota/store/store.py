@@ -46,7 +46,10 @@ class Store:
         self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every commit that wrote something, in the writing thread; returns how to stop that."""
+        """Call `callback` after every commit that wrote something; the answer ends that.
+
+        It is called in the thread that wrote, by one thread at a time.
+        """
         return self._database.on_commit(callback)
 
     # -- workloads
