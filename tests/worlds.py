@@ -93,7 +93,7 @@ class World:
 
         self.submit(name, team, profile, **more)
         placement = tuple(Placed(at, node) for at, node in enumerate(nodes))
-        self._set(name, state="running", started_at=self.now, placement=placement)
+        self.change(name, state="running", started_at=self.now, placement=placement)
         return self
 
     # The life of a world
@@ -126,25 +126,25 @@ class World:
     def apply(self, plan: Plan) -> None:
         """Carry a plan out the way the service does."""
         for waiting in plan.pending:
-            self._set(waiting.id, claim=waiting.claim)
+            self.change(waiting.id, claim=waiting.claim)
         for start in plan.start:
             self.now += 0.001
-            self._set(start.id, state="running", started_at=self.now, placement=start.placement, claim=())
+            self.change(start.id, state="running", started_at=self.now, placement=start.placement, claim=())
         for evict in plan.evict:
-            self._set(evict.id, state="checkpointing", promised_to=evict.beneficiary, deadline=evict.deadline)
+            self.change(evict.id, state="checkpointing", promised_to=evict.beneficiary, deadline=evict.deadline)
         for move in plan.move:
-            self._set(
+            self.change(
                 move.id, state="checkpointing", promised_to=move.beneficiary, deadline=move.deadline, claim=move.to
             )
         for refusal in plan.refused:
-            self._set(refusal.id, state="stopped")
+            self.change(refusal.id, state="stopped")
 
     def release(self, *names: str) -> World:
         """Let those who were told to leave be gone (all of them, if none is named)."""
         self.now += 1
         for w in list(self.workloads.values()):
             if w.state == "checkpointing" and (not names or w.id in names):
-                self._set(
+                self.change(
                     w.id,
                     state="pending",
                     attempt=w.attempt + 1,
@@ -170,7 +170,7 @@ class World:
         """Let workloads end."""
         self.now += 1
         for name in names:
-            self._set(name, state=state, placement=(), claim=(), promised_to=None)
+            self.change(name, state=state, placement=(), claim=(), promised_to=None)
         return self
 
     def lose(self, node: str) -> World:
@@ -178,7 +178,7 @@ class World:
         self.nodes[node] = replace(self.nodes[node], ready=False)
         for w in list(self.workloads.values()):
             if w.state in ADMITTED and any(p.node == node for p in w.placement):
-                self._set(
+                self.change(
                     w.id,
                     state="pending",
                     placement=(),
@@ -189,7 +189,8 @@ class World:
                 )
         return self
 
-    def _set(self, name: str, **changes: Any) -> None:
+    def change(self, name: str, **changes: Any) -> None:
+        """Change fields of a workload."""
         self.workloads[name] = replace(self.workloads[name], **changes)
 
     # Looking

@@ -170,11 +170,10 @@ def above(sums: Sums, plan: Plan, victim: Workload, seeker: Workload, pool: str,
         if not lines:
             continue
         extra = sum(held(s.placement) for s in plan.start if name in sums.family(sums.live[s.id].policy))
-        claimed = sum(
-            held(w.claim)
-            for w in plan.pending
-            if w.claim and w.id != seeker.id and name in sums.family(sums.live[w.id].policy)
-        )
+        promised = {w.id: held(w.claim) for w in sums.live.values() if w.state == "pending"}
+        promised |= {w.id: max(held(w.claim), promised[w.id]) for w in plan.pending}
+        promised.pop(seeker.id)
+        claimed = sum(milli for i, milli in promised.items() if name in sums.family(sums.live[i].policy))
         own = sums.request(seeker) if name in sums.family(seeker.policy) else 0
         out = sum(sums.held(sums.live[i]) for i in gone if name in sums.family(sums.live[i].policy))
         if not any(sums.usage(name, ln, leaving=False) + extra + claimed + own - out > ln.reserved for ln in lines):

@@ -213,7 +213,20 @@ def _anywhere(seeker: Seeker) -> Choice | None:
             if choice is not None:
                 return choice
     smallest_first = sorted(able, key=lambda t: (seeker.order(t)[0], t.amount, seeker.order(t)))
-    return _gradually(seeker, able) or _gradually(seeker, smallest_first)
+    return _gradually(seeker, able) or _gradually(seeker, smallest_first) or _any_set(seeker, able)
+
+
+def _any_set(seeker: Seeker, able: Sequence[Tenancy]) -> Choice | None:
+    """Try every small set where there are few to choose from."""
+    if len(able) > _EXACT:
+        return None
+    for size in range(2, min(4, len(able)) + 1):
+        for group in combinations(able, size):
+            legal = in_legal_order(seeker, group)
+            choice = _carry_out(seeker, legal) if legal else None
+            if choice is not None:
+                return choice
+    return None
 
 
 def _own_first(seeker: Seeker, tenancy: Tenancy) -> bool:

@@ -1,0 +1,109 @@
+"""A second opinion: every set of victims is tried in small worlds, and must agree with the engine (I4, I5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations, permutations
+from random import Random
+
+import pytest
+from engine.invariants import Sums
+from makeway_quota.engine import GPU, Workload
+from worlds import World
+
+SIZES = (1, 1, 2, 3)
+
+
+def crowded(random: Random, workers: int = 1) -> World:
+    """Make up a small cluster full of running work, where one more job or session, `seeker`, asks."""
+    world = World(consolidation=False)
+    world.pool("p", nodes=random.randint(2, 3), gpus=random.choice([3, 4]))
+    for name in ("a", "b", "c"):
+        world.team(name, reserved=random.randint(1, 5))
+    for size in (1, 2, 3):
+        world.profile(f"g{size}", size)
+    world.profile("ask", random.choice([1, 2, 3]) if workers == 1 else random.choice([1, 2]), workers=workers)
+    for node in list(world.nodes):
+        free = world.nodes[node].gpus
+        while free > 0 and random.random() < 0.95:
+            size = min(free, random.choice(SIZES))
+            free -= size
+            kind = "session" if random.random() < 0.15 else "job"
+            name = f"w{len(world.workloads):02}"
+            world.run(name, random.choice("abc"), f"g{size}", node, kind=kind)
+            devices = tuple(range(world.nodes[node].gpus - free - size, world.nodes[node].gpus - free))
+            placed = world.workloads[name].placement[0]
+            world.change(name, placement=(type(placed)(0, node, devices),))
+    return world.submit("seeker", random.choice("abc"), "ask", kind=random.choice(["job", "session"]))
+
+
+def in_quota(sums: Sums, seeker: Workload) -> bool:
+    line = sums.policies[seeker.policy].quotas[0]
+    return sums.usage(seeker.policy, line, firm=seeker.firm) + sums.request(seeker) <= line.reserved
+
+
+def fits(sums: Sums, seeker: Workload, gone: Iterable[str]) -> bool:
+    each = sums.gpus(seeker) // GPU
+    free = sums.left(gone).values()
+    return sum(devices.count(GPU) // each for devices in free) >= sums.workers(seeker)
+
+
+def legal(sums: Sums, seeker: Workload, group: tuple[Workload, ...]) -> bool:
+    return any(legal_in_order(sums, seeker, order) for order in permutations(group))
+
+
+def legal_in_order(sums: Sums, seeker: Workload, order: tuple[Workload, ...]) -> bool:
+    use = {name: sums.usage(name, policy.quotas[0]) for name, policy in sums.policies.items()}
+    use[seeker.policy] += sums.request(seeker)
+    for victim in order:
+        if use[victim.policy] <= sums.policies[victim.policy].quotas[0].reserved:
+            return False
+        use[victim.policy] -= sums.held(victim)
+    return True
+
+
+def solutions(sums: Sums, seeker: Workload) -> Iterator[tuple[Workload, ...]]:
+    able = [w for w in sums.live.values() if w.state == "running" and not w.firm]
+    for size in range(1, min(4, len(able)) + 1):
+        for group in combinations(able, size):
+            if fits(sums, seeker, [w.id for w in group]) and legal(sums, seeker, group):
+                yield group
+
+
+def judge(world: World, exact: bool) -> bool:
+    """Compare the engine with every possible answer; say whether there was something to compare."""
+    sums = Sums(world.snapshot())
+    seeker = sums.live["seeker"]
+    if not in_quota(sums, seeker) or fits(sums, seeker, []):
+        return False
+    plan = world.plan()
+    chosen = tuple(sums.live[e.id] for e in plan.evict)
+    found = list(solutions(sums, seeker))
+    if chosen:
+        assert legal_in_order(sums, seeker, chosen), "I3"
+        assert fits(sums, seeker, [w.id for w in chosen]), "I4"
+        for one in chosen:
+            assert not fits(sums, seeker, [w.id for w in chosen if w is not one]), f"I4: {one.id} need not leave"
+    elif found:
+        raise AssertionError(f"I5: {[w.id for w in found[0]]} would have made room")
+    if exact and found:
+        least = min(sum(map(sums.held, group)) for group in found)
+        assert sum(map(sums.held, chosen)) == least, "rule 4: the fewest GPUs"
+    return bool(found)
+
+
+@pytest.mark.covers("F09", "F16", "F17", "F20", "F36", "F42")
+def test_the_engine_finds_the_fewest_victims_whenever_there_are_any() -> None:
+    assert sum(judge(crowded(Random(start)), exact=True) for start in range(600)) > 100
+
+
+@pytest.mark.covers("F16", "F17")
+def test_the_engine_finds_victims_for_gangs_whenever_there_are_any() -> None:
+    assert sum(judge(crowded(Random(start), workers=2), exact=False) for start in range(400)) > 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_engine_agrees_with_brute_force_at_length() -> None:
+    for start in range(1000, 12_000):
+        judge(crowded(Random(start), workers=1 + start % 2), exact=start % 2 == 0)
