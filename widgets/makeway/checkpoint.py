@@ -127,8 +127,9 @@ def notice() -> Notice | None:
         with open(os.environ["MAKEWAY_STOP_FILE"], encoding="utf-8") as file:
             said = json.load(file)
         who = (said.get("by_team"), said.get("by_owner"), said.get("by_workload"))
-        return Notice(str(said["reason"]), *who, said["at"], said["deadline"], bool(said.get("rehearsal")))
-    except (OSError, ValueError, KeyError, TypeError):
+        at, deadline = float(said["at"]), float(said["deadline"])
+        return Notice(str(said["reason"]), *who, at, deadline, bool(said.get("rehearsal")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         at = _signals.at or time.time()
         grace = float(os.environ.get("MAKEWAY_GRACE", "30"))
         return Notice("the process was asked to stop", None, None, None, at, at + grace)
