@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 
 from . import api, assets, entry, pages, probes, problems
 from .auth import Directory, Doorman
+from .document import describe
 from .headers import Headers
 from .limits import Limits
 from .ports import Desk
@@ -36,6 +37,7 @@ def create_app(desk: Desk, settings: WebSettings, directory: Directory | None = 
         redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
     )
+    app.openapi = describe(app)  # type: ignore[method-assign]
     app.state.desk = desk
     app.state.settings = settings
     app.state.streams = Streams(settings)
