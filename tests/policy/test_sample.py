@@ -6,7 +6,7 @@ import pytest
 from makeway_quota import policy
 
 
-@pytest.mark.covers("F08", "F19", "N01")
+@pytest.mark.covers("F08", "N01")
 def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> None:
     document = policy.read(sample, "policy.yaml", {"gpu": 10})
     assert [(p.name, p.title) for p in document.policies] == [("rnd", "R&D"), ("devops", "DevOps")]
@@ -30,7 +30,6 @@ def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> Non
     assert policy.fit(document, {"gpu": 10}) is document
 
 
-@pytest.mark.covers("N22")
 @pytest.mark.parametrize(
     ("gpus", "quotas"),
     [
@@ -59,7 +58,22 @@ def test_a_sample_that_fits_keeps_every_letter(sample: str) -> None:
     assert policy.fit_text(sample, "policy.yaml", {"gpu": 10}) is sample
 
 
-@pytest.mark.covers("F06", "F07", "F11")
+@pytest.mark.covers("F33")
+def test_a_policy_is_of_a_group_a_person_or_a_list_of_people() -> None:
+    document = policy.read("""
+pools: [{name: gpu}]
+profiles: []
+policies:
+  - {name: team, groups: [rnd, interns]}
+  - {name: person, users: [ana]}
+  - {name: activity, users: [ana, bo], groups: [hackathon]}
+""")
+    assert document.teams_of("ana", ["interns"]) == ("team", "person", "activity")
+    assert document.teams_of("bo", []) == ("activity",)
+    assert document.teams_of("cleo", {"hackathon", "rnd"}) == ("team", "activity")
+    assert document.teams_of("dan", ["other"]) == ()
+
+
 def test_ranks_and_queues_are_read(sample: str) -> None:
     text = sample.replace("policies: [[rnd, devops]]", "policies: [rnd]", 1).replace(
         "policies: [[rnd, devops]]", "policies: [devops, rnd]", 1

@@ -187,7 +187,6 @@ while True:
 """
 
 
-@pytest.mark.covers("N07")
 def test_a_killed_service_leaves_whole_commits_only(sqlite_url: str, job) -> None:
     store = open_store(sqlite_url)
     for id in ("a", "b"):

@@ -103,6 +103,9 @@ def test_the_decision_log_is_read_in_pages(store: Store) -> None:
     assert [d.message for d in store.decisions(teams=["rnd"])] == ["5", "3", "1"]
     assert [d.message for d in store.decisions(workload="j0")] == ["6", "3", "0"]
     assert store.decisions(teams=[]) == []
+    store.commit([], [NewDecision("wait", "s1", None, "bo", "limit", "7")], now=8.0)
+    assert [d.message for d in store.decisions(teams=["rnd"], owner="bo")] == ["7", "5", "3", "1"]
+    assert [d.message for d in store.decisions(owner="bo")] == ["7"]
 
 
 def test_what_is_old_is_forgotten(store: Store, job) -> None:

@@ -91,7 +91,6 @@ def test_an_id_is_used_once(store: Store, job) -> None:
     assert caught.value.existing == first
 
 
-@pytest.mark.covers("F25")
 def test_a_server_has_one_live_session(store: Store, job) -> None:
     first = store.add_workload(job("s1", kind="session", server=""), now=1.0)
     store.add_workload(job("s2", kind="session", server="other"), now=1.0)

@@ -117,14 +117,22 @@ def attempts_of(connection: Connection, id: str) -> list[Attempt]:
 
 
 def decision_log(
-    connection: Connection, workload: str | None, teams: Sequence[str] | None, limit: int, before: int | None
+    connection: Connection,
+    workload: str | None,
+    teams: Sequence[str] | None,
+    owner: str | None,
+    limit: int,
+    before: int | None,
 ) -> list[Decision]:
-    """Read the decision log, newest first."""
+    """Read the decision log of these teams or this owner, newest first."""
     query = select(decisions).order_by(decisions.c.id.desc()).limit(bounded(limit))
     if workload is not None:
         query = query.where(decisions.c.workload == rows.clean(workload))
-    if teams is not None:
-        query = query.where(decisions.c.team.in_([rows.clean(team) for team in teams]))
+    whose = [] if teams is None else [decisions.c.team.in_([rows.clean(team) for team in teams])]
+    if owner is not None:
+        whose.append(decisions.c.owner == rows.clean(owner))
+    if whose:
+        query = query.where(or_(*whose))
     if before is not None:
         query = query.where(decisions.c.id < rows.clean(before))
     return [rows.decision(row) for row in connection.execute(query)]

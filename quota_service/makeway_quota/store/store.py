@@ -136,10 +136,14 @@ class Store:
         teams: Sequence[str] | None = None,
         limit: int = 100,
         before: int | None = None,
+        owner: str | None = None,
     ) -> list[Decision]:
-        """Read the decision log, newest first; `before` is the last id of the page before."""
+        """Read the decision log, newest first; `before` is the last id of the page before.
+
+        With `owner`, decisions about what is theirs count too, in whatever team or in none.
+        """
         with self._database.read() as connection:
-            return reads.decision_log(connection, workload, teams, limit, before)
+            return reads.decision_log(connection, workload, teams, owner, limit, before)
 
     def events(self, after: int, limit: int = 500) -> list[Event]:
         """Read what happened after event `after`, oldest first."""
