@@ -1,0 +1,223 @@
+"""`make run`: one clear sentence when it cannot start, and nothing left behind when it ends, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hub.portal import Portal, until
+from makeway_hub import checks, node
+from makeway_hub.ports import holder
+from makeway_hub.settings import read
+from makeway_hub.state import State, is_free
+from makeway_spawner.process import marked, start_ticks
+
+
+def settings(root: Path, **env: str) -> object:
+    return read({"MAKEWAY_STATE_DIR": str(root), **env})
+
+
+def processes_of(portal: Portal) -> list[int]:
+    """Everything that this portal started, found by what is in its environment."""
+    return [
+        *marked("MAKEWAY_STATE_DIR", str(portal.state.root)),
+        *marked("MAKEWAY_URL", portal.url + "/services/makeway"),
+    ]
+
+
+@pytest.mark.covers("N22")
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"PORT": "http"}, "PORT='http' is no port"),
+        ({"PORT": "70000"}, "use a number from 1 to 65535"),
+        ({"MAKEWAY_MODE": "cloud"}, "use demo (the default) or system"),
+        ({"MAKEWAY_LEASE_SECONDS": "soon"}, "is no number of seconds"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(env: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        read(env)
+
+
+def test_a_taken_port_is_named_with_the_program_that_has_it(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert f"process {os.getpid()}" in (holder(port) or "")
+        with pytest.raises(checks.CannotStart, match=rf"Port {port} is taken by .*process {os.getpid()}"):
+            checks.check_port(settings(tmp_path, PORT=str(port)))
+    assert is_free(port)
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "var").write_text("a file, not a directory")
+    with pytest.raises(checks.CannotStart, match="cannot be written"):
+        checks.check_state(settings(tmp_path / "var"))
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "FREE_MB", 10**9)
+    with pytest.raises(checks.CannotStart, match="MB left and Makeway wants"):
+        checks.check_state(settings(tmp_path))
+
+
+def test_an_old_python_and_a_missing_node_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PYTHON", (9, 9))
+    with pytest.raises(checks.CannotStart, match=r"needs Python 9\.9 or newer"):
+        checks.check_python()
+    monkeypatch.setattr(node, "find_node", lambda *_: None)
+    with pytest.raises(checks.CannotStart, match="make setup"):
+        checks.check_node()
+
+
+def test_system_mode_without_root_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(checks.CannotStart, match="only root may do"):
+        checks.check_mode(settings(tmp_path, MAKEWAY_MODE="system"))
+
+
+def test_secrets_and_ports_stay_the_same(tmp_path: Path) -> None:
+    first = State(tmp_path)
+    first.create()
+    said = (first.secret("a"), first.password(), first.ports())
+    assert (State(tmp_path).secret("a"), State(tmp_path).password(), State(tmp_path).ports()) == said
+    assert len(said[1]) == 19
+
+
+def test_two_portals_do_not_share_a_state_directory(tmp_path: Path) -> None:
+    State(tmp_path).create()
+    first = checks.OneAtATime(settings(tmp_path, PORT="8123"))
+    first.take()
+    with pytest.raises(checks.CannotStart, match=rf"process {os.getpid()}, http://127.0.0.1:8123"):
+        checks.OneAtATime(settings(tmp_path)).take()
+    first.release()
+    again = checks.OneAtATime(settings(tmp_path))
+    again.take()
+    again.release()
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N22")
+def test_ctrl_c_stops_everything_and_a_second_start_takes_less_than_ten_seconds(fresh: Portal) -> None:
+    fresh.start()
+    assert "ana" in fresh.said
+    assert "secrets/password" in fresh.said
+    assert fresh.state.password_file.read_text().strip() not in fresh.said
+    fresh.start_server("ana", profile="gpu1", team="rnd")
+    assert len(processes_of(fresh)) > 3
+    second = subprocess.run(
+        [sys.executable, "-m", "makeway_hub.embedded"], env=fresh.env, capture_output=True, text=True, timeout=30
+    )
+    assert second.returncode == 1
+    assert "Makeway runs already" in second.stderr
+    assert "Stopped." in fresh.stop()
+    assert fresh.process
+    assert fresh.process.returncode == 0
+    assert processes_of(fresh) == []
+    assert is_free(fresh.port)
+    begin = time.monotonic()
+    fresh.start()
+    assert time.monotonic() - begin < 10
+    until(lambda: not fresh.live_sessions(), "no lease is left of the first run")
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N07")
+def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) -> None:
+    fresh.start()
+    fresh.start_server("ana", profile="gpu1", team="rnd")
+    session = fresh.live_sessions()[0]
+    notebook = next(iter(marked("MAKEWAY_SESSION", session.id)))
+    os.kill(fresh.hub_pid, signal.SIGKILL)
+    assert fresh.process
+    assert fresh.process.wait(30) == 1
+    assert "JupyterHub ended unexpectedly" in fresh.said
+    assert start_ticks(notebook), "the notebook runs on"
+    fresh.start()
+    assert (fresh.server("ana") or {})["ready"]
+    time.sleep(20)  # longer than a lease lives: only renewals of the new Hub keep it
+    assert [s.id for s in fresh.live_sessions()] == [session.id]
+    assert start_ticks(notebook)
+    fresh.hub("DELETE", "/users/ana/server")
+    until(lambda: not fresh.live_sessions(), "given back")
+    assert not start_ticks(notebook)
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N07")
+def test_a_killed_starter_takes_the_hub_with_it_and_the_next_start_clears_up(fresh: Portal) -> None:
+    fresh.start()
+    hub = fresh.hub_pid
+    assert fresh.process
+    fresh.process.kill()
+    fresh.process.wait()
+    until(lambda: not start_ticks(hub), "the Hub ended", 60)
+    fresh.start()
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N07")
+def test_a_crashed_notebook_frees_its_gpu_and_leaves_no_process(portal: Portal) -> None:
+    portal.start_server("bo", profile="gpu1", team="devops")
+    session = next(s for s in portal.live_sessions() if s.user == "bo")
+    before = set(marked("MAKEWAY_SESSION", session.id))
+    child = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_SESSION": session.id, "PATH": os.environ["PATH"]})
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    begin = time.monotonic()
+    until(lambda: not [s for s in portal.live_sessions() if s.user == "bo"], "the GPU is free", 30)
+    assert time.monotonic() - begin < 30
+    assert child.wait(10) == -signal.SIGKILL  # a daemon that a kernel left behind would still use the GPU
+    until(lambda: not portal.server("bo"), "the Hub knows")
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N07")
+def test_a_killed_service_is_back_soon_and_notebooks_keep_their_gpus(portal: Portal) -> None:
+    portal.start_server("lea", profile="gpu1", team="rnd")
+    mine = [s.id for s in portal.live_sessions() if s.user == "lea"]
+    service = next(
+        pid
+        for pid in marked("JUPYTERHUB_SERVICE_NAME", "makeway")
+        if str(portal.state.root) in Path(f"/proc/{pid}/environ").read_text()
+    )
+    os.kill(service, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            return [s.id for s in portal.live_sessions() if s.user == "lea"] == mine
+        except Exception:
+            return False
+
+    until(back, "the service is back with the lease", 20)
+    assert (portal.server("lea") or {})["ready"]
+    portal.hub("DELETE", "/users/lea/server")
+    until(lambda: not [s for s in portal.live_sessions() if s.user == "lea"], "given back")
+
+
+@pytest.mark.e2e
+def test_kept_notebooks_survive_ctrl_c(tmp_path: Path) -> None:
+    portal = Portal(tmp_path, MAKEWAY_KEEP="1").start()
+    try:
+        portal.start_server("ana", profile="gpu1", team="rnd")
+        session = portal.live_sessions()[0]
+        notebook = next(iter(marked("MAKEWAY_SESSION", session.id)))
+        portal.stop()
+        assert start_ticks(notebook)
+        portal.start()
+        assert (portal.server("ana") or {})["ready"]
+        assert [s.id for s in portal.live_sessions()] == [session.id]
+    finally:
+        portal.env["MAKEWAY_KEEP"] = ""
+        portal.stop()
+        portal.start()
+        portal.stop()
+    assert not start_ticks(notebook)
