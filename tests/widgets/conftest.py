@@ -74,9 +74,9 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
 def ana(portal: Portal) -> Iterator[Client]:
     """This process as ana's kernel; what she left running is cancelled."""
     connection.connect(portal.url, "ana")
-    service = connection.client()
-    yield service
-    for job in service.jobs(mine=True, limit=200).jobs:
-        if not job.state.ended:
-            service.cancel(job.id)
+    with portal.client("ana") as service:
+        yield service
+        for job in service.jobs(mine=True, limit=200).jobs:
+            if not job.state.ended:
+                service.cancel(job.id)
     connection.disconnect()

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from makeway import feed as feed_module
 from makeway.feed import Feed
-from makeway.teams import Picture
+from makeway.teams import Picture, banners, live
 from makeway_api.client import AsyncClient, Client
-from makeway_api.models import JobAsk
+from makeway_api.models import JobAsk, State
 from notebook import Notebook
+from samples import NOW
 
 from .conftest import Portal
 
@@ -189,3 +190,34 @@ def test_the_widget_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path) -> 
         assert notebook.run(f"w.close(); v.close()\n{count}").out == "0\n"
     finally:
         notebook.close()
+
+
+SAVES_SLOWLY = ["sh", "-c", "trap 'sleep 1.5; exit 75' TERM; while :; do sleep 0.1; done"]
+
+
+@pytest.mark.covers("N14", "F40", "N13")
+def test_both_sides_of_a_reclaim_are_told(portal: Portal, feed: Feed, ana: Client) -> None:
+    bo = portal.client("bo")
+    for n in range(3):
+        ana.submit(JobAsk(name=f"sweep {n}", profile="gpu3", command=SAVES_SLOWLY))
+    mine, theirs = Watcher(), Watcher()
+    other = Feed(lambda: AsyncClient(portal.url, "bo"))
+    feed.listen(mine)
+    other.listen(theirs)
+    mine.until(lambda p: [job.state for job in p.mine].count(State.RUNNING) == 3)
+    job = bo.submit(JobAsk(name="urgent", profile="gpu3", command=SLEEP))
+    try:
+        leaving = mine.until(lambda p: "makes way for devops (bo)" in banners(p))
+        assert banners(leaving).count('role="status"') == 1
+        assert "Your job sweep" in banners(leaving)
+        coming = theirs.until(lambda p: "GPUs are on their way to your job urgent" in banners(p))
+        assert "rnd" in banners(coming) or "R&amp;D" in banners(coming)
+        done = theirs.until(lambda p: any(j.state is State.RUNNING for j in p.mine))
+        assert banners(done) == ""
+        back = mine.until(lambda p: banners(p) == "" and any(j.preemptions for j in p.mine))
+        assert live(back, NOW).count("waiting again") >= 1
+    finally:
+        bo.cancel(job.id)
+        bo.close()
+        other.leave(theirs)
+        feed.leave(mine)

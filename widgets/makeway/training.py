@@ -283,7 +283,7 @@ def job(id: str) -> Job:
     try:
         return Job(client().job(wanted))
     except MakewayError as error:
-        if error.status != 404:
+        if error.status not in (404, 422):  # 422: a name with spaces can be no id
             raise explain(error) from None
     mine = _ask(client().jobs, mine=True, limit=200).jobs
     named = [j for j in mine if j.name == wanted] or [j for j in mine if wanted and j.id.startswith(wanted)]

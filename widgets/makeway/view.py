@@ -38,7 +38,8 @@ def why(job: Job, now: datetime) -> str:
         whose = f", borrowed from {listed(job.borrowed_from)}" if job.borrowed_from else ""
         over = f"over quota{whose}; {checkpoint(job, now)}" if job.over_quota else "in quota"
         return over
-    return job.message or (job.reason.message if job.reason else "")
+    said = job.reason.message if job.reason else ""
+    return said or job.message if job.state is State.CANCELLED else job.message or said
 
 
 def checkpoint(job: Job, now: datetime) -> str:

@@ -1,0 +1,126 @@
+"""The `makeway` command against the real service: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from makeway import cli, connection
+from makeway_api.client import Client
+from makeway_api.models import State
+
+from .conftest import Portal
+
+
+class Said:
+    """How a command ended and what it printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def makeway(ana: Client, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Said:
+        code = cli.main(words)
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        return Said(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def root(portal: Portal, ana: Client) -> None:
+    """From now on it is the administrator who types."""
+    connection.connect(portal.url, "root")
+
+
+def test_a_script_is_submitted_followed_and_listed(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    Path("train.py").write_text("import sys\nprint('args', sys.argv[1:])")
+    said = makeway("submit", "--profile", "gpu1", "--name", "from a shell", "--wait", "train.py", "--lr", "0.1")
+    assert said.code == 0, said.err
+    assert "succeeded" in said.out
+    id = ana.jobs(mine=True).jobs[0].id
+    assert makeway("logs", id).out == "args ['--lr', '0.1']\n"
+    assert "from a shell" in makeway("jobs").out
+    assert "from a shell" in makeway("job", id).out
+    said = makeway("logs", "-f", "from a shell")
+    assert f"job {id} succeeded" in said.out, said.err
+
+
+def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    said = makeway("submit", "-p", "gpu1", "--wait", "--", "sh", "-c", "exit 3")
+    assert said.code == 1
+    assert "failed" in said.out
+    said = makeway("submit", "-p", "gpu1", "--", "sleep", "60")
+    assert said.code == 0
+    id = ana.jobs(mine=True).jobs[0].id
+    assert makeway("cancel", id).out.startswith(f"{id}: ")
+    job = ana.job(id)
+    while not job.state.ended:
+        job = ana.job(id, wait=5, version=job.version)
+    assert job.state is State.CANCELLED
+    assert "cancelled by its owner" in makeway("job", id).out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["submit"], "makeway: say what to run: makeway submit train.py, or makeway submit -- python -m train."),
+        (["submit", "absent.py"], "makeway: there is no file 'absent.py' here;"),
+        (["submit", "-p", "gpu11", "--", "true"], "Did you mean gpu1?"),
+        (["submit", "--team", "devops", "--", "true"], "you are not in a team 'devops'."),
+        (["job", "nothing"], "makeway: there is no job 'nothing' that you may see."),
+        (["policy", "validate", "absent.yaml"], "makeway: absent.yaml cannot be read: No such file or directory."),
+        (["policy", "get"], "makeway: "),
+    ],
+)
+def test_mistakes_are_one_sentence(makeway, words: list[str], says: str) -> None:  # type: ignore[no-untyped-def]
+    said = makeway(*words)
+    assert said.code == 1
+    assert says in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.covers("F38")
+def test_usage(makeway) -> None:  # type: ignore[no-untyped-def]
+    said = makeway("usage")
+    assert "TEAM" in said.out
+    assert "rnd" in said.out
+    assert "0 of 10 GPUs in use, 10 idle." in said.out
+    assert "virtual" in said.out
+
+
+@pytest.mark.usefixtures("root")
+def test_the_policy_is_read_checked_and_put_into_force(makeway) -> None:  # type: ignore[no-untyped-def]
+    document = makeway("policy", "get").out
+    assert "policies:" in document
+    Path("policy.yaml").write_text(document)
+    said = makeway("policy", "validate", "policy.yaml")
+    assert said.out == "policy.yaml is valid. It changes nothing.\n"
+    Path("policy.yaml").write_text(document.replace("limit: 9", "limit: 8", 1))
+    assert "It would change:" in makeway("policy", "validate", "policy.yaml").out
+    assert "would start" in makeway("policy", "preview", "policy.yaml").out
+    Path("broken.yaml").write_text("pools: [{name: gpu, size: -3}]\n")
+    said = makeway("policy", "validate", "broken.yaml")
+    assert said.code == 1
+    assert said.err.startswith("broken.yaml")
+    assert makeway("policy", "apply", "broken.yaml").code == 1
+    said = makeway("policy", "apply", "policy.yaml", "-m", "less for rnd")
+    assert "is in force." in said.out
+    assert "less for rnd" in makeway("policy", "history").out
+    Path("policy.yaml").write_text(document)
+    assert makeway("policy", "apply", "policy.yaml", "-m", "back").code == 0
+
+
+def test_without_a_portal_it_says_what_to_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in os.environ if n.startswith(("MAKEWAY_", "JUPYTERHUB_"))]:
+        monkeypatch.delenv(name)
+    assert cli.main(["jobs"]) == 1
+    assert "MAKEWAY_URL is not set" in capsys.readouterr().err
