@@ -128,7 +128,9 @@ def decision_log(
     query = select(decisions).order_by(decisions.c.id.desc()).limit(bounded(limit))
     if workload is not None:
         query = query.where(decisions.c.workload == rows.clean(workload))
-    whose = [] if teams is None else [decisions.c.team.in_([rows.clean(team) for team in teams])]
+    whose: list[ColumnElement[bool]] = []
+    if teams is not None:
+        whose.append(decisions.c.team.in_([rows.clean(team) for team in teams]))
     if owner is not None:
         whose.append(decisions.c.owner == rows.clean(owner))
     if whose:
