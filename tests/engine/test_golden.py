@@ -177,3 +177,56 @@ def test_g13_own_limit() -> None:
     world.release().settle()
     assert "s" in world.named()
     assert world.used("a") == 9
+
+
+@pytest.mark.covers("F42", "F17")
+def test_g10_gang() -> None:
+    world = World().pool("p", nodes=4, gpus=8).team("a", reserved=16).team("b", reserved=16)
+    world.profile("gpu8", 8).profile("gpu4", 4).profile("gang", 8, workers=2)
+    world.jobs("b1 b2 b3", "b", "gpu8").settle()
+    plan = world.submit("g1", "b", "gang").step()
+    assert not plan.start, "one whole node is free: all or nothing"
+    plan = world.submit("g2", "a", "gang").step()
+    assert [e.id for e in plan.evict] == ["b3"], "one node is free, so one node's worth has to leave"
+    world.release().settle()
+    assert {p.node for p in world.workloads["g2"].placement} == {"p-3", "p-4"}
+    assert len(world.workloads["g2"].placement) == 2
+    assert not world.plan().acts
+
+
+@pytest.mark.covers("F17", "F42")
+def test_g10_gang_takes_the_cheapest_nodes() -> None:
+    world = World(consolidation=False).pool("p", nodes=4, gpus=8).team("a", reserved=16).team("b", reserved=4)
+    world.profile("gpu8", 8).profile("gpu2", 2).profile("gang", 8, workers=2)
+    world.run("w1", "b", "gpu8", "p-1").run("w2", "b", "gpu2", "p-2").run("w3", "b", "gpu8", "p-3")
+    world.run("w4", "b", "gpu2", "p-4").submit("g", "a", "gang")
+    plan = world.step()
+    assert sorted(e.id for e in plan.evict) == ["w2", "w4"]
+
+
+def cloud() -> World:
+    world = World().pool("local", gpus=8).pool("cloud", nodes=0, kind="autoscaled", max_nodes=2, node_gpus=8)
+    return world.team("a", reserved=0).profile("gpu4", 4, pools=("local", "cloud"))
+
+
+@pytest.mark.covers("F02", "F06", "F49", "F54", "F72")
+def test_g11_cloud_last() -> None:
+    world = cloud().jobs("j1 j2", "a", "gpu4")
+    plan = world.step()
+    assert [s.pool for s in plan.start] == ["local", "local"]
+    assert not plan.scale
+    plan = world.submit("j3", "a", "gpu4").step()
+    assert [(s.pool, s.nodes, s.beneficiaries) for s in plan.scale] == [("cloud", 1, ("j3",))]
+    assert world.reason("j3") == ("waiting_for_node", "Waits for a node of pool cloud: 0 of 1 booting.")
+    plan = world.end("j1").step()
+    assert [(s.id, s.pool) for s in plan.start] == [("j3", "local")]
+    assert not plan.scale
+
+
+@pytest.mark.covers("F50", "F72")
+def test_g11_stays_within_the_budget() -> None:
+    world = cloud().jobs("j1 j2 j3 j4 j5 j6 j7", "a", "gpu4")
+    plan = world.step()
+    assert [(s.pool, s.nodes) for s in plan.scale] == [("cloud", 2)]
+    codes = {w.id: w.code for w in plan.pending}
+    assert codes == dict.fromkeys(["j3", "j4", "j5", "j6"], "waiting_for_node") | {"j7": "over_budget"}

@@ -163,12 +163,14 @@ def _on_many_nodes(seeker: Seeker) -> Choice | None:
         have = node.workers(seeker.need, True)
         most = _most(seeker, node, able)
         if most:
-            cost = 0 if most == have else sum(t.amount for t in able)
-            offers.append((cost / most, node.position, node, able, most))
-    offers.sort(key=lambda offer: offer[:2])
+            leaving = [] if most == have else able
+            cost = sum(t.amount for t in leaving) / most
+            orders = sorted(seeker.order(t) for t in leaving)
+            offers.append((cost, orders, node.position, node, able, most))
+    offers.sort(key=lambda offer: offer[:3])
     missing = seeker.need.least
     chosen: list[Tenancy] = []
-    for _, _, node, able, most in offers:
+    for _, _, _, node, able, most in offers:
         if missing <= 0:
             break
         missing -= _clear(seeker, node, able, min(most, missing), chosen)

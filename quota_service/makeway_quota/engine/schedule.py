@@ -10,6 +10,7 @@ from .draft import Draft
 from .order import Queue, Turn, queues
 from .plan import Plan
 from .reasons import closed_or_paused, explain, refuse
+from .scale import scale
 from .state import Snapshot, Workload
 from .world import PoolState
 
@@ -28,6 +29,7 @@ def schedule(snapshot: Snapshot) -> Plan:
             refuse(cluster, draft, queue)
         else:
             explain(cluster, draft, queue)
+    scale(cluster, draft, waiting)
     return draft.plan()
 
 

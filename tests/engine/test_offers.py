@@ -1,0 +1,76 @@
+"""What the picker answers, and the numbers of each team."""
+
+from __future__ import annotations
+
+import pytest
+from makeway_quota.engine import GPU, offer, usage_by_team
+from worlds import World
+
+
+def lab() -> World:
+    """Ten GPUs; ana's team trains on nine of them."""
+    world = World().pool("h100", gpus=10).team("rnd", 5, limit=9, title="R&D").team("devops", 5, limit=9)
+    world.profile("gpu1", 1).profile("gpu2", 2).profile("gpu6", 6)
+    world.jobs(" ".join(f"r{i}" for i in range(1, 10)), "rnd", "gpu1", owner="ana").settle()
+    return world
+
+
+@pytest.mark.covers("N03")
+def test_ready_now() -> None:
+    found = offer(lab().snapshot(), "devops", "gpu1", owner="bo")
+    assert (found.code, found.reason, found.message) == ("ready_now", "starting", "Ready now.")
+
+
+@pytest.mark.covers("N03", "F40")
+def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
+    found = offer(lab().snapshot(), "devops", "gpu2", owner="bo")
+    assert found.code == "ready_after_reclaim"
+    assert found.seconds == 30
+    assert [(v.id, v.owner, v.policy, v.gpus) for v in found.victims] == [("r9", "ana", "rnd", GPU)]
+    assert found.message == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
+
+
+@pytest.mark.covers("N03", "F25")
+def test_refused_with_names() -> None:
+    world = lab().session("s1", "devops", "gpu2", owner="alice").settle() and lab()
+    world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").settle()
+    found = offer(world.snapshot(), "devops", "gpu2", owner="carol")
+    assert found.code == "refused"
+    assert found.message == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
+    assert offer(world.snapshot(), "devops", "gpu6").message == "This session needs 6 GPUs; devops has 5 guaranteed."
+
+
+@pytest.mark.covers("N03")
+def test_a_preemptible_session_runs_over_quota() -> None:
+    world = lab().end("r9", "r8")
+    found = offer(world.snapshot(), "rnd", "gpu2", preemptible=True)
+    assert found.code == "ready_now"
+    assert not found.in_quota
+    assert "over quota" in found.message
+
+
+@pytest.mark.covers("N03")
+def test_a_job_waits_for_the_limit() -> None:
+    found = offer(lab().snapshot(), "rnd", "gpu1", kind="job")
+    assert (found.code, found.reason) == ("wait", "limit")
+    assert found.message == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
+
+
+@pytest.mark.covers("F02", "N03")
+def test_closed_and_too_large_are_refused() -> None:
+    world = lab().profile("gpu16", 16).profile("closed", 1, policies=["devops"])
+    assert offer(world.snapshot(), "rnd", "gpu16", kind="job").reason == "too_large"
+    found = offer(world.snapshot(), "rnd", "closed", kind="job")
+    assert (found.code, found.reason) == ("refused", "queue_closed")
+
+
+@pytest.mark.covers("F37", "N13")
+def test_usage_says_who_borrows_from_whom() -> None:
+    world = lab().session("s", "rnd", "gpu1", owner="ana")
+    world.settle()
+    rnd, devops = sorted(usage_by_team(world.snapshot()), key=lambda t: t.policy, reverse=True)
+    assert (rnd.reserved, rnd.limit, rnd.guaranteed, rnd.in_quota, rnd.borrowed) == (5000, 9000, 1000, 4000, 4000)
+    assert rnd.borrowed_from == (("devops", 4000),)
+    assert (rnd.lent, rnd.free, rnd.total) == (0, 0, 10_000)
+    assert (devops.guaranteed, devops.in_quota, devops.borrowed, devops.lent) == (0, 0, 0, 4000)
+    assert devops.free == 1000
