@@ -1,0 +1,169 @@
+"""The launcher by itself, as a container runs it: no service, no detaching, plain signals."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
+
+
+class Container:
+    """A job's folder, and the launcher started in the foreground for it."""
+
+    def __init__(self, root: Path, launcher: Path = FOLDER) -> None:
+        self.root = root
+        self.launcher = [sys.executable, "-I", "-S", str(launcher)]
+
+    def start(self, *command: str, **order: Any) -> subprocess.Popen[bytes]:
+        """Write an order and start the launcher."""
+        order = {"workload": "j-1", "attempt": 1, "grace": 5, "directory": str(self.root / "job"), **order}
+        path = self.root / "order"
+        path.write_text(json.dumps({**order, "command": command}) + "\n")
+        return subprocess.Popen([*self.launcher, str(path)], stderr=subprocess.DEVNULL)
+
+    def run(self, *command: str, **order: Any) -> int:
+        """Start it and wait for its end."""
+        return self.start(*command, **order).wait(20)
+
+    def file(self, name: str, attempt: int = 1) -> Path:
+        return self.root / "job" / f"attempt-{attempt}" / name
+
+    def status(self, attempt: int = 1) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.file("status.json", attempt).read_text())
+        return found
+
+    def until(self, name: str, text: str = "") -> None:
+        """Wait until a file is there and says something."""
+        ends = time.monotonic() + 15
+        while not (self.file(name).exists() and text in self.file(name).read_text()):
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Container:
+    return Container(tmp_path)
+
+
+def test_its_exit_code_is_the_jobs(container: Container) -> None:
+    assert container.run("sh", "-c", "exit 7") == 7
+    assert container.run("sh", "-c", "kill -9 $$", attempt=2) == 137
+    assert container.status(2)["message"] == "killed by SIGKILL (out of memory?)"
+
+
+def test_it_runs_from_a_copy_of_its_folder(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "bin" / "launcher", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = Container(tmp_path, tmp_path / "bin" / "launcher")
+    assert copy.run("sh", "-c", "exit 0") == 0
+    assert copy.status()["exit_code"] == 0
+
+
+def test_it_runs_as_a_module(container: Container) -> None:
+    container.launcher = [sys.executable, "-m", "makeway.launcher"]
+    assert container.run("sh", "-c", "exit 4") == 4
+
+
+def test_without_an_order_it_says_how_to_call_it() -> None:
+    done = subprocess.run([sys.executable, str(FOLDER)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "ORDER" in done.stderr
+
+
+def test_a_second_launcher_leaves_at_once(container: Container) -> None:
+    first = container.start("sh", "-c", "echo ran >> ../ran; sleep 0.5")
+    container.until("running.json")
+    assert container.run("sh", "-c", "echo ran >> ../ran") == 0
+    assert first.wait(20) == 0
+    assert (container.root / "job" / "ran").read_text() == "ran\n"
+
+
+@pytest.mark.covers("N11")
+def test_a_plain_sigterm_is_a_notice(container: Container) -> None:
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); print('up'); time.sleep(60)"
+    )
+    process = container.start(sys.executable, "-u", "-c", code, termination_file=str(container.root / "last-words"))
+    container.until("log", "up")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 75
+    assert (container.status()["acknowledged"], container.status()["noticed"]) == (True, True)
+    stop = json.loads(container.file("stop.json").read_text())
+    assert stop["reason"] == "the machine that it runs on is stopping"
+    assert 4.0 < stop["deadline"] - stop["at"] <= 5.0
+    words = json.loads((container.root / "last-words").read_text())
+    assert (words["exit_code"], words["tail"]) == (75, "up")
+
+
+def test_a_plain_sigterm_has_a_deadline_too(container: Container) -> None:
+    process = container.start("sh", "-c", "trap '' TERM; echo up; sleep 60", grace=0.3)
+    container.until("log", "up")
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 137
+    assert container.status()["message"] == "did not leave within 0.3 s and was killed; no checkpoint"
+
+
+def test_a_notice_without_a_signal_is_found(container: Container) -> None:
+    process = container.start("sleep", "60")
+    container.until("running.json")
+    notice = {"reason": "bo", "at": time.time(), "deadline": time.time() + 5}
+    container.file("notice.json").write_text(json.dumps(notice))
+    os.kill(process.pid, signal.SIGCHLD)  # instead of waiting for its next look
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert json.loads(container.file("stop.json").read_text()) == {**notice, "attempt": 1}
+
+
+def test_orphans_are_collected(container: Container) -> None:
+    process = container.start("sh", "-c", "for n in 1 2 3; do (setsid true &) ; done; sleep 0.3; echo up; sleep 60")
+    container.until("log", "up")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1, "no zombies"
+    process.terminate()
+    process.wait(20)
+
+
+def test_progress_goes_over_to_the_next_attempt(container: Container) -> None:
+    save = 'echo \'{"step": 12, "saved_at": 5.5, "acknowledged_at": 6}\' > "$MAKEWAY_PROGRESS_FILE"'
+    container.run("sh", "-c", save)
+    assert container.status()["message"] == "saved at step 12"
+    container.run("true", attempt=2)
+    status = container.status(2)
+    assert (status["step"], status["checkpoint_at"]) == (12, 5.5)
+
+
+def test_files_outside_are_refused_by_the_launcher_too(container: Container) -> None:
+    files = [{"path": "../../evil", "size": 1}]
+    order = {
+        "workload": "j",
+        "attempt": 1,
+        "command": ["true"],
+        "directory": str(container.root / "job"),
+        "files": files,
+    }
+    done = subprocess.run(
+        [*container.launcher, "-"], input=json.dumps(order).encode() + b"\nx", capture_output=True, check=False
+    )
+    assert done.returncode == 127
+    assert "outside of the working directory" in container.status()["message"]
+    assert not (container.root / "evil").exists()
+
+
+def test_its_code_is_plain_enough_for_old_images() -> None:
+    for file in FOLDER.glob("*.py"):
+        ast.parse(file.read_text(), feature_version=(3, 8))
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.run"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(FOLDER.parent)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
