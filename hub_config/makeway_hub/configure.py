@@ -13,7 +13,8 @@ from traitlets import default
 
 from .node import proxy_command
 from .pages import TEMPLATES
-from .people import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS, SampleAuthenticator, SystemAuthenticator
+from .people import SampleAuthenticator, SystemAuthenticator
+from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
 from .state import free_port
 

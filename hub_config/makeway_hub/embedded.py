@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from . import checks, leftovers
-from .people import SAMPLE_USERS
+from .sample import SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
 from .state import is_free
 

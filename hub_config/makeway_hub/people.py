@@ -13,16 +13,6 @@ from traitlets import Unicode
 
 from .pages import WithPages
 
-SAMPLE_GROUPS: dict[str, list[str]] = {"rnd": ["ana", "lea"], "devops": ["bo", "lea"]}
-SAMPLE_USERS: dict[str, str] = {
-    "ana": "team rnd",
-    "bo": "team devops",
-    "lea": "teams rnd and devops",
-    "guest": "no team",
-    "admin": "administrator of the Hub and of Makeway",
-}
-SAMPLE_ADMIN = "admin"
-
 
 class SampleAuthenticator(WithPages, Authenticator):  # type: ignore[misc]
     """The demo's people: known names, one password for all; it keeps outsiders out, not one from another."""
