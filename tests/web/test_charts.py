@@ -1,0 +1,111 @@
+"""Pictures: sums of widths, fractions, words for those who do not see them, colours that stay."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from makeway_api.models import Device, Holder, Kind, Node, State, TeamUsage
+from makeway_quota.web.charts import Look, bar, bar_scale, cell_tip, node, sentence
+from makeway_quota.web.palette import SLOTS, colours
+from web.portal import EVIL
+
+LOOK = Look(classes={"rnd": "t0", "devops": "t1"}, titles={"rnd": "R&D"}, jobs="/jobs/", devices=10)
+
+
+def holder(team: str = "rnd", gpus: float = 1, kind: Kind = Kind.JOB, over: bool = False, name: str = "n") -> Holder:
+    return Holder(
+        workload="j-1", kind=kind, team=team, owner="ana", name=name, gpus=gpus, over_quota=over, state=State.RUNNING
+    )
+
+
+def machine(*devices: Device, ready: bool = True) -> Node:
+    return Node(name="n1", pool="gpu", devices=list(devices), ready=ready)
+
+
+def team(**changes: object) -> TeamUsage:
+    facts = {"team": "rnd", "reserved": 5, "limit": 9, "used": 0, "guaranteed": 0, "in_quota": 0, "borrowed": 0}
+    return TeamUsage.model_validate({**facts, "lent": 0, "free": 5, **changes})
+
+
+def widths(svg: str, name: str) -> list[float]:
+    return [float(found) for found in re.findall(rf'class="seg {name} t0" x="[^"]*%" y="6" width="([^"]*)%"', svg)]
+
+
+def test_a_bar_adds_up_to_its_scale() -> None:
+    usage = team(used=8, guaranteed=1, in_quota=4, borrowed=3, free=0)
+    svg = str(bar(usage, 10, "t0"))
+    assert [widths(svg, name) for name in ("guaranteed", "in_quota", "borrowed", "lent", "free")] == [
+        [10], [40], [30], [], [],
+    ]  # fmt: skip
+    assert 'class="tick" x1="50%"' in svg
+    assert 'class="end" x1="90%"' in svg
+    assert sentence(usage) == "rnd uses 8 GPUs; reserved 5, limit 9: 1 in sessions, 4 in quota, 3 borrowed."
+
+
+def test_lent_and_free_fill_up_to_the_reservation() -> None:
+    svg = str(bar(team(used=1.5, guaranteed=0.5, in_quota=1, lent=2, free=1.5), 10, "t0"))
+    assert sum(sum(widths(svg, name)) for name in ("guaranteed", "in_quota", "lent", "free")) == 50
+
+
+def test_a_team_without_limit_reaches_the_end_of_the_scale() -> None:
+    usage = team(limit=None)
+    assert bar_scale([usage], 40) == pytest.approx(40, rel=0.01)
+    assert 'class="end"' not in str(bar(usage, 40, "t0"))
+    assert "no limit" in sentence(usage)
+
+
+def test_a_bar_of_nothing_is_no_division_by_zero() -> None:
+    assert "svg" in str(bar(team(reserved=0, limit=0, free=0), 0, "t0"))
+    assert bar_scale([], 0) > 0
+
+
+def test_shares_of_a_device_fill_their_part_of_the_cell() -> None:
+    drawn = str(node(machine(Device(index=0, free=0.25, holders=[holder(gpus=0.5), holder("devops", 0.25)])), LOOK))
+    assert re.findall(r'class="mw-box fill (t\d) running" x="([\d.]+)" y="0" width="([\d.]+)"', drawn) == [
+        ("t0", "0", "37"), ("t1", "37", "18.5"),
+    ]  # fmt: skip
+    assert "0.25 free" in drawn
+
+
+def test_cells_tell_who_what_and_why() -> None:
+    free, down = Device(index=1, free=1), Device(index=2, free=0)
+    assert cell_tip(machine(free), free, LOOK) == "GPU 1 on n1: free"
+    assert "not ready" in cell_tip(machine(free, ready=False), free, LOOK)
+    assert "Makeway does not manage" in cell_tip(machine(down), down, LOOK)
+    over = Device(index=0, free=0, holders=[holder(over=True)])
+    assert cell_tip(machine(over), over, LOOK) == (
+        "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when the owner needs it"
+    )
+    assert "#mw-hatch" in str(node(machine(over), LOOK))
+    session = Device(index=0, free=0, holders=[holder(kind=Kind.SESSION)])
+    drawn = str(node(machine(session), LOOK))
+    assert "#mw-session" in drawn
+    assert "href=" not in drawn.replace('href="#mw-session"', "")
+
+
+def test_names_with_markup_stay_text() -> None:
+    drawn = str(node(machine(Device(index=0, free=0, holders=[holder(name=EVIL, team=EVIL)])), LOOK))
+    assert "<script>" not in drawn
+    assert "&lt;script&gt;" in drawn
+
+
+def test_large_clusters_are_drawn_small() -> None:
+    small = Look(classes={}, titles={}, jobs="/", devices=800)
+    assert "<text" not in str(node(machine(Device(index=0, free=1)), small))
+
+
+def test_foreign_jobs_are_no_links() -> None:
+    look = Look(classes={}, titles={}, jobs="/jobs/", linked=frozenset({"devops"}))
+    assert "href" not in str(node(machine(Device(index=0, free=0, holders=[holder()])), look))
+
+
+def test_colours_differ_and_stay() -> None:
+    names = [f"team-{number}" for number in range(SLOTS)]
+    given = colours(names)
+    assert len(set(given.values())) == SLOTS
+    assert colours(reversed(names)) == given
+    assert (colours(["rnd", "devops"])["rnd"], colours(["rnd"])["rnd"]) == ("t0", "t0")
+    assert len(colours([*names, "one more"])) == SLOTS + 1
+
+

@@ -1,0 +1,258 @@
+"""The pages: what they show to whom, everything escaped, nothing from outside, nothing inline."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx2
+import pytest
+from makeway_api.models import Attempt, Checkpoint, Reason, State
+from web.portal import EVIL, PREFIX, Portal
+
+OUTSIDE = re.compile(r"""(?:src|href|action|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", re.IGNORECASE)
+
+
+class Reader(HTMLParser):
+    """Collects what a strict content policy forbids, and what a screen reader needs."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.inline: list[str] = []
+        self.ids: list[str] = []
+        self.labelled: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "style" or (tag == "script" and "src" not in found) or "style" in found:
+            self.inline.append(self.get_starttag_text() or tag)
+        self.inline += [f"{tag} {name}" for name in found if name.startswith(("on", "hx-on"))]
+        if found.get("id"):
+            self.ids.append(str(found["id"]))
+        if found.get("aria-labelledby"):
+            self.labelled.append(str(found["aria-labelledby"]))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def check(answer: httpx2.Response, status: int = 200) -> str:
+    """A page may come from here only, and may contain no script of its own."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    reader = Reader(answer.text)
+    assert reader.inline == []
+    assert len(reader.ids) == len(set(reader.ids)), "an id is used twice"
+    assert set(reader.labelled) <= set(reader.ids)
+    assert not OUTSIDE.search(answer.text)
+    assert "<script>alert" not in answer.text
+    return answer.text
+
+
+def xsrf(text: str) -> dict[str, str]:
+    return {"_xsrf": text.partition('name="makeway-xsrf" content="')[2].partition('"')[0]}
+
+
+def words(text: str) -> str:
+    return " ".join(" ".join(Reader(text).words).split())
+
+
+async def busy(web: Portal) -> list[str]:
+    """ana: a session and three jobs, one of them over quota, one waiting; bo: a job."""
+    session = await web.run.session("ana", "gpu1", "rnd")
+    await web.run.granted(session.id)
+    ids = [await web.running_job(EVIL), await web.running_job("second", "ana", "gpu2")]
+    ids.append(await web.running_job("third", "ana", "gpu2"))
+    ids.append((await web.run.submit("ana", "patient", profile="gpu3")).id)
+    await web.run.job(ids[3])
+    ids.append(await web.running_job("ops", "bo", "gpu1"))
+    return ids
+
+
+@pytest.mark.covers("F37", "F40", "N16", "N22")
+async def test_the_panel_shows_map_teams_queue_and_log(web: Portal) -> None:
+    ids = await busy(web)
+    text = check(await (await web.browser("root")).get(PREFIX))
+    shown = words(text)
+    for part in ("virtual GPUs", "9 /10 GPUs in use", "Cluster map", "R&D", "DevOps", "Decision log"):
+        assert part in shown, part
+    assert "R&D uses 8 of its limit of 9 GPUs; this job needs 3." in shown
+    assert "over quota" in shown
+    assert f'href="{PREFIX}jobs/{ids[0]}"' in text
+    assert "GPU 1 on virtual-1\nR&amp;D · ana: job &lt;script&gt;" in text
+    assert "notebook, starting, guaranteed" in text
+    assert text.count('fill="url(#mw-hatch)"') >= 2
+    assert "borrows 3 from DevOps" in shown
+    assert "lends 3 to R&D" in shown
+    assert "uses 8 GPUs; reserved 5, limit 9: 1 in sessions, 4 in quota, 3 borrowed" in text
+
+
+async def test_people_see_their_own_teams(web: Portal) -> None:
+    ids = await busy(web)
+    shown = check(await (await web.browser("bo")).get(PREFIX))
+    assert f"jobs/{ids[0]}" not in shown, "a job of another team is no link"
+    assert f"jobs/{ids[4]}" in shown
+    assert "patient" not in shown
+    assert 'id="h-teams"' in shown
+    assert f"{PREFIX}teams/rnd" not in shown
+    assert f"{PREFIX}policy" not in shown
+    alone = words(check(await (await web.browser("lone")).get(PREFIX)))
+    assert "You are in no team. Ask an administrator of the Hub" in alone
+
+
+async def test_the_changing_part_comes_alone(web: Portal) -> None:
+    ids = await busy(web)
+    browser = await web.browser("root")
+    for path in ("board", "teams/rnd", f"jobs/{ids[0]}"):
+        part = await browser.get(f"{PREFIX}live/{path}")
+        assert part.status_code == 200
+        assert "<html" not in part.text
+        assert Reader(part.text).inline == []
+
+
+@pytest.mark.covers("N16")
+async def test_a_team_page_is_for_its_members(web: Portal) -> None:
+    await busy(web)
+    shown = words(check(await (await web.browser("ana")).get(f"{PREFIX}teams/rnd")))
+    assert "patient" in shown
+    assert "ops" not in shown
+    foreign = words(check(await (await web.browser("bo")).get(f"{PREFIX}teams/rnd"), 403))
+    assert "You are not in the team rnd, so its page is not for you." in foreign
+    assert "no team nobody" in words(check(await (await web.browser("root")).get(f"{PREFIX}teams/nobody"), 404))
+    check(await (await web.browser("bo")).get(f"{PREFIX}teams/%3Cscript%3Ealert(1)"), 403)
+
+
+async def test_a_job_page(web: Portal) -> None:
+    id = await web.running_job(EVIL, source=f"print({EVIL!r})")
+    web.backend.attempts[(id, 1)].log.extend(f"epoch 1\n{EVIL}</pre>".encode())
+    browser = await web.browser("ana")
+    text = check(await browser.get(f"{PREFIX}jobs/{id}"))
+    shown = words(text)
+    for part in ("running", "Runs on 3 GPUs within the team's reservation.", "epoch 1", "Attempts", "Cancel"):
+        assert part in shown, part
+    assert "Resume" not in shown
+    assert EVIL in shown
+    check(await (await web.browser("bo")).get(f"{PREFIX}jobs/{id}"), 404)
+    assert "Cancel" not in words(check(await (await web.browser("eye")).get(f"{PREFIX}jobs/{id}")))
+
+
+@pytest.mark.covers("N12")
+async def test_the_buttons_of_a_job_page(web: Portal) -> None:
+    web.backend.leaves_after = 0.3
+    id = await web.running_job()
+    browser = await web.browser("ana")
+    token = xsrf((await browser.get(f"{PREFIX}jobs/{id}")).text)
+    shown = words(check(await browser.post(f"{PREFIX}jobs/{id}/preempt-test", data=token)))
+    assert "The rehearsal began" in shown
+    assert "checkpointing" in shown
+    await web.run.job(id, "running")
+    check(await browser.post(f"{PREFIX}jobs/{id}/cancel", data=token))
+    await web.run.job(id, "cancelled")
+    assert "back in the queue" in words(check(await browser.post(f"{PREFIX}jobs/{id}/resume", data=token)))
+    again = check(await browser.post(f"{PREFIX}jobs/{id}/resume", data=token), 409)
+    assert "there is nothing to resume" in words(again)
+    check(await browser.post(f"{PREFIX}jobs/{id}/explode", data=token), 404)
+    eye = await web.browser("eye")
+    forbidden = await eye.post(f"{PREFIX}jobs/{id}/cancel", data=xsrf((await eye.get(PREFIX)).text))
+    assert "it takes the scope custom:makeway:submit" in words(check(forbidden, 403))
+
+
+async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = await web.running_job()
+    job = await web.run.client("root").job(id)
+    lost = Attempt(
+        number=1, started_at=job.submitted_at, outcome="preempted", lost_seconds=61, checkpoint=Checkpoint(step=3),
+        message=EVIL,
+    )  # fmt: skip
+    failed = job.model_copy(
+        update={
+            "state": State.FAILED,
+            "attempts": [lost],
+            "reason": Reason(code="failed", message=f"It ended with 1: {EVIL}"),
+        }
+    )
+
+    async def one(*_: Any) -> Any:
+        return failed
+
+    async def error(*_: Any) -> dict[str, Any]:
+        return {"type": "ValueError", "message": EVIL, "traceback": ["File …\n", EVIL]}
+
+    monkeypatch.setattr(web.desk, "job", one)
+    monkeypatch.setattr(web.desk, "error", error)
+    shown = words(check(await (await web.browser("root")).get(f"{PREFIX}jobs/{id}")))
+    for part in ("ValueError", "step 3", "61 s", "Resume"):
+        assert part in shown
+
+
+@pytest.mark.covers("F12", "N17")
+async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
+    browser = await web.browser("root")
+    text = check(await browser.get(f"{PREFIX}policy"))
+    document = (await web.desk.policy_current()).document or ""
+    form = xsrf(text) | {"base": "1", "comment": EVIL}
+    assert "version 1 in force" in words(text)
+
+    wrong = document.replace("reserved: 5", "reserved: 500", 1)
+    answer = await browser.post(f"{PREFIX}policy", data=form | {"document": wrong, "action": "apply"})
+    shown = check(answer, 422)
+    assert "What is wrong" in words(shown)
+    assert 'data-line="' in shown
+    assert "reserved: 500" in shown, "what was typed is kept"
+
+    better = document.replace("limit: 9", "limit: 10").replace("\n", "\r\n")
+    for action in ("validate", "preview"):
+        shown = words(check(await browser.post(f"{PREFIX}policy", data=form | {"document": better, "action": action})))
+        assert "What it changes" in shown
+        assert ("What it would do now" in shown) is (action == "preview")
+    shown = words(check(await browser.post(f"{PREFIX}policy", data=form | {"document": better, "action": "apply"})))
+    assert "Version 2 is in force." in shown
+    assert EVIL in shown
+    stale = check(await browser.post(f"{PREFIX}policy", data=form | {"document": document, "action": "apply"}), 409)
+    assert "Somebody changed the policy meanwhile" in words(stale)
+    assert "as in version 1" in words(check(await browser.get(f"{PREFIX}policy?version=1")))
+    check(await browser.get(f"{PREFIX}policy?version=0"), 422)
+    for evil in (EVIL, "a: [", "\x01", "</textarea>" + EVIL, ""):
+        check(await browser.post(f"{PREFIX}policy", data=form | {"document": evil, "action": "preview"}), 422)
+
+
+@pytest.mark.covers("F12")
+async def test_the_policy_page_is_for_administrators(web: Portal) -> None:
+    browser = await web.browser("ana")
+    assert "by administrators only" in words(check(await browser.get(f"{PREFIX}policy"), 403))
+    form = xsrf((await browser.get(PREFIX)).text) | {"document": "x", "action": "apply"}
+    check(await browser.post(f"{PREFIX}policy", data=form), 403)
+
+
+async def test_error_pages_are_friendly(web: Portal) -> None:
+    browser = await web.browser("ana")
+    shown = words(check(await browser.get(f"{PREFIX}nothing/<script>alert(1)</script>"), 404))
+    assert "There is nothing at" in shown
+    assert "it takes the scope" in words(check(await (await web.browser("blind")).get(PREFIX), 403))
+    check(await web.as_(None, headers={"Accept": "text/html"}).get(f"{PREFIX}jobs/j-1"), 401)
+    assert (await browser.get(f"{PREFIX}nothing", headers={"Accept": "application/json"})).json()["status"] == 404
+
+
+async def test_the_address_without_its_slash(web: Portal) -> None:
+    answer = await web.as_(None).get(PREFIX.rstrip("/"))
+    assert (answer.status_code, answer.headers["location"]) == (302, PREFIX)
+
+
+async def test_everything_a_page_needs_is_served_from_here(web: Portal) -> None:
+    text = (await (await web.browser("root")).get(PREFIX)).text
+    stranger = web.as_(None)
+    for path in re.findall(rf'(?:src|href)="({PREFIX}static/[^"]+)"', text):
+        if "/vendor/" in path:
+            continue  # put there by the build, see test_packages.py
+        answer = await stranger.get(path)
+        assert answer.status_code == 200, path
+        assert "max-age" in answer.headers["cache-control"]
+        for needed in re.findall(r"@import\s+url\(([^)]+)\)|@import\s+\"([^\"]+)\"", answer.text):
+            inner = httpx2.URL(f"http://hub.test{path}").join("".join(needed).strip("\"'"))
+            assert (await stranger.get(inner)).status_code == 200, inner
