@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 # Written in pieces, so that this file does not find itself.
-MACHINE = re.compile("/" + "work/|/root/" + r"\.|/tmp/" + "(uvt|contract)")
+MACHINE = re.compile(r"(?<![\w.])/" + "work/|/root/" + r"\.|/tmp/" + "(uvt|contract)")
 REGISTRY = re.compile("pypi" + r"\.org|pythonhosted" + r"\.org|registry\." + r"npmjs|registry\." + "yarnpkg")
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
 LOCKS = {"uv.lock", "package-lock.json"}
