@@ -105,7 +105,7 @@ class Portal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in self._clients.values():
+        for client in (self.hub, *self._clients.values()):
             client.close()
         self._process.send_signal(signal.SIGINT)
         try:

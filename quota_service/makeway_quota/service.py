@@ -19,7 +19,7 @@ from .hubapi import HubApi
 from .leases import Leases
 from .loop import Loop
 from .orders import Orders
-from .policy import Document, PolicyInvalid, fit, read, write
+from .policy import Document, PolicyInvalid, fit_text, read
 from .store.store import Store, open_store
 from .watch import Watch, sizes_of
 
@@ -141,10 +141,9 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Mappi
     if current is None:
         text, source = seed_text(config)
         comment = f"seeded from {Path(source).name}"
-        document = read(text, source)
-        fitted = fit(document, sizes)
-        if fitted != document:
-            text, comment = write(fitted), f"{comment}, scaled to the GPUs of this machine"
+        fitted = fit_text(text, source, sizes)
+        if fitted != text:
+            text, comment = fitted, f"{comment}, scaled to the GPUs of this machine"
         current = store.add_policy(text, "makeway", comment, 0, now)
     try:
         return read(current.document, f"policy version {current.version}"), current.version

@@ -32,7 +32,8 @@ class Journal(Core):
             if teams is not None and team not in teams:
                 raise refuse(f"You are not in the team “{team}”, so its decisions are not shown.", "foreign_team", 403)
             teams = (team,)
-        rows = await self.read(self.store.decisions, workload, teams, limit, before)
+        owner = None if team is not None or teams is None else caller.name
+        rows = await self.read(self.store.decisions, workload, teams, limit, before, owner=owner)
         return [decision_model(row) for row in rows]
 
     async def events(self, caller: Caller, after: int | None = None) -> AsyncIterator[Event]:

@@ -86,7 +86,6 @@ class Policies(Core):
         )
         said = NewDecision("policy", None, None, caller.name, "policy", message[:2000], {"version": row.version})
         await self.read(self.store.commit, [], [said], now=now)
-        await self.read(self.store.add_event, "policy", None, caller.name, {"version": row.version}, now)
         self.wake()
         return _version(row, whole=True)
 
