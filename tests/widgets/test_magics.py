@@ -291,3 +291,15 @@ def test_a_service_that_is_away_is_told(portal: Portal, tmp_path: Path) -> None:
         assert "Restart your server from the Hub" in sentence(lost.run("%jobs"))
     finally:
         lost.close()
+
+
+def test_waiting_too_long_and_empty_logs_are_sentences(notebook: Notebook, service: Client) -> None:
+    job = running(service, notebook)
+    shown = notebook.run(f"import makeway\nmakeway.job('{job.id}').wait(0.3, quiet=True)")
+    assert shown.trouble == f"Job {job.id} is still running after 0.3 s; it goes on."
+    assert notebook.run("%logs").out == "The log is empty so far.\n"
+    assert sentence(notebook.run("%logs --attempt 7")).endswith("has no attempt 7; it was started 1 time.")
+    assert "cancelled" in notebook.run("%cancel").text
+    shown = notebook.run(f"makeway.job('{job.id}').result()")
+    assert shown.trouble.startswith(f"Cancelled: job {job.id} has no result.")
+    assert "Traceback" not in shown.trouble

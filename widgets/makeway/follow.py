@@ -12,8 +12,8 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Attempt, Job, LogChunk, State
 
 from .connection import client, explain
-from .problems import Left
-from .words import clock, duration, listed, plain, since, state_word
+from .problems import Left, Refused
+from .words import clock, count, duration, listed, plain, since, state_word
 
 T = TypeVar("T")
 
@@ -21,6 +21,7 @@ POLL = 20.0
 """Seconds of one long poll."""
 PATIENCE = 300.0
 """Seconds without an answer after which waiting gives up; the service may restart meanwhile."""
+FIRST_PAUSE = 0.5
 CHUNK = 262_144
 
 
@@ -92,6 +93,7 @@ def why_leaving(data: Job) -> str:
 
 def read_log(id: str, attempt: int | None = None, tail: int | None = None) -> str:
     """The log of one attempt (default: the newest), or its last `tail` lines."""
+    _check_attempt(id, attempt)
     chunk = _chunk(id, attempt, -CHUNK if tail is not None else 0)
     text = chunk.text
     while chunk.text and tail is None:
@@ -102,6 +104,7 @@ def read_log(id: str, attempt: int | None = None, tail: int | None = None) -> st
 
 def print_log(id: str, attempt: int | None = None, tail: int | None = None) -> None:
     """Print a job's log as it grows, attempt after attempt, until the job (or the one attempt) has ended."""
+    _check_attempt(id, attempt)
     with leaving_alone(id, "following"):
         data = _patiently(id, 0.0, None, None)
         number = attempt or data.attempt
@@ -119,6 +122,11 @@ def print_log(id: str, attempt: int | None = None, tail: int | None = None) -> N
         if not attempt:
             tell = f" ({data.message})" if data.message else ""
             _say(f"job {id} {state_word(data.state)}{tell}")
+
+
+def _check_attempt(id: str, attempt: int | None) -> None:
+    if attempt is not None and attempt > (made := _patiently(id, 0.0, None, None).attempt):
+        raise Refused(f"job {id} has no attempt {attempt}; it was started {count(made, 'time')}.")
 
 
 def _print_attempt(id: str, number: int, offset: int, tail: int | None) -> None:
@@ -194,7 +202,7 @@ def _patiently(id: str, wait: float, version: int | None, deadline: float | None
 
 def _retrying(call: Callable[[], T], deadline: float | None) -> T:
     """Ask again while the service is away, with growing pauses; other errors are said at once."""
-    begun, pause = time.monotonic(), 0.5
+    begun, pause = time.monotonic(), FIRST_PAUSE
     while True:
         try:
             return call()
@@ -203,5 +211,7 @@ def _retrying(call: Callable[[], T], deadline: float | None) -> T:
             late = deadline is not None and time.monotonic() + pause >= deadline
             if error.code != "unreachable" or gone > PATIENCE or late:
                 raise explain(error) from None
+            if pause == FIRST_PAUSE:
+                print("The quota service does not answer; still trying. The job is not affected.", file=sys.stderr)
             time.sleep(pause)
             pause = min(pause * 2, 10.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import pickle
 import subprocess
@@ -34,7 +35,7 @@ def run(submission: Submission) -> Any:
         env |= {**submission.env, "MAKEWAY_RESULT_FILE": str(result), "MAKEWAY_ERROR_FILE": str(error)}
         code = _watch([sys.executable, "-u", ".makeway/run.py"], folder, env)
         if code:
-            raise JobError("run here", *_failure(code))
+            raise _failure(code, error)
         return _value(result)
 
 
@@ -58,10 +59,14 @@ def _watch(command: list[str], folder: Path, env: dict[str, str]) -> int:
         raise Left("Stopped: the cell ran in this notebook, so it has ended.") from None
 
 
-def _failure(code: int) -> tuple[str, str, str]:
+def _failure(code: int, error: Path) -> JobError:
+    """Its traceback was printed already, so this names the exception only."""
+    if error.exists():
+        said = json.loads(error.read_text())
+        return JobError("", said["type"], said["message"])
     if code < 0:
-        return "Killed", f"the process was ended by signal {-code}", ""
-    return "Failed", f"the cell ended with exit code {code}; its traceback is above", ""
+        return JobError("", "Killed", f"the cell's process was ended by signal {-code}")
+    return JobError("", "Failed", f"the cell ended with exit code {code}")
 
 
 def _value(path: Path) -> Any:

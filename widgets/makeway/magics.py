@@ -89,7 +89,7 @@ class MakewayMagics(Magics):
         job = training.job(self._id(asked.id))
         text = job.logs(follow=asked.follow, attempt=asked.attempt, tail=asked.tail)
         if text is not None:
-            print(text, end="" if text.endswith("\n") else "\n")
+            print(text or "The log is empty so far.", end="" if text.endswith("\n") else "\n")
 
     @line_magic
     @_magic(options.cancel)

@@ -22,6 +22,13 @@ class Left(KeyboardInterrupt):
         return [str(self)]
 
 
+class StillRunning(TimeoutError):
+    """A job has not ended in the time that somebody wanted to wait."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class JobError(RuntimeError):
     """A job did not end well: the exception of its code, with the traceback as the job saw it."""
 
@@ -33,5 +40,6 @@ class JobError(RuntimeError):
         self.traceback = traceback
 
     def _render_traceback_(self) -> list[str]:
-        lines = self.traceback.rstrip().splitlines() or [str(self)]
-        return [f"Job {self.job} ended with an exception:", *lines]
+        if not self.traceback:
+            return [str(self)]
+        return [f"Job {self.job} ended with an exception:", *self.traceback.rstrip().splitlines()]

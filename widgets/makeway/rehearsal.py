@@ -17,7 +17,7 @@ def rehearse(job: Job, patience: float = 900.0) -> Job:
     before = job.data
     job.preempt_test()
     teller = Teller()
-    print(f"Rehearsal: job {job.id} gets the same notice as when an owner comes back. Nobody takes its GPUs.")
+    print(f"Rehearsal: job {job.id} gets the same notice as when an owner comes back; it returns by itself.")
     with leaving_alone(job.id, "watching the rehearsal"):
         for data in changes(job.id, time.monotonic() + patience):
             job.data = data
@@ -37,10 +37,12 @@ def verdict(data: JobData, number: int) -> str:
         return f"It ended before it had to leave ({attempt.outcome})."
     kept = attempt.checkpoint
     if kept is None or kept.step is None:
-        return (
-            "It left without a checkpoint: a real preemption would have cost all its work so far. "
-            "Use makeway.checkpoint in the cell: `for step in checkpoint.loop(...)`."
-        )
+        lost = f" and lost {duration(attempt.lost_seconds)} of work" if attempt.lost_seconds else ""
+        if "checkpoint" in data.source:
+            advice = "Its code had not come to its first checkpoint; try again when it has made some steps."
+        else:
+            advice = "Use makeway.checkpoint in the code: for step in checkpoint.loop(1000, save=save, load=load)."
+        return f"It left without a checkpoint{lost}. {advice}"
     took = f" {duration(since(kept.saved_at, attempt.ended_at))} before it left" if kept.saved_at else ""
     lost = f" and lost {duration(attempt.lost_seconds)} of work" if attempt.lost_seconds else ""
     return f"It saved step {kept.step}{took}{lost}; it is back in the queue and goes on from there."

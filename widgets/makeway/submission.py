@@ -135,10 +135,10 @@ def risk(job: Job, submission: Submission) -> str:
     data = job.data
     if not data.over_quota:
         return ""
-    whose = f" on GPUs borrowed from {listed(data.borrowed_from)}" if data.borrowed_from else ""
+    whose = f"GPUs of {listed(data.borrowed_from)}" if data.borrowed_from else "GPUs that others leave idle"
     text = (
-        f"Over quota: {gpus(data.gpus)} beyond what {data.team} has reserved, so this job runs{whose} "
-        "only until an owner wants them back; then it is asked to save and leaves, and resumes later by itself. "
+        f"Over quota: {data.team}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on {whose} until "
+        "their owner wants them back; then it is asked to save, leaves, and resumes later by itself. "
     )
     if submission.source and "checkpoint" not in submission.source:
         return text + "The cell does not use makeway.checkpoint: after making way it would start from the beginning."

@@ -81,11 +81,13 @@ def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
     """Who borrows from whom, a sentence each."""
     lines = []
     for team in teams:
+        name = team.title or team.team
         if team.borrowed_from:
-            lines.append(f"{team.title or team.team} borrows {listed(f'{gpus(x.gpus)} from {x.team}' for x in team.borrowed_from)}.")
+            taken = listed(f"{gpus(x.gpus)} from {x.team}" for x in team.borrowed_from)
+            lines.append(f"{name} borrows {taken}.")
         if team.lent_to:
             lent = listed(f"{gpus(x.gpus)} to {x.team}" for x in team.lent_to)
-            lines.append(f"{team.title or team.team} lends {lent}; a job within its quota gets them back.")
+            lines.append(f"{name} lends {lent}; a job within its quota gets them back.")
     return lines
 
 
@@ -134,7 +136,10 @@ def usage_table(teams: Sequence[TeamUsage], total: float | None = None) -> str:
 
 def _team_row(team: TeamUsage, per_gpu: float, total: float) -> str:
     cells = "".join(f'<td class="mw-r">{text}</td>' for text in row(team)[1:])
-    return f"<tr><td><b>{escape(team.title or team.team)}</b></td><td>{bars.bar(team, per_gpu, total)}</td>{cells}</tr>"
+    name = f"<b>{escape(team.title or team.team)}</b>"
+    if team.title not in ("", team.team):
+        name += f' <span class="mw-soft">{escape(team.team)}</span>'
+    return f"<tr><td>{name}</td><td>{bars.bar(team, per_gpu, total)}</td>{cells}</tr>"
 
 
 def banners(picture: Picture) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar, overload
 
 from makeway_api import models
 from makeway_api.errors import MakewayError
@@ -16,13 +16,14 @@ from makeway_api.models import Checkpoint, Decision, State
 from . import view
 from .connection import client, explain, me
 from .follow import Teller, changes, leaving_alone, print_log, read_log
-from .problems import JobError, Refused
+from .problems import JobError, Refused, StillRunning
 from .words import count, did_you_mean, duration, listed, state_word, table
 
 T = TypeVar("T")
 
 FRESH = 1.0
 """Seconds for which a picture of a job may be shown without asking again."""
+CANCEL_TAKES = 3.0
 CLONE_MAY_CHANGE = ("name", "team", "profile", "env", "priority", "time_limit", "workers", "max_failures")
 
 
@@ -122,7 +123,7 @@ class Job:
                     teller.tell(data)
         if not self.data.state.ended:
             still = state_word(self.data.state, self.data.preemptions)
-            raise TimeoutError(f"Job {self.id} is still {still} after {duration(timeout or 0)}; it goes on.")
+            raise StillRunning(f"Job {self.id} is still {still} after {duration(timeout or 0)}; it goes on.")
         return self
 
     def result(self, timeout: float | None = None, *, trust: bool = False) -> Any:
@@ -151,13 +152,15 @@ class Job:
         """What ended it, or None while it has not ended, or ended well."""
         data = self.refresh().data
         if data.state is State.CANCELLED:
-            return JobError(self.id, "Cancelled", data.message or "the job was cancelled")
+            why = data.reason.message if data.reason else data.message
+            return JobError(self.id, "Cancelled", f"job {self.id} has no result. {why}".strip())
         if data.state is not State.FAILED:
             return None
         error = self._error()
         if error is None:
             code = f" with exit code {data.exit_code}" if data.exit_code is not None else ""
-            return JobError(self.id, "Failed", data.message or f"the job ended{code}; `%logs {self.id}` tells more")
+            what = data.message or f"it ended{code}"
+            return JobError(self.id, "Failed", f"job {self.id}: {what}. `%logs {self.id}` tells more.")
         return JobError(self.id, error["type"], error["message"], error["traceback"])
 
     def logs(self, follow: bool = False, attempt: int | None = None, tail: int | None = None) -> str | None:
@@ -170,8 +173,11 @@ class Job:
     # -- what you may do with it -----------------------------------------------------------------------------
 
     def cancel(self) -> Job:
-        """End it now; its GPUs are free at once."""
-        return self._keep(_ask(client().cancel, self.id))
+        """End it now; its GPUs are free at once. Returns when it has ended, after a few seconds at the latest."""
+        self._keep(_ask(client().cancel, self.id))
+        for data in changes(self.id, time.monotonic() + CANCEL_TAKES):
+            self._keep(data)
+        return self
 
     def resume(self) -> Job:
         """Put an ended job back into the queue; it goes on from its checkpoint."""
@@ -264,6 +270,13 @@ class Jobs(list[Job]):
     def __init__(self, jobs: Iterable[Job] = (), more: bool = False) -> None:
         super().__init__(jobs)
         self.more = more
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Job: ...
+    @overload
+    def __getitem__(self, key: slice) -> Jobs: ...
+    def __getitem__(self, key: SupportsIndex | slice) -> Job | Jobs:
+        return Jobs(super().__getitem__(key)) if isinstance(key, slice) else super().__getitem__(key)
 
     def __repr__(self) -> str:
         if not self:

@@ -53,11 +53,16 @@ def checkpoint(job: Job, now: datetime) -> str:
     return f"last checkpoint: {', '.join(parts)}"
 
 
+def named(job: Job) -> str:
+    """The name that somebody gave it, if anybody did."""
+    return job.name if job.name != job.id else ""
+
+
 def job_row(job: Job, now: datetime) -> tuple[str, ...]:
     """One line of the table of jobs."""
     word = state_word(job.state, job.preemptions, job.attempt)
     return (
-        job.id, job.name or "–", f"{MARKS[job.state]} {word}", number(job.gpus), job.team,
+        job.id, named(job) or "–", f"{MARKS[job.state]} {word}", number(job.gpus), job.team,
         duration(since(job.submitted_at, now)), why(job, now)
     )  # fmt: skip
 
@@ -65,7 +70,7 @@ def job_row(job: Job, now: datetime) -> tuple[str, ...]:
 def job_text(job: Job) -> str:
     """A job in a few lines of plain text."""
     now = datetime.now(job.submitted_at.tzinfo)
-    title = f"Job {job.id}" + (f" {job.name!r}" if job.name else "")
+    title = f"Job {job.id}" + (f" {job.name!r}" if named(job) else "")
     lines = [f"{title}: {state_word(job.state, job.preemptions, job.attempt)}"]
     lines += [f"  {label:<12}{plain(text)}" for label, text in facts(job, now)]
     return "\n".join(lines)
@@ -120,7 +125,7 @@ def chip(job: Job) -> str:
 def job_card(job: Job, now: datetime) -> str:
     """A job as a card that still reads right in a notebook saved a year ago."""
     virtual = ' <span class="mw-chip mw-virtual">virtual GPUs</span>' if job.virtual else ""
-    name = escape(job.name or "unnamed job")
+    name = escape(named(job) or "Job without a name")
     rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in facts(job, now))
     return dressed(
         f'<div class="mw-card"><div><b>{name}</b> {chip(job)}{virtual} '
@@ -152,7 +157,7 @@ def jobs_rows(jobs: Iterable[Job], now: datetime, owner: bool = False) -> str:
 def _row(job: Job, now: datetime, owner: bool) -> str:
     who = f"<td>{escape(job.owner)}</td>" if owner else ""
     return (
-        f'<tr><td class="mw-mono">{escape(job.id)}</td><td>{escape(job.name or "–")}</td><td>{chip(job)}</td>'
+        f'<tr><td class="mw-mono">{escape(job.id)}</td><td>{escape(named(job) or "–")}</td><td>{chip(job)}</td>'
         f'<td class="mw-r">{number(job.gpus)}</td>{who}<td>{escape(job.team)}</td>'
         f'<td class="mw-r">{escape(duration(since(job.submitted_at, now)))}</td><td>{escape(why(job, now))}</td></tr>'
     )

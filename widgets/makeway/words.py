@@ -30,7 +30,9 @@ def count(n: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'8 s', '4 min', '2 h 5 min', '3 d 4 h'."""
+    """'0.4 s', '8 s', '4 min', '2 h 5 min', '3 d 4 h'."""
+    if 0.05 <= seconds < 0.95:
+        return f"{seconds:.1f} s"
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
