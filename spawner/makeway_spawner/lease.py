@@ -80,17 +80,18 @@ class LeaseMixin(_Spawner):  # type: ignore[misc]
 
     @default("options_form")
     def _default_options_form(self) -> Any:
-        return self._options_form
+        return self.draw_picker
 
     @default("options_from_form")
     def _default_options_from_form(self) -> Any:
-        return self._options_from_form
+        return self.read_picker
 
     @default("apply_user_options")
     def _default_apply_user_options(self) -> Any:
         return lambda spawner, options: None  # read and checked in run_pre_spawn_hook, where a refusal has words
 
-    async def _options_form(self, spawner: Any) -> str:
+    async def draw_picker(self, spawner: Any) -> str:
+        """Draw the start page's form with what this person can have now."""
         link = getattr(getattr(self, "handler", None), "makeway_link", None) or {}
         picker = Picker(self.user.name, self._base_url(), self.makeway_public_path)
         remembered = self._remembered()
@@ -102,7 +103,8 @@ class LeaseMixin(_Spawner):  # type: ignore[misc]
         learn(table)
         return picker.render(table, remembered, link)
 
-    async def _options_from_form(self, form: dict[str, Any]) -> dict[str, Any]:
+    async def read_picker(self, form: dict[str, Any]) -> dict[str, Any]:
+        """Read the form into what the Hub stores; Refused says what is wrong with it."""
         choice = read_form(form)
         try:
             table = await self.quota.offers(user=self.user.name, kind="session")
