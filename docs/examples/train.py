@@ -1,6 +1,6 @@
 """Train a small classifier that may be interrupted at any moment and always ends with the same weights.
 
-    python train.py                      # here
+    python train.py                          # here
     makeway submit --profile gpu1 train.py
 
 Everything that the next step depends on is in the checkpoint: weights, momentum, and the random generator.

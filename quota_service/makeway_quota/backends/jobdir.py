@@ -81,10 +81,15 @@ class Layout:
         return (path for path in sorted(self.spool.iterdir()) if re.fullmatch(r".+@\d+", path.name))
 
 
+def beside(path: Path) -> Path:
+    """Name a temporary file in the same folder that nobody else uses, to be renamed to `path`."""
+    return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+
+
 def write_order(path: Path, header: Mapping[str, Any], files: Sequence[JobFile]) -> None:
     """Write an order: one line of JSON, then the bytes of its files; all or nothing."""
     entries = [{"path": f.path, "size": len(f.data), "executable": f.executable} for f in files]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = beside(path)
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(json.dumps({**header, "files": entries}).encode() + b"\n")
         for entry in files:

@@ -16,7 +16,7 @@ from typing import Any
 
 from .attempts import LocalAttempt
 from .base import BackendError, NodeSeen, StartOrder
-from .jobdir import Layout, check_files, write_order
+from .jobdir import Layout, beside, check_files, write_order
 from .users import Account, closed_folder
 
 SPAWN_SECONDS = 120.0
@@ -37,7 +37,7 @@ def install_launcher(layout: Layout) -> Path:
     for source in launcher_source().glob("*.py"):
         copy = target / source.name
         if not copy.exists() or copy.read_bytes() != source.read_bytes():
-            temporary = target / f".{source.name}.{os.getpid()}"
+            temporary = beside(copy)
             temporary.write_bytes(source.read_bytes())
             temporary.chmod(0o644)
             temporary.replace(copy)
