@@ -7,6 +7,7 @@ and takes them back; what stays is the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from .limits import Account, Ledger
 from .state import ADMITTED, GPU, LIVE, Placement, Pool, Profile, Snapshot, Workload
@@ -28,6 +29,9 @@ class Cluster:
         self.claims: dict[str, Tenancy] = {}
         self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.rankings: dict[tuple[object, ...], Any] = {}
+        """What a search for victims learned that the next one may use."""
+        self.promised_by: dict[str, list[Tenancy]] = {}
         self._needs: dict[tuple[object, ...], Need] = {}
         live = sorted((w for w in snapshot.workloads if w.state in LIVE), key=lambda w: w.id)
         self.workloads: dict[str, Workload] = {w.id: w for w in live}
@@ -74,6 +78,8 @@ class Cluster:
             part.node.guests[workload.id] = tenancy
         if workload.state == "checkpointing":
             self.leave(tenancy)
+            if workload.promised_to is not None:
+                self.promised_by.setdefault(workload.promised_to, []).append(tenancy)
 
     def _parts(self, placement: Placement, need: Need) -> tuple[Part, ...]:
         parts = []

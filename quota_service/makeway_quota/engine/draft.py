@@ -80,13 +80,16 @@ class Draft:
     def evict(self, asking: Seeker, victims: Sequence[Tenancy]) -> None:
         """Note who leaves for a workload. The victims have been told to go already, in this order."""
         cluster, workload, amount, seeker = self.cluster, asking.workload, asking.amount, asking.account
-        for at, tenancy in enumerate(victims):
+        later: dict[str, int] = {}
+        for tenancy in victims:
+            later[tenancy.workload.policy] = later.get(tenancy.workload.policy, 0) + tenancy.amount
+        for tenancy in victims:
             account = cluster.account(tenancy.workload)
             right = asking.right_over(account)
             pool = tenancy.pool.pool.name
-            later = sum(t.amount for t in victims[at:] if cluster.account(t.workload) is account)
             reserved, used = quota_numbers(account, pool, False)
-            used += later
+            used += later[tenancy.workload.policy]
+            later[tenancy.workload.policy] -= tenancy.amount
             deadline = cluster.now + cluster.grace(tenancy.workload)
             self.evicted[tenancy.workload.id] = Evict(
                 tenancy.workload.id,
@@ -186,9 +189,8 @@ class Draft:
     ) -> tuple[list[str], float]:
         """List those who have to leave first, and the time by which they are gone."""
         found = {t.workload.id: t for t in victims}
-        for tenancy in self.cluster.tenancies.values():
-            if tenancy.leaving and tenancy.workload.promised_to == workload.id:
-                found[tenancy.workload.id] = tenancy
+        for tenancy in self.cluster.promised_by.get(workload.id, ()):
+            found[tenancy.workload.id] = tenancy
         for part in parts:
             for guest in part.node.guests.values():
                 if guest.leaving and _touches(guest, part):

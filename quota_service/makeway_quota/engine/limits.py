@@ -90,6 +90,8 @@ class Ledger:
         for account in self.accounts.values():
             if account.policy.parent is not None:
                 account.parent = self.accounts.get(account.policy.parent)
+        self.grown: list[Account] = []
+        """Who came to use more, or was promised more, one entry for each time."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
 
     def account(self, name: str) -> Account:
@@ -103,6 +105,8 @@ class Ledger:
     ) -> None:
         """Add to every line of the account and its departments that covers the pool."""
         later = now - leaving + claimed
+        if later > 0:
+            self.grown.append(account)
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
             for line in level.covering(pool):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from .cheapest import Ranking, Scored
 from .place import allowed, find
 from .state import GPU
 from .victims import Seeker
@@ -40,27 +41,38 @@ def reclaim(seeker: Seeker) -> Choice | None:
 
 
 def _on_one_node(seeker: Seeker) -> Choice | None:
-    best: tuple[tuple[object, ...], list[Tenancy]] | None = None
-    unsolved: list[tuple[NodeState, list[Tenancy]]] = []
+    ranking = _ranking(seeker)
+    chosen = ranking.best(seeker)
+    if chosen is None:
+        chosen = _on_one_node_exactly(seeker)
+    return _carry_out(seeker, chosen) if chosen else None
+
+
+def _ranking(seeker: Seeker) -> Ranking:
+    """Find what was learned for an earlier seeker that is alike in all that matters."""
+    if seeker.right not in ("reservation", "fair_share"):
+        return Ranking(_judge)
+    kind = seeker.workload.kind == "job"
+    alike = (seeker.need, seeker.account.policy.name, seeker.pool.pool.name, seeker.right, kind)
+    ranking: Ranking = seeker.cluster.rankings.setdefault(alike, Ranking(_judge))
+    return ranking
+
+
+def _judge(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> Scored | None:
+    chosen = _fewest(seeker, node, able) if _room(seeker, node, able) else None
+    return (_score(seeker, chosen), chosen) if chosen else None
+
+
+def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
+    best: Scored | None = None
     for node in seeker.pool.nodes:
         if not node.usable or not node.guests:
             continue
         able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
-        if not able or not _room(seeker, node, able):
-            continue
-        chosen = _fewest(seeker, node, able)
-        if chosen is None:
-            unsolved.append((node, able))
-            continue
-        scored = (_score(seeker, chosen), chosen)
-        if best is None or scored[0] < best[0]:
-            best = scored
-    if best is None:
-        for node, able in unsolved:
-            exact = _exact(seeker, node, able)
-            if exact is not None and (best is None or exact[0] < best[0]):
-                best = exact
-    return _carry_out(seeker, best[1]) if best else None
+        exact = _exact(seeker, node, able) if able and _room(seeker, node, able) else None
+        if exact is not None and (best is None or exact[0] < best[0]):
+            best = exact
+    return best[1] if best else None
 
 
 def _fewest(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Tenancy] | None:
@@ -98,7 +110,7 @@ def _greedy(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Te
 
 def _exact(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> tuple[tuple[object, ...], list[Tenancy]] | None:
     """Look at every set of a few candidates, for the cases where the order of leaving blocks itself."""
-    best: tuple[tuple[object, ...], list[Tenancy]] | None = None
+    best: Scored | None = None
     for size in range(1, min(len(able), _EXACT) + 1):
         for group in combinations(able[:_EXACT], size):
             if not _room(seeker, node, group):
@@ -259,14 +271,20 @@ def _gradually(seeker: Seeker, able: Sequence[Tenancy]) -> Choice | None:
 
 def _without_needless(seeker: Seeker, gone: list[Tenancy], parts: tuple[Part, ...]) -> Choice:
     """Let everybody stay whose leaving is not needed, those first who were asked last."""
-    for tenancy in reversed(gone[:]):
-        seeker.cluster.stay(tenancy)
-        fewer = _fit(seeker)
-        if fewer:
-            gone, parts = [t for t in gone if t is not tenancy], fewer
+    cluster, pool, need = seeker.cluster, seeker.pool, seeker.need
+    room = sum(node.workers(need, True) for node in pool.nodes if node.usable)
+    needed = []
+    for tenancy in reversed(gone):
+        nodes = {part.node.position: part.node for part in tenancy.parts if part.node.usable}.values()
+        before = sum(node.workers(need, True) for node in nodes)
+        cluster.stay(tenancy)
+        left = room - before + sum(node.workers(need, True) for node in nodes)
+        if left >= need.least and allowed(cluster, seeker.account, pool, seeker.amount, True):
+            room = left
         else:
-            seeker.cluster.leave(tenancy)
-    return Choice(tuple(gone), parts)
+            cluster.leave(tenancy)
+            needed.append(tenancy)
+    return Choice(tuple(reversed(needed)), find(pool, need, True))
 
 
 def _carry_out(seeker: Seeker, chosen: Sequence[Tenancy]) -> Choice | None:

@@ -84,11 +84,20 @@ def _kept_promise(cluster: Cluster, draft: Draft, queue: Queue, workload: Worklo
 
 
 def _new_promises(cluster: Cluster, draft: Draft) -> None:
-    """Start whoever was promised a place by this plan that is free already, once nothing holds it back."""
+    """Start whoever was promised a place by this plan, once nothing holds it back any more."""
     for workload, queue in list(draft.promised.values()):
-        if workload.id in cluster.claims and _kept_promise(cluster, draft, queue, workload):
-            del draft.promised[workload.id]
-            del draft.waiting[workload.id]
+        if workload.id not in cluster.claims:
+            continue
+        held = cluster.unclaim(workload)
+        for pool in queue.pools:
+            in_quota = _guaranteed(cluster, queue, pool)
+            able = in_quota or _over_quota(queue)
+            if able and started(cluster, draft, queue, workload, pool, held, in_quota):
+                del draft.promised[workload.id]
+                del draft.waiting[workload.id]
+                break
+        else:
+            cluster.claim(workload, queue.need, held)
 
 
 def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:

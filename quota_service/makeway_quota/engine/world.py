@@ -102,6 +102,7 @@ class NodeState:
         self.cpu_future += later * need.cpu
         self.memory_open += now * need.memory
         self.memory_future += later * need.memory
+        self.pool.touched.append(self.position)
         if self.usable:
             self.pool.free += freed
             self.pool.future += later * milli * len(part.devices)
@@ -158,7 +159,7 @@ class Tenancy:
 class PoolState:
     """One pool while a plan is made: its nodes, indexed by how many untouched devices they have."""
 
-    __slots__ = ("at_first", "by_free", "by_future", "free", "future", "nodes", "pool", "rank", "total")
+    __slots__ = ("at_first", "by_free", "by_future", "free", "future", "nodes", "pool", "rank", "total", "touched")
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -168,6 +169,7 @@ class PoolState:
         self.by_future: list[list[int]] = []
         self.free = self.future = self.total = 0
         self.at_first: list[list[int]] = []
+        self.touched: list[int] = []
 
     def index(self) -> None:
         """Build the index once all that runs has been put on the nodes."""
