@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,62 +17,9 @@ from notebook import Notebook
 from samples import NOW
 
 from .conftest import Portal
+from .wire import Wire
 
 SLEEP = ["sleep", "60"]
-
-
-class Line:
-    """A wire to the portal that can be cut and mended."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._ends: list[socket.socket] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self.up = True
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """Break every connection and refuse new ones."""
-        self.up = False
-        for end in self._ends:
-            _shut(end)
-        self._ends.clear()
-
-    def close(self) -> None:
-        self.cut()
-        _shut(self._server)
-        self._server.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._server.accept()
-            except OSError:
-                return
-            if not self.up:
-                near.close()
-                continue
-            far = socket.create_connection(("127.0.0.1", self._target))
-            self._ends += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
-
-
-def _shut(end: socket.socket) -> None:
-    with suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    with source, sink:
-        try:
-            while data := source.recv(65536):
-                sink.sendall(data)
-        except OSError:
-            pass
-        _shut(source)
-        _shut(sink)
 
 
 class Watcher:
@@ -97,15 +42,15 @@ class Watcher:
 
 
 @pytest.fixture
-def line(portal: Portal) -> Iterator[Line]:
-    made = Line(int(portal.url.split(":")[2].split("/")[0]))
+def wire(portal: Portal) -> Iterator[Wire]:
+    made = Wire(portal.url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def feed(line: Line) -> Feed:
-    return Feed(lambda: AsyncClient(f"http://127.0.0.1:{line.port}/services/makeway", "ana"))
+def feed(wire: Wire) -> Feed:
+    return Feed(lambda: AsyncClient(wire.url, "ana"))
 
 
 def names(picture: Picture) -> list[str]:
@@ -135,19 +80,19 @@ def test_changes_arrive_without_asking(feed: Feed, ana: Client) -> None:
 
 
 def test_the_stream_comes_back_after_a_break(
-    feed: Feed, line: Line, ana: Client, monkeypatch: pytest.MonkeyPatch
+    feed: Feed, wire: Wire, ana: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_module, "POLL", 0.5)
     monkeypatch.setattr(feed_module, "REST", 0.5)
     watcher = Watcher()
     feed.listen(watcher)
     watcher.until(lambda p: p.live)
-    line.cut()
+    wire.cut()
     away = watcher.until(lambda p: bool(p.trouble) and not p.live)
     assert "does not answer" in away.trouble
     assert away.usage is not None
     ana.submit(JobAsk(name="meanwhile", command=SLEEP, profile="gpu1"))
-    line.up = True
+    wire.mend()
     back = watcher.until(lambda p: p.live and "meanwhile" in names(p))
     assert back.trouble == ""
     feed.leave(watcher)

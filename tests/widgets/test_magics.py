@@ -187,6 +187,8 @@ def test_gpus_jobs_job_and_cancel(notebook: Notebook, service: Client) -> None:
     assert job.id in shown.text
     assert "sleeper" in shown.html
     assert "running" in notebook.run("%job sleeper").text
+    notebook.run("import makeway\nmine = makeway.job('sleeper')")
+    assert "running" in notebook.run("%job {mine.id}").text
     shown = notebook.run("%cancel sleeper")
     assert shown.error is None, shown.trouble
     assert until(service, job.id, lambda j: j.state.ended).state is State.CANCELLED

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from makeway_api.errors import MakewayError
 
 from . import completion, local, options, payload, rehearsal, submission, teams, training
@@ -33,7 +33,7 @@ def _magic(line: Callable[[], Line]) -> Callable[[Callable[..., Any]], Callable[
                 raise explain(error) from None
 
         magic.__doc__ = line().format_help()
-        return no_var_expand(magic)
+        return magic
 
     return around
 

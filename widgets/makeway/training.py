@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 FRESH = 1.0
 """Seconds for which a picture of a job may be shown without asking again."""
+PATIENCE = 2.0
+"""Seconds that showing a job may wait for the service; then the last known state is shown."""
 CANCEL_TAKES = 3.0
 CLONE_MAY_CHANGE = ("name", "team", "profile", "env", "priority", "time_limit", "workers", "max_failures")
 
@@ -220,9 +223,14 @@ class Job:
     def _shown(self) -> models.Job:
         """The newest state that can be had without waiting; showing a job never fails."""
         if time.monotonic() - self._at > FRESH and not self.data.state.ended:
-            with suppress(MakewayError):
-                self._keep(client().job(self.id))
+            asking = threading.Thread(target=self._ask_quietly, daemon=True, name="makeway-job")
+            asking.start()
+            asking.join(PATIENCE)
         return self.data
+
+    def _ask_quietly(self) -> None:
+        with suppress(MakewayError):
+            self._keep(client().job(self.id))
 
     def _error(self) -> dict[str, str] | None:
         try:

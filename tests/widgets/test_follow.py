@@ -1,0 +1,115 @@
+"""Watching a job: over its attempts, through a service that is away, and without getting in its way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from makeway import connection, follow, submit, training
+from makeway.problems import Left, Refused, StillRunning
+from makeway_api.client import Client
+from makeway_api.models import JobAsk, State
+from samples import EVIL, job
+
+from .conftest import Portal
+from .wire import Wire
+
+STEPS = """
+import time
+from makeway import checkpoint
+for step in checkpoint.loop(400, save=lambda folder: (folder / "x").write_text("x"), load=lambda folder: print("back")):
+    print("step", step, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def later(seconds: float, call: Callable[[], object]) -> threading.Timer:
+    timer = threading.Timer(seconds, call)
+    timer.start()
+    return timer
+
+
+def until_step(service: Client, id: str) -> None:
+    while "step 3" not in service.logs(id, wait=1).text:
+        assert not service.job(id).state.ended
+
+
+@pytest.mark.covers("N09", "N11")
+def test_a_log_is_followed_over_a_preemption(ana: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    made = submit(STEPS, name="steps", profile="gpu1")
+    assert isinstance(made, training.Job)
+    until_step(ana, made.id)
+    timer = later(0.3, lambda: ana.preempt_test(made.id))
+    made.logs(follow=True)
+    timer.join()
+    out = capsys.readouterr().out
+    assert "── attempt 1 made way, saved at step " in out
+    assert "; attempt 2 goes on" in out
+    assert "\nback\n" in out
+    assert "step 399\n" in out
+    assert out.rstrip().splitlines()[-1].startswith(f"── job {made.id} succeeded")
+    steps = [line for line in out.splitlines() if line.startswith("step ")]
+    assert steps == [f"step {n}" for n in range(400)]
+
+
+def test_waiting_outlasts_a_service_that_is_away(
+    portal: Portal, ana: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire = Wire(portal.url)
+    connection.connect(wire.url, "ana")
+    made = training.Job(ana.submit(JobAsk(name="short", profile="gpu1", command=["sleep", "1.5"])))
+    cut = later(0.4, wire.cut)
+    mend = later(1.0, wire.mend)
+    assert made.wait().data.state is State.SUCCEEDED
+    cut.join()
+    mend.join()
+    assert "still trying" in capsys.readouterr().err
+    wire.close()
+
+
+def test_showing_a_job_never_fails(portal: Portal, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(portal.url)
+    connection.connect(wire.url, "ana")
+    made = training.Job(ana.submit(JobAsk(name="shown", profile="gpu1", command=["sleep", "60"])))
+    wire.cut()
+    monkeypatch.setattr(training, "FRESH", 0.0)
+    assert "shown" in repr(made)
+    assert "shown" in made._repr_html_()
+    wire.close()
+
+
+def test_waiting_has_an_end(ana: Client) -> None:
+    made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["sleep", "60"])))
+    begun = time.monotonic()
+    with pytest.raises(StillRunning, match=r"is still \w+ after 0.2 s; it goes on."):
+        made.wait(0.2, quiet=True)
+    assert time.monotonic() - begun < 2
+
+
+def test_leaving_says_that_the_job_goes_on() -> None:
+    with pytest.raises(Left) as caught:
+        with follow.leaving_alone("j-1", "waiting"):
+            raise KeyboardInterrupt
+    assert caught.value._render_traceback_() == [
+        "Stopped waiting. Job j-1 goes on; `%job j-1` shows it, `%logs -f j-1` follows it, `%cancel j-1` ends it."
+    ]
+
+
+def test_what_is_told_is_one_line_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = follow.Teller()
+    for _ in range(3):
+        teller.tell(job(name=EVIL))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert "\x1b" not in out
+
+
+def test_a_colleagues_result_is_not_unpickled_unasked(portal: Portal, ana: Client) -> None:
+    made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["true"]))).wait(quiet=True)
+    connection.connect(portal.url, "lea")
+    with pytest.raises(Refused, match=r"is ana's: its result is a pickle.*trust=True"):
+        training.job(made.id).result()
+    with pytest.raises(Refused, match="left no result"):
+        training.job(made.id).result(trust=True)
