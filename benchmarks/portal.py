@@ -105,13 +105,14 @@ class Portal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for client in (self.hub, *self._clients.values()):
+        self.hub.close()
+        for client in self._clients.values():
             client.close()
-        self._process.send_signal(signal.SIGINT)
+        os.killpg(self._process.pid, signal.SIGINT)  # as Ctrl-C does: make and what it started
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._output.close()
         self._folder.cleanup()
