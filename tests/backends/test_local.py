@@ -92,6 +92,7 @@ async def test_files_are_laid_out_below_the_working_directory(shop: Workshop) ->
     await shop.run("j-1", "cat", "a b.txt", "sub/c.txt", files={"a b.txt": "one\n", "sub/c.txt": "two\n"})
     assert (await shop.over("j-1")).exit_code == 0
     assert shop.log("j-1") == "one\ntwo\n"
+    assert b"one\n" not in (shop.root / "spool" / "j-1@1").read_bytes(), "they are kept once"
     assert shop.path("j-1").stat().st_mode & 0o777 == 0o700
 
 
@@ -353,3 +354,9 @@ async def test_a_hundred_running_jobs_cost_next_to_nothing(tmp_path: Path) -> No
     share = (time.process_time() - used) / (time.monotonic() - began)
     await shop.backend.close(stop_jobs=True)
     assert share < 0.01
+
+
+async def test_a_state_directory_that_cannot_be_written_is_named(shop: Workshop) -> None:
+    (shop.root / "spool").rmdir()
+    with pytest.raises(BackendError, match=r"could not be written to .*: .*No such file"):
+        await shop.run("j-1", "true")

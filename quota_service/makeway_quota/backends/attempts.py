@@ -31,6 +31,7 @@ class LocalAttempt:
         self.number = int(header["attempt"])
         self.owner = str(header.get("owner", ""))
         self.grace = float(header.get("grace", 30.0))
+        self.header = dict(header)
         self.files = files
         self.mark = Mark(str(files.job), self.number)
         self.process: Process | None = None

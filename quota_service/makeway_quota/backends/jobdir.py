@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -45,6 +46,9 @@ class Layout:
         for folder, mode in ((self.jobs, through), (self.spool, 0o700), (self.programs, 0o755)):
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
+        for left in self.spool.glob(".*"):
+            if time.time() - left.stat().st_mtime > 3600:
+                left.unlink(missing_ok=True)
         if self._shared:
             self.root.chmod(0o711)
 

@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from .attempts import PATIENCE, TRIES, LocalAttempt
-from .base import NodeSeen, NoticeOrder, Seen, StartOrder
+from .base import BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
-from .jobdir import AttemptFiles, Layout, read_order
+from .jobdir import AttemptFiles, Layout, read_order, write_order
 from .processes import Process, sweep
 from .starting import check_shared, install_launcher, spawn, spool
 from .users import Account, account_of, this_account
@@ -172,7 +173,10 @@ class LocalBackend:
             return
         path = self._layout.order(order.workload, order.attempt)
         if not path.exists():
-            spool(self._layout, order, self._account_of(order.owner), self._nodes, self._log_limit)
+            try:
+                spool(self._layout, order, self._account_of(order.owner), self._nodes, self._log_limit)
+            except OSError as error:
+                raise BackendError(f"The job could not be written to {self._layout.root}: {error}") from error
         self._follow(path)
 
     def _refresh(self) -> bool:
@@ -185,9 +189,18 @@ class LocalBackend:
             for attempt in gone:
                 if attempt.mark not in left:
                     attempt.conclude(now)
-        for attempt in [attempt for attempt in self._attempts.values() if attempt.forgotten]:
-            self._drop(attempt)
+        for attempt in list(self._attempts.values()):
+            if attempt.header.get("files") and attempt.seen.started_at is not None:
+                self._trim(attempt)
+            if attempt.forgotten:
+                self._drop(attempt)
         return before != {key: attempt.seen for key, attempt in self._attempts.items()}
+
+    def _trim(self, attempt: LocalAttempt) -> None:
+        """Keep the order of an attempt that has its files, without them."""
+        attempt.header["files"] = []
+        with suppress(OSError):
+            write_order(self._layout.order(attempt.workload, attempt.number), attempt.header, ())
 
     def _drop(self, attempt: LocalAttempt) -> None:
         if not attempt.ended:

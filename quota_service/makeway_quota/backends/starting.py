@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import compileall
 import importlib.util
-import os
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
