@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import uvicorn
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.desk import Caller
@@ -93,3 +96,28 @@ async def portal(state: Path, **settings: Any) -> AsyncIterator[Portal]:
             yield made
         finally:
             await made.close()
+
+
+class Server(uvicorn.Server):
+    """Uvicorn in this process, which says when it has a port and leaves the signals alone."""
+
+    def __init__(self, app: Any) -> None:
+        super().__init__(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """Serve an app behind a real socket of this machine; gives its address."""
+    server = Server(app)
+    task = asyncio.create_task(server._serve())
+    await server.ready.wait()
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    if hasattr(app.state, "streams"):
+        app.state.streams.close()
+    server.should_exit = True
+    await asyncio.wait_for(task, 10)

@@ -107,5 +107,3 @@ def test_colours_differ_and_stay() -> None:
     assert colours(reversed(names)) == given
     assert (colours(["rnd", "devops"])["rnd"], colours(["rnd"])["rnd"]) == ("t0", "t0")
     assert len(colours([*names, "one more"])) == SLOTS + 1
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import json
@@ -12,14 +11,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from jupyterhub.services.auth import HubOAuth
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import COOKIE
 from makeway_quota.web.hub_login import HubDirectory, caller_of
 from makeway_quota.web.settings import WebSettings
-from web.portal import API, PREFIX, SECRET, Portal
+from web.portal import API, PREFIX, SECRET, Portal, serving
 
 SCOPES = ["custom:makeway:read", "custom:makeway:submit", "access:services!service=makeway", "read:users:name!user=ana"]
 
@@ -65,13 +63,8 @@ class Hub:
 @pytest.fixture
 async def hub() -> AsyncIterator[tuple[Hub, str]]:
     made = Hub()
-    server = uvicorn.Server(uvicorn.Config(made.app, port=0, log_level="error", lifespan="off"))
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield made, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/hub/api"
-    server.should_exit = True
-    await task
+    async with serving(made.app) as address:
+        yield made, f"{address}/hub/api"
 
 
 def directory(url: str) -> HubDirectory:
@@ -127,7 +120,7 @@ async def test_a_login_that_was_not_begun_here_is_refused(browser: httpx2.AsyncC
         assert answer.status_code == 403
         assert "Logging in did not work" in answer.text
     await browser.get(PREFIX)
-    state = [cookie.name for cookie in browser.cookies.jar][0].removeprefix("makeway-oauth-")
+    state = next(cookie.name for cookie in browser.cookies.jar).removeprefix("makeway-oauth-")
     stolen = await browser.get(f"{PREFIX}oauth_callback", params={"code": "a-code", "state": state + "other"})
     assert stolen.status_code == 403
 

@@ -12,7 +12,6 @@ from typing import Any
 import httpx2
 import pytest
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -21,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-from web.portal import API, PEOPLE, caller, portal
+from web.portal import API, PEOPLE, caller, portal, serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 ALL = caller("fuzz", "read", "submit", "manage", "admin", "reserve", groups=("rnd", "devops"))
@@ -46,17 +45,9 @@ class Served(threading.Thread):
         try:
             async with portal(self.state) as web:
                 self.jobs = [await web.running_job(profile="gpu1"), await web.running_job(profile="gpu2")]
-                config = uvicorn.Config(web.app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
-                server = uvicorn.Server(config)
-                server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-                serving = asyncio.create_task(server.serve())
-                while not server.started:
-                    await asyncio.sleep(0.01)
-                self.url.set_result(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}")
-                await self.end.wait()
-                web.app.state.streams.close()
-                server.should_exit = True
-                await serving
+                async with serving(web.app) as address:
+                    self.url.set_result(address)
+                    await self.end.wait()
         except BaseException as error:
             if not self.url.done():
                 self.url.set_exception(error)

@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 from makeway_api.client import AsyncClient
 from makeway_api.models import Event, LogChunk
 from makeway_quota.web.settings import WebSettings
 from makeway_quota.web.stream import Streams
-from web.portal import API, PREFIX, Portal
+from web.portal import API, PREFIX, Portal, serving
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -101,16 +100,8 @@ async def test_an_error_below_ends_the_stream() -> None:
 @pytest.fixture
 async def served(web: Portal) -> AsyncIterator[str]:
     """The app behind a real socket."""
-    config = uvicorn.Config(web.app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=3)
-    server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    web.app.state.streams.close()
-    server.should_exit = True
-    await asyncio.wait_for(task, 5)
+    async with serving(web.app) as address:
+        yield address
 
 
 async def collect(url: str, person: str, after: int | None, until: int) -> list[Event]:

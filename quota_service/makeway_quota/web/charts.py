@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from makeway_api.models import Device, Holder, Kind, Node, TeamUsage
 from markupsafe import Markup
 
-LARGE, NORMAL, SMALL = (74, 58), (56, 46), (20, 20)
+LARGE, NORMAL, SMALL = (74, 58), (48, 42), (20, 20)
 """A cell's width and height"""
 NORMAL_FROM, COMPACT_FROM = 17, 97
 """GPUs from which on cells are drawn smaller, and without words"""

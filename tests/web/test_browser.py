@@ -1,0 +1,109 @@
+"""In a real Chromium: the panel follows what happens without a reload, nothing is refused by the content policy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, async_playwright, expect
+from web.portal import EVIL, PREFIX, Portal, serving
+
+pytestmark = pytest.mark.browser
+
+VENDOR = Path(__file__).parents[2] / "quota_service/makeway_quota/web/static/vendor/htmx.min.js"
+QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture
+async def url(web: Portal) -> AsyncIterator[str]:
+    assert VENDOR.exists(), "run `make setup`: the page's scripts are missing"
+    async with serving(web.app) as address:
+        yield address
+
+
+@pytest.fixture
+async def page(url: str) -> AsyncIterator[Page]:
+    """A page that fails the test when the browser complains or asks anybody else."""
+    complaints: list[str] = []
+    async with async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path="/usr/bin/chromium", args=QUIET)
+        page = await browser.new_page()
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith((url, "data:")) else complaints.append(asked.url))
+        yield page
+        await browser.close()
+    # the Hub with its logo is not there in this test, and a page that refuses something says so in its status
+    assert [text for text in complaints if "responded with a status of 4" not in text] == []
+
+
+@pytest.mark.covers("F40", "N15")
+async def test_the_panel_follows_without_a_reload(web: Portal, url: str, page: Page) -> None:
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    await expect(page.locator("#mw-live")).to_have_text("live")
+    await page.evaluate("window.same = true")
+    await expect(page.locator("#h-queue")).to_have_text("Queue 0")
+    first = await web.running_job(EVIL)
+    await expect(page.locator(f"a.mw-cell[data-w='{first}']")).to_have_count(3)
+    for number in range(3):
+        await web.run.submit("ana", f"more {number}", profile="gpu3")
+    await expect(page.locator("#h-queue")).to_have_text("Queue 1")
+    await expect(page.locator(".mw-why")).to_contain_text("R&D uses 9 of its limit of 9 GPUs; this job needs 3.")
+    await expect(page.locator(".mw-cell .over")).to_have_count(6)
+    assert await page.evaluate("window.same")
+
+
+async def test_cells_are_reached_by_keyboard_and_tell_their_story(web: Portal, url: str, page: Page) -> None:
+    id = await web.running_job("train")
+    await page.goto(f"{url}{PREFIX}?login_token=ana")
+    await page.locator("a.mw-cell").first.focus()
+    await expect(page.get_by_role("tooltip")).to_contain_text("R&D · ana: job train, running, in quota")
+    await expect(page.locator(".mw-cell.same")).to_have_count(3)
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("tooltip")).to_be_hidden()
+    await page.keyboard.press("Enter")
+    await expect(page).to_have_url(f"{url}{PREFIX}jobs/{id}")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("train")
+
+
+async def test_the_output_of_a_job_is_followed(web: Portal, url: str, page: Page) -> None:
+    id = await web.running_job("train")
+    log = web.backend.attempts[(id, 1)].log
+    log.extend(b"epoch 1\n")
+    await page.goto(f"{url}{PREFIX}?login_token=ana")
+    await page.goto(f"{url}{PREFIX}jobs/{id}")
+    await expect(page.locator("#mw-output")).to_have_text("epoch 1\n")
+    log.extend(f"epoch 2 {EVIL}\n".encode())
+    await expect(page.locator("#mw-output")).to_contain_text(f"epoch 2 {EVIL}")
+    await page.get_by_role("button", name="Cancel").click()
+    await expect(page.get_by_role("alert")).to_contain_text("It is being cancelled.")
+    await expect(page.locator("#h-state")).to_contain_text("cancelled")
+
+
+async def test_dark_mode_and_a_narrow_screen(web: Portal, url: str, page: Page) -> None:
+    await web.running_job("a-name-without-any-space-" * 6)
+    await page.set_viewport_size({"width": 360, "height": 700})
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    await page.get_by_role("button", name="Toggle navigation").click()
+    toggle = page.get_by_role("button", name="Toggle dark mode")
+    await toggle.click()
+    theme = await page.evaluate("document.documentElement.dataset.bsTheme")
+    await toggle.click()
+    assert {theme, await page.evaluate("document.documentElement.dataset.bsTheme")} == {"dark", "light"}
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+async def test_a_mistake_in_the_policy_is_found_by_its_line(web: Portal, url: str, page: Page) -> None:
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    await page.get_by_role("link", name="Policy").click()
+    editor = page.get_by_label("The policy document, as YAML")
+    text = await editor.input_value()
+    await editor.fill(text.replace("reserved: 5", "reserved: 500", 1))
+    await page.get_by_role("button", name="Preview").click()
+    await page.locator("a[data-line]").first.click()
+    chosen = await editor.evaluate("e => e.value.slice(e.selectionStart, e.selectionEnd)")
+    assert "reserved: 500" in chosen
