@@ -16,7 +16,6 @@ from .world import Part, PoolState
 
 
 def started(
-    cluster: Cluster,
     draft: Draft,
     queue: Queue,
     workload: Workload,
@@ -25,19 +24,18 @@ def started(
     in_quota: bool,
 ) -> bool:
     """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
+    cluster = draft.cluster
     if not allowed(cluster, queue.account, pool, queue.need.total):
         return False
     parts = held if kept(held, queue) and held[0].node.pool is pool else find(pool, queue.need)
     if not parts:
         return False
-    _start(cluster, draft, queue, workload, parts, in_quota)
+    _start(draft, queue, workload, parts, in_quota)
     return True
 
 
-def _start(
-    cluster: Cluster, draft: Draft, queue: Queue, workload: Workload, parts: tuple[Part, ...], in_quota: bool
-) -> None:
-    draft.start(workload, cluster.start(workload, queue.need, parts), in_quota)
+def _start(draft: Draft, queue: Queue, workload: Workload, parts: tuple[Part, ...], in_quota: bool) -> None:
+    draft.start(workload, draft.cluster.start(workload, queue.need, parts), in_quota)
     draft.came_from[workload.id] = queue
 
 
@@ -65,7 +63,6 @@ def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
 
 
 def promised(
-    cluster: Cluster,
     draft: Draft,
     queue: Queue,
     workload: Workload,
@@ -74,6 +71,7 @@ def promised(
     over: bool,
 ) -> bool:
     """Claim what is on its way to be free: the place it was promised, or for work in quota any that is enough."""
+    cluster = draft.cluster
     account, amount = queue.account, queue.need.total
     for pool in sorted(pools, key=lambda p: not held or held[0].node.pool is not p):
         if not allowed(cluster, account, pool, amount, True):
@@ -89,7 +87,6 @@ def promised(
 
 
 def reclaimed(
-    cluster: Cluster,
     draft: Draft,
     queue: Queue,
     workload: Workload,
@@ -97,6 +94,7 @@ def reclaimed(
     over: bool,
 ) -> bool:
     """Make room: jobs move over if that is enough, else jobs leave; by the rights that the workload has."""
+    cluster = draft.cluster
     if queue.patient:
         return False
     for pool in pools:
@@ -114,13 +112,14 @@ def reclaimed(
         for seeker in _seekers(cluster, queue, workload, pool, over):
             choice = reclaim(seeker)
             if choice is not None:
-                _carry_out(cluster, draft, queue, seeker, choice, over)
+                _carry_out(draft, queue, seeker, choice, over)
                 return True
     return False
 
 
-def _carry_out(cluster: Cluster, draft: Draft, queue: Queue, seeker: Seeker, choice: Choice, over: bool) -> None:
+def _carry_out(draft: Draft, queue: Queue, seeker: Seeker, choice: Choice, over: bool) -> None:
     """Note who leaves and promise their GPUs. Starts of this very plan are withdrawn instead."""
+    cluster = draft.cluster
     workload = seeker.workload
     fresh = [t for t in choice.victims if t.fresh]
     victims = [t for t in choice.victims if not t.fresh]
@@ -133,7 +132,7 @@ def _carry_out(cluster: Cluster, draft: Draft, queue: Queue, seeker: Seeker, cho
         draft.evict(seeker, victims)
     for pool in queue.pools:
         in_quota = not over and cluster.ledger.in_quota(queue.account, pool.pool.name, seeker.amount, queue.firm)
-        if (in_quota or not queue.firm) and started(cluster, draft, queue, workload, pool, choice.parts, in_quota):
+        if (in_quota or not queue.firm) and started(draft, queue, workload, pool, choice.parts, in_quota):
             return
     cluster.claim(workload, queue.need, choice.parts)
     draft.promise(workload, seeker.pool, choice.parts, victims)

@@ -8,7 +8,7 @@ from .cluster import Cluster
 from .consolidate import Moving
 from .limits import Account
 from .order import Queue
-from .plan import Code, Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .plan import Evict, Move, Plan, Refusal, Scale, Start, Waiting
 from .say import count, gpus, listed, number, seconds, this, who
 from .state import ADMITTED, GPU, Workload
 from .usage import line_usage
@@ -96,7 +96,7 @@ class Draft:
                 workload.id,
                 deadline,
                 _BECAUSE[right],
-                self._why(workload, amount, right, seeker, account, used, reserved, tenancy),
+                self._why(asking, right, used, reserved, tenancy),
                 {
                     "needs": number(amount),
                     "frees": number(tenancy.amount),
@@ -109,19 +109,10 @@ class Draft:
             )
         self.decisions += 1
 
-    def _why(
-        self,
-        workload: Workload,
-        amount: int,
-        right: Right,
-        seeker: Account,
-        account: Account,
-        used: int,
-        reserved: int,
-        tenancy: Tenancy,
-    ) -> str:
+    def _why(self, asking: Seeker, right: Right, used: int, reserved: int, tenancy: Tenancy) -> str:
+        seeker, account = asking.account, self.cluster.account(tenancy.workload)
         team, other = account.policy.label, seeker.policy.label
-        asks = f"{who(workload, other)} needs {gpus(amount)}"
+        asks = f"{who(asking.workload, other)} needs {gpus(asking.amount)}"
         last = f"{tenancy.workload.id} was chosen by the order of leaving"
         if right == "own_team":
             return f"{asks} and has a higher priority than this {tenancy.workload.kind} of the same team."
@@ -208,17 +199,9 @@ class Draft:
         team = self.cluster.account(tenancy.workload).policy.label
         return f"{who(tenancy.workload, team)} ({gpus(tenancy.amount)})"
 
-    def wait(
-        self,
-        workload: Workload,
-        code: Code,
-        rule: str,
-        message: str,
-        numbers: dict[str, Number],
-        not_before: float | None = None,
-    ) -> None:
+    def wait(self, waiting: Waiting) -> None:
         """Note that a workload waits, and why."""
-        self.waiting[workload.id] = Waiting(workload.id, code, rule, message, numbers, not_before)
+        self.waiting[waiting.id] = waiting
 
     def plan(self) -> Plan:
         """Write the plan."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
-from .plan import Evict, Move, Offer, Plan, Start, Victim, Waiting
+from .plan import Evict, Move, Numbers, Offer, Plan, Start, Victim, Waiting
 from .say import gpus, listed, seconds
 from .schedule import schedule
 from .state import ADMITTED, Kind, Profile, Snapshot, Workload
@@ -20,6 +21,7 @@ def offer(
     profile: str,
     kind: Kind = "session",
     owner: str = "",
+    *,
     preemptible: bool | None = None,
     priority: int = 0,
 ) -> Offer:
@@ -55,46 +57,39 @@ def _first(workload: Workload, asking: Workload) -> bool:
 
 
 def _read(snapshot: Snapshot, asking: Workload, plan: Plan) -> Offer:
-    def answer(found: Start | Waiting, in_quota: bool) -> Offer:
-        return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", found.message, in_quota=in_quota)
-
+    """Find the asking workload in the plan."""
     for start in plan.start:
         if start.id == ASKING:
-            return replace(
-                answer(start, start.in_quota),
-                code="ready_now",
-                reason="starting",
-                message=_ready(snapshot, asking, start),
-                numbers=start.numbers,
-            )
+            found = _answer(asking, start.message, start.numbers, start.in_quota)
+            return replace(found, code="ready_now", reason="starting", message=_ready(start))
     for refusal in plan.refused:
         if refusal.id == ASKING:
-            return Offer(
-                asking.policy,
-                asking.profile,
-                "refused",
-                refusal.code,
-                refusal.message,
-                in_quota=False,
-                numbers=refusal.numbers,
-            )
+            found = _answer(asking, refusal.message, refusal.numbers, False)
+            return replace(found, code="refused", reason=refusal.code)
     waiting = next(each for each in plan.pending if each.id == ASKING)
-    if waiting.code != "reclaiming":
-        told = replace(answer(waiting, True), reason=waiting.code, numbers=waiting.numbers)
-        return replace(told, code="refused") if waiting.code in ("queue_closed", "too_large") else told
-    leave = [each for each in plan.evict if each.beneficiary == ASKING]
-    move = [each for each in plan.move if each.beneficiary == ASKING]
+    found = _answer(asking, waiting.message, waiting.numbers, True)
+    if waiting.code == "reclaiming":
+        return _reclaiming(snapshot, found, plan, waiting)
+    code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
+    return replace(found, code=code, reason=waiting.code)
+
+
+def _answer(asking: Workload, message: str, numbers: Numbers, in_quota: bool) -> Offer:
+    return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", message, in_quota=in_quota, numbers=numbers)
+
+
+def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
     wait = max(0.0, (waiting.not_before or snapshot.now) - snapshot.now)
-    victims, moved = _named(snapshot, leave), _named(snapshot, move)
+    victims = _named(snapshot, [each for each in plan.evict if each.beneficiary == ASKING])
+    moved = _named(snapshot, [each for each in plan.move if each.beneficiary == ASKING])
     return replace(
-        answer(waiting, True),
+        found,
         code="ready_after_reclaim",
         reason="reclaiming",
         message=_after(snapshot, victims, moved, wait),
         seconds=wait,
         victims=victims,
         moved=moved,
-        numbers=waiting.numbers,
     )
 
 
@@ -111,7 +106,7 @@ def _held(workload: Workload, profile: Profile | None) -> int:
     return named or gpus_each * max(1, len(workload.placement))
 
 
-def _ready(snapshot: Snapshot, asking: Workload, start: Start) -> str:
+def _ready(start: Start) -> str:
     if start.in_quota:
         return "Ready now."
     return "Ready now, over quota: it makes way when an owner needs the GPUs."

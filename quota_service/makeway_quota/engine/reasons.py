@@ -9,7 +9,7 @@ from .draft import Draft, quota_numbers
 from .forecast import not_before
 from .order import Queue
 from .place import kept_back
-from .plan import Code, Number, Refusal
+from .plan import Code, Number, Refusal, Waiting
 from .say import amounts, count, gpus, listed, number, this
 from .state import GPU, Workload
 from .world import UNLIMITED, Need, NodeState, PoolState, hosts
@@ -36,13 +36,17 @@ def closed_or_paused(cluster: Cluster, draft: Draft, workload: Workload) -> bool
     attached = profile is not None and any(workload.policy in names for names in profile.policies)
     if not known or not attached:
         message = f"The queue {queue} is closed; move {this(workload)} to another queue or cancel it."
-        draft.wait(workload, "queue_closed", "queue", message, {"queue": queue})
+        draft.wait(Waiting(workload.id, "queue_closed", "queue", message, {"queue": queue}))
     elif workload.paused or queue in cluster.snapshot.paused:
         what = this(workload) if workload.paused else f"the queue {queue}"
-        draft.wait(workload, "paused", "queue", f"Paused: {what} starts nothing until it is resumed.", {"queue": queue})
+        draft.wait(
+            Waiting(
+                workload.id, "paused", "queue", f"Paused: {what} starts nothing until it is resumed.", {"queue": queue}
+            )
+        )
     elif not cluster.pools_of(workload):
         message = f"Profile {workload.profile} names no pool that exists."
-        draft.wait(workload, "too_large", "place", message, {"profile": workload.profile})
+        draft.wait(Waiting(workload.id, "too_large", "place", message, {"profile": workload.profile}))
     else:
         return False
     return True
@@ -106,7 +110,7 @@ def explain(cluster: Cluster, draft: Draft, queue: Queue) -> None:
     earliest = not_before(cluster, queue, pool, reason.code)
     for workload in members:
         message = f"{reason.message}{_lost(workload)}"
-        draft.wait(workload, reason.code, reason.rule, message, reason.numbers, earliest)
+        draft.wait(Waiting(workload.id, reason.code, reason.rule, message, reason.numbers, earliest))
 
 
 def _lost(workload: Workload) -> str:

@@ -8,7 +8,7 @@ from .cluster import Cluster
 from .draft import Draft
 from .limits import Line
 from .order import Queue, key
-from .plan import Scale
+from .plan import Scale, Waiting
 from .say import count, this
 from .state import GPU, Workload
 from .world import UNLIMITED, Need, PoolState, hosts, pick
@@ -139,10 +139,14 @@ def _ask(
 def _tell(cluster: Cluster, draft: Draft, demand: _Demand, workload: Workload) -> None:
     name, wanted, booting = demand.pool.pool.name, len(demand.nodes), min(demand.pool.pool.booting, len(demand.nodes))
     message = f"Waits for a node of pool {name}: {booting} of {wanted} booting."
-    draft.wait(workload, "waiting_for_node", "scale_up", message, {"booting": booting, "wanted": wanted, "pool": name})
+    draft.wait(
+        Waiting(
+            workload.id, "waiting_for_node", "scale_up", message, {"booting": booting, "wanted": wanted, "pool": name}
+        )
+    )
 
 
 def _tell_over_budget(draft: Draft, demand: _Demand, workload: Workload) -> None:
     name, most = demand.pool.pool.name, demand.pool.pool.max_nodes
     message = f"Pool {name} may grow to {count(most, 'node')} and has no room left for {this(workload)}."
-    draft.wait(workload, "over_budget", "scale_up", message, {"max_nodes": most, "pool": name})
+    draft.wait(Waiting(workload.id, "over_budget", "scale_up", message, {"max_nodes": most, "pool": name}))

@@ -77,7 +77,7 @@ def _kept_promise(cluster: Cluster, draft: Draft, queue: Queue, workload: Worklo
     pool = held[0].node.pool
     in_quota = _guaranteed(cluster, queue, pool)
     able = in_quota or _over_quota(queue)
-    if able and kept(held, queue) and started(cluster, draft, queue, workload, pool, held, in_quota):
+    if able and kept(held, queue) and started(draft, queue, workload, pool, held, in_quota):
         return True
     cluster.claim(workload, queue.need, held)
     return False
@@ -92,7 +92,7 @@ def _new_promises(cluster: Cluster, draft: Draft) -> None:
         for pool in queue.pools:
             in_quota = _guaranteed(cluster, queue, pool)
             able = in_quota or _over_quota(queue)
-            if able and started(cluster, draft, queue, workload, pool, held, in_quota):
+            if able and started(draft, queue, workload, pool, held, in_quota):
                 del draft.promised[workload.id]
                 del draft.waiting[workload.id]
                 break
@@ -123,15 +123,13 @@ def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool)
         held = cluster.unclaim(workload)
         able = [p for p in queue.pools if may(queue, p)]
         here = pool in able or (bool(able) and _over_quota(queue))
-        if here and started(cluster, draft, queue, workload, pool, held, not over and pool in able):
+        if here and started(draft, queue, workload, pool, held, not over and pool in able):
             _served(turn, queue, workload)
         elif able and at + 1 < len(queue.pools):
             if held:
                 cluster.claim(workload, queue.need, held)
             turn.enter(queue, at + 1)
-        elif promised(cluster, draft, queue, workload, able, held, over) or reclaimed(
-            cluster, draft, queue, workload, able, over
-        ):
+        elif promised(draft, queue, workload, able, held, over) or reclaimed(draft, queue, workload, able, over):
             _served(turn, queue, workload)
         else:
             turn.leave(queue)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ..engine import Plan, Snapshot
+from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
 from ..engine.say import number
 from ..engine.state import GPU, Placement
 
@@ -15,15 +15,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     """Give the plan as plain values; GPUs are whole devices (0.5 = half of one), times are ISO 8601."""
     return {
         "start": [
-            {
-                "id": s.id,
-                "pool": s.pool,
-                "placement": _places(s.placement),
-                "in_quota": s.in_quota,
-                "rule": s.rule,
-                "why": s.message,
-                "numbers": dict(s.numbers),
-            }
+            {"id": s.id, "pool": s.pool, "placement": _places(s.placement), "in_quota": s.in_quota, **_because(s)}
             for s in plan.start
         ],
         "evict": [
@@ -31,10 +23,8 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
                 "id": e.id,
                 "for": e.beneficiary,
                 "deadline": _time(e.deadline),
-                "rule": e.rule,
-                "why": e.message,
-                "numbers": dict(e.numbers),
                 "workers": list(e.workers),
+                **_because(e),
             }
             for e in plan.evict
         ],
@@ -45,42 +35,45 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
                 "to": _places(m.to),
                 "for": m.beneficiary,
                 "deadline": _time(m.deadline),
-                "rule": m.rule,
-                "why": m.message,
+                **_because(m),
             }
             for m in plan.move
         ],
-        "scale": [
-            {"pool": s.pool, "nodes": s.nodes, "for": list(s.beneficiaries), "why": s.message} for s in plan.scale
-        ],
-        "pending": [
-            {
-                "id": w.id,
-                "code": w.code,
-                "message": w.message,
-                "not_before": _time(w.not_before),
-                "waits_for": list(w.waits_for),
-                "rule": w.rule,
-                "numbers": dict(w.numbers),
-            }
-            for w in plan.pending
-        ],
+        "scale": [{"pool": s.pool, "nodes": s.nodes, "for": list(s.beneficiaries), **_because(s)} for s in plan.scale],
+        "pending": [_waiting(w) for w in plan.pending],
         "refused": [
             {"id": r.id, "code": r.code, "message": r.message, "numbers": dict(r.numbers)} for r in plan.refused
         ],
         "keep": list(plan.keep),
         "leaving": list(plan.leaving),
-        "usage": [
-            {
-                "policy": u.policy,
-                "pools": list(u.pools),
-                "reserved": number(u.reserved),
-                "limit": None if u.limit is None else number(u.limit),
-                "usage": number(u.usage),
-                "guaranteed": number(u.guaranteed),
-            }
-            for u in plan.usage
-        ],
+        "usage": [_line(u) for u in plan.usage],
+    }
+
+
+def _because(decision: Start | Evict | Move | Scale) -> dict[str, Any]:
+    return {"rule": decision.rule, "why": decision.message, "numbers": dict(decision.numbers)}
+
+
+def _waiting(waiting: Waiting) -> dict[str, Any]:
+    return {
+        "id": waiting.id,
+        "code": waiting.code,
+        "message": waiting.message,
+        "not_before": _time(waiting.not_before),
+        "waits_for": list(waiting.waits_for),
+        "rule": waiting.rule,
+        "numbers": dict(waiting.numbers),
+    }
+
+
+def _line(line: LineUsage) -> dict[str, Any]:
+    return {
+        "policy": line.policy,
+        "pools": list(line.pools),
+        "reserved": number(line.reserved),
+        "limit": None if line.limit is None else number(line.limit),
+        "usage": number(line.usage),
+        "guaranteed": number(line.guaranteed),
     }
 
 
