@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from browser import chromium
 from makeway_api.client import Client
 from makeway_api.models import JobAsk
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from .conftest import Portal
 
-CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", "--disable-sync"]
 TRAIN = """%%train --profile gpu2 --name "<b>digits</b>"
 import time
 time.sleep(600)"""
@@ -86,12 +86,10 @@ def lab_address(folder: Path, server: subprocess.Popen[bytes]) -> str:
 
 @pytest.fixture
 def page(lab: str) -> Iterator[Page]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
+    with chromium() as browser:
         shown = browser.new_page(viewport={"width": 1280, "height": 1500})
         shown.goto(f"{lab}lab/tree/story.ipynb?token=t")
         yield shown
-        browser.close()
 
 
 READY = """async () => {

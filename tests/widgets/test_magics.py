@@ -185,7 +185,11 @@ def test_gpus_jobs_job_and_cancel(notebook: Notebook, service: Client) -> None:
     assert "<svg" in shown.html
     shown = notebook.run("%jobs")
     assert job.id in shown.text
+    assert "OWNER" not in shown.text
     assert "sleeper" in shown.html
+    shown = notebook.run("%jobs --all")
+    assert "OWNER" in shown.text
+    assert ">ana<" in shown.html
     assert "running" in notebook.run("%job sleeper").text
     notebook.run("import makeway\nmine = makeway.job('sleeper')")
     assert "running" in notebook.run("%job {mine.id}").text

@@ -18,7 +18,7 @@ from . import view
 from .connection import client, explain, me
 from .follow import Teller, changes, leaving_alone, print_log, read_log
 from .problems import JobError, Refused, StillRunning
-from .words import count, did_you_mean, duration, listed, state_word, table
+from .words import count, did_you_mean, duration, listed, state_word
 
 T = TypeVar("T")
 
@@ -275,27 +275,26 @@ class Clones:
 class Jobs(list[Job]):
     """Some jobs, shown as a table."""
 
-    def __init__(self, jobs: Iterable[Job] = (), more: bool = False) -> None:
+    def __init__(self, jobs: Iterable[Job] = (), *, more: bool = False, owner: bool = False) -> None:
         super().__init__(jobs)
         self.more = more
+        self.owner = owner
 
     @overload
     def __getitem__(self, key: SupportsIndex) -> Job: ...
     @overload
     def __getitem__(self, key: slice) -> Jobs: ...
     def __getitem__(self, key: SupportsIndex | slice) -> Job | Jobs:
-        return Jobs(super().__getitem__(key)) if isinstance(key, slice) else super().__getitem__(key)
+        return Jobs(super().__getitem__(key), owner=self.owner) if isinstance(key, slice) else super().__getitem__(key)
 
     def __repr__(self) -> str:
         if not self:
             return "No jobs. `%%train` at the top of a cell submits one."
-        now = datetime.now(UTC)
-        rows = [view.job_row(job.data, now) for job in self]
-        text = table(view.JOB_HEAD, rows, right=frozenset({3}))
+        text = view.jobs_text([job.data for job in self], datetime.now(UTC), self.owner)
         return text + ("\n… and older ones: %jobs --limit N" if self.more else "")
 
     def _repr_html_(self) -> str:
-        return view.jobs_table([job.data for job in self], datetime.now(UTC), self.more)
+        return view.jobs_table([job.data for job in self], datetime.now(UTC), self.more, self.owner)
 
 
 def job(id: str) -> Job:
@@ -323,4 +322,4 @@ def jobs(*, all: bool = False, team: str | None = None, state: str | None = None
             f"there is no state {state!r}.{did_you_mean(state, set(State))} It is one of {listed(State, 'or')}."
         )
     page = _ask(client().jobs, team=team, state=state, mine=not (all or team), limit=limit)
-    return Jobs((Job(data) for data in page.jobs), more=bool(page.next))
+    return Jobs((Job(data) for data in page.jobs), more=bool(page.next), owner=bool(all or team))

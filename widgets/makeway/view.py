@@ -10,9 +10,9 @@ from makeway_api.models import Attempt, Job, State
 
 from .follow import why_leaving
 from .looks import dressed
-from .words import clock, count, duration, gpus, listed, number, plain, since, state_word
+from .words import clock, count, duration, gpus, listed, number, plain, since, state_word, table
 
-JOB_HEAD = ("ID", "NAME", "STATE", "GPUS", "TEAM", "AGE", "WHY")
+JOB_HEAD = ("ID", "NAME", "STATE", "GPUS", "OWNER", "TEAM", "AGE", "WHY")
 MARKS = {
     State.PENDING: "…",
     State.STARTING: "→",
@@ -60,11 +60,16 @@ def named(job: Job) -> str:
 
 def job_row(job: Job, now: datetime) -> tuple[str, ...]:
     """One line of the table of jobs."""
-    word = state_word(job.state, job.preemptions, job.attempt)
-    return (
-        job.id, named(job) or "–", f"{MARKS[job.state]} {word}", number(job.gpus), job.team,
-        duration(since(job.submitted_at, now)), why(job, now)
-    )  # fmt: skip
+    word = f"{MARKS[job.state]} {state_word(job.state, job.preemptions, job.attempt)}"
+    age = duration(since(job.submitted_at, now))
+    return (job.id, named(job) or "–", word, number(job.gpus), job.owner, job.team, age, why(job, now))
+
+
+def jobs_text(jobs: Sequence[Job], now: datetime, owner: bool = False) -> str:
+    """Jobs as a plain table: with `owner` also whose they are."""
+    shown = [n for n, head in enumerate(JOB_HEAD) if owner or head != "OWNER"]
+    rows = [[job_row(job, now)[n] for n in shown] for job in jobs]
+    return table([JOB_HEAD[n] for n in shown], rows, right=frozenset({3}))
 
 
 def job_text(job: Job) -> str:
@@ -136,14 +141,14 @@ def job_card(job: Job, now: datetime) -> str:
     )
 
 
-def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False) -> str:
+def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> str:
     """Jobs as a table."""
     if not jobs:
         return dressed(
             '<div class="mw-soft">No jobs. <span class="mw-mono">%%train</span> at the top of a cell submits one.</div>'
         )
     older = '<div class="mw-soft">… and older ones: <span class="mw-mono">%jobs --limit N</span></div>' if more else ""
-    return dressed(jobs_rows(jobs, now) + older)
+    return dressed(jobs_rows(jobs, now, owner) + older)
 
 
 def jobs_rows(jobs: Iterable[Job], now: datetime, owner: bool = False) -> str:
