@@ -76,6 +76,16 @@ class Portal:
     def __enter__(self) -> Portal:
         (self.root / "policy.yaml").write_text(self._policy)
         (self.root / "hub.py").write_text(HUB.format(admin=ADMIN, token=self.token))
+        self.start()
+        self.hub = httpx2.Client(
+            base_url=f"http://127.0.0.1:{self.port}/hub/api",
+            headers={"Authorization": f"token {self.token}"},
+            timeout=60,
+        )
+        return self
+
+    def start(self) -> None:
+        """Start the portal, again if need be, and wait until it says that it is ready."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKEWAY_", "JUPYTERHUB_"))}
         env |= {
             "PORT": str(self.port),
@@ -95,12 +105,11 @@ class Portal:
             start_new_session=True,
         )
         self._wait_until_ready()
-        self.hub = httpx2.Client(
-            base_url=f"http://127.0.0.1:{self.port}/hub/api",
-            headers={"Authorization": f"token {self.token}"},
-            timeout=60,
-        )
-        return self
+
+    def wait_until_dead(self) -> None:
+        """Wait until the portal has noticed that its Hub was killed, and ended."""
+        self._process.wait(PATIENCE)
+        self._output.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -162,6 +171,13 @@ class Portal:
 
     def service_pid(self) -> int:
         """The process of the quota service."""
+        return self._pid(b"makeway_quota.main")
+
+    def hub_pid(self) -> int:
+        """The process of JupyterHub."""
+        return self._pid(b"jupyterhub")
+
+    def _pid(self, word: bytes) -> int:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
@@ -169,6 +185,6 @@ class Portal:
                     mine = f"MAKEWAY_STATE_DIR={self.state.root}".encode() in (entry / "environ").read_bytes()
                 except OSError:
                     continue
-                if b"makeway_quota.main" in command and mine:
+                if word in command and mine:
                     return int(entry.name)
-        raise RuntimeError("The quota service is not running.")
+        raise RuntimeError(f"{word.decode()} is not running.")

@@ -1,4 +1,4 @@
-"""The story: log in, guaranteed notebook, over-quota training, checkpoint, make way, resume. Real browser, real processes."""
+"""The story: log in, a guaranteed notebook, over-quota training that makes way and resumes; nothing is simulated."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.portal import Portal
+from browser import Person, chromium, notebook
 from makeway_api.models import Job
 from playwright.sync_api import expect
 
-from browser import Person, chromium, notebook
+from benchmarks.portal import Portal
 
 ROOT = Path(__file__).parents[2]
 STEPS = ["--steps", "600", "--seconds", "0.1", "--every", "600"]
@@ -65,7 +65,23 @@ def until(found: Callable[[], object], what: str, seconds: float = 60) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.covers(
-    "N01", "N02", "N03", "N05", "N06", "N08", "N09", "N11", "N13", "N15", "F20", "F24", "F26", "F35", "F37", "F40", "F51"
+    "N01",
+    "N02",
+    "N03",
+    "N05",
+    "N06",
+    "N08",
+    "N09",
+    "N11",
+    "N13",
+    "N15",
+    "F20",
+    "F24",
+    "F26",
+    "F35",
+    "F37",
+    "F40",
+    "F51",
 )
 def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
     base = f"http://127.0.0.1:{portal.port}"

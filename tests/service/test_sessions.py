@@ -104,7 +104,7 @@ async def test_refusals_say_what_to_do(
 
 
 async def both_click(run: Running, round: int) -> tuple[str, str]:
-    """Two people of one team ask for its last guaranteed GPU in the same instant; who got it, and what the other read."""
+    """Two people of a team ask for its last guaranteed GPU at once; who got it, and what the other read."""
     asked = await asyncio.gather(run.session("ana", "gpu1", "rnd", "a"), run.session("lea", "gpu1", "rnd", "b"))
     first, second = [await run.granted(session.id) for session in asked]
     winner, loser = (first, second) if first.phase == "granted" else (second, first)
