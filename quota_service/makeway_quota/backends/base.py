@@ -163,6 +163,10 @@ class Backend(Protocol):
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Bytes of an attempt's log from `offset`, at most `size`, and the log's length now."""
 
+    async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
+        """Which bytes of a very long log were dropped (from, to): `log` has nothing there, go on at the second.
+        None while the log is whole."""
+
     async def result(self, workload: str, attempt: int) -> bytes | None:
         """What the job left as its result ($MAKEWAY_RESULT_FILE), or None."""
 
