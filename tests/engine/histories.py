@@ -32,6 +32,7 @@ def random_world(random: Random, departments: bool = False, gangs: bool = False)
     world = World(
         consolidation=random.random() < 0.7,
         victim_order=random.choice(["newest", "cheapest"]),
+        fair_share=random.choice(["order", "order", "reclaim"]),
         user_fairness=random.random() < 0.5,
     )
     for name in ("p", "q")[: random.randint(1, 2)]:

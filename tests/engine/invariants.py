@@ -151,6 +151,8 @@ def victims_are_legal(sums: Sums, plan: Plan) -> None:
         elif evict.rule == "preempt_in_team":
             assert victim.policy == seeker.policy, "I3"
             assert victim.priority < seeker.priority, "I3"
+        elif evict.rule == "reclaim_fair_share":
+            assert victim.policy != seeker.policy, "I3"
         else:
             assert set(sums.family(seeker.policy)) & set(sums.family(victim.policy)), "I3"
         gone.add(evict.id)

@@ -32,7 +32,7 @@ def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
 
 @pytest.mark.covers("N03", "F25")
 def test_refused_with_names() -> None:
-    world = lab().session("s1", "devops", "gpu2", owner="alice").settle() and lab()
+    world = lab()
     world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").settle()
     found = offer(world.snapshot(), "devops", "gpu2", owner="carol")
     assert found.code == "refused"

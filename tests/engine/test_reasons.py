@@ -19,7 +19,6 @@ def two_teams(**team: object) -> World:
 def test_limit_names_the_team_and_its_department() -> None:
     world = two_teams(limit=4).jobs("j1 j2", "a", "two").submit("j3", "a", "one")
     assert world.reason("j3") == ("limit", "Alpha uses 4 of its limit of 4 GPUs; this job needs 1.")
-    world = two_teams(parent="top").team("top", 0, limit=3, title="Institute").submit("j", "a", "two").step() and None
     world = two_teams(parent="top").team("top", 0, limit=3, title="Institute").jobs("j1 j2", "a", "two")
     assert world.reason("j2") == ("limit", "Institute uses 2 of its limit of 3 GPUs; this job needs 2.")
 
@@ -33,7 +32,7 @@ def test_pool_capacity() -> None:
 
 
 def test_no_free_gpus_and_that_nobody_can_make_way() -> None:
-    world = two_teams().jobs("j1 j2 j3 j4", "a", "one").jobs("k1 k2 k3 k4", "b", "one").settle() and two_teams()
+    world = two_teams()
     world.jobs("j1 j2", "a", "two").jobs("k1 k2", "b", "two").settle()
     world.submit("j3", "a", "two")
     assert world.reason("j3") == ("no_free_gpus", "0 of the 8 GPUs of pool p are free; this job needs 2.")
@@ -97,7 +96,7 @@ def test_outranked_counts_who_came_first() -> None:
 
 @pytest.mark.covers("F40")
 def test_reclaiming_says_who_leaves_and_by_when() -> None:
-    world = two_teams().jobs("k1 k2 k3 k4", "b", "two").settle() and two_teams()
+    world = two_teams()
     world.jobs("k1 k2 k3 k4", "b", "two", owner="bo").settle()
     world.submit("j", "a", "two")
     plan = world.step()

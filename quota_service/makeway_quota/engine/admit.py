@@ -157,5 +157,5 @@ def _seekers(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState
         yield by("own_team")
     if over and line is None and cluster.settings.fair_share == "reclaim":
         account = queue.account
-        if account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool):
+        if account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool, account):
             yield by("fair_share")

@@ -84,11 +84,8 @@ class Seeker:
         return self.right
 
     def _above_fair(self, account: Account, pool: str) -> bool:
-        lines = account.reserving(pool)
         minus = max((self.minus.get(line, 0) for line in account.covering(pool)), default=0)
-        return bool(account.over(pool) - minus > fair_over(self.cluster, account, self.pool)) or not (
-            lines or account.policy.weight != "None"
-        )
+        return account.over(pool) - minus > fair_over(self.cluster, account, self.pool, self.account)
 
     def choose(self, tenancy: Tenancy, sign: int = 1) -> None:
         """Count somebody as leaving (or, with -1, as staying after all)."""
@@ -132,19 +129,15 @@ class Seeker:
         return self.cluster.pool_future[pool.name] - self.minus_pool + self.amount <= pool.capacity
 
 
-def fair_over(cluster: Cluster, account: Account, pool: PoolState) -> int:
+def fair_over(cluster: Cluster, account: Account, pool: PoolState, seeker: Account) -> int:
     """Give how far beyond its reservation a team may fairly be: its weight's part of what nobody reserves and uses."""
     name = pool.pool.name
-    active = [a for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a) and a.over(name) > 0]
-    if account not in active:
-        active.append(account)
-    weights = sum(WEIGHTS[a.policy.weight] for a in active)
+    teams = [a for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a)]
+    weights = sum(WEIGHTS[a.policy.weight] for a in teams if a.over(name) > 0 or a is account or a is seeker)
     if not weights:
         return 0
-    kept = sum(
-        a.in_pool.get(name, 0) - a.over(name) for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a)
-    )
-    return max(0, pool.total - kept) * WEIGHTS[account.policy.weight] // weights
+    within = sum(a.in_pool.get(name, 0) - a.over(name) for a in teams)
+    return max(0, pool.total - within) * WEIGHTS[account.policy.weight] // weights
 
 
 def _is_parent(cluster: Cluster, account: Account) -> bool:
