@@ -47,10 +47,10 @@ async def test_strangers_get_nothing(web: Portal) -> None:
         problem(await call(web.as_(None), method, path), 401, "unauthorized")
 
 
-@pytest.mark.parametrize("header", ["token nobody", "Bearer nobody", "Basic YTpi", "token", "", "token \x7f", "ana"])
-async def test_a_wrong_token_is_never_somebody_else(web: Portal, header: str) -> None:
-    answer = await web.as_(None, headers={"Authorization": header}).get(f"{API}/me")
-    problem(answer, 401, "unauthorized")
+async def test_a_wrong_token_is_never_somebody_else(web: Portal) -> None:
+    for header in ("token nobody", "Bearer nobody", "Basic YTpi", "token", "", "token \x7f", "ana"):
+        answer = await web.as_(None, headers={"Authorization": header}).get(f"{API}/me")
+        problem(answer, 401, "unauthorized")
 
 
 async def test_bearer_is_as_good_as_token(web: Portal) -> None:

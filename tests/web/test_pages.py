@@ -116,6 +116,19 @@ async def test_the_changing_part_comes_alone(web: Portal) -> None:
         assert Reader(part.text).inline == []
 
 
+async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway_quota.web.board.LOGGED", 3)
+    await busy(web)
+    browser = await web.browser("root")
+    link = re.search(rf'href="({PREFIX}decisions[^"]*)">Older', check(await browser.get(f"{PREFIX}teams/rnd")))
+    assert link
+    older = words(check(await browser.get(link[1].replace("&amp;", "&"))))
+    assert "Decisions about R&D" in older
+    assert "ana asks for a session" in older
+    assert "Nothing older was decided." in words(check(await browser.get(f"{PREFIX}decisions?before=1")))
+    check(await (await web.browser("bo")).get(f"{PREFIX}decisions?team=rnd"), 403)
+
+
 @pytest.mark.covers("N16")
 async def test_a_team_page_is_for_its_members(web: Portal) -> None:
     await busy(web)

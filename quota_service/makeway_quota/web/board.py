@@ -28,6 +28,8 @@ from .settings import WebSettings
 
 SHOWN = 200
 """Most lines of one table, and most nodes of one pool, on a page."""
+LOGGED = 60
+"""Lines of the decision log on the panel; a page of its own has the older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,17 @@ class Board:
     shown: frozenset[str] = frozenset()
     """teams that hold a GPU on the map"""
     more_waiting: bool = False
+    team: str | None = None
+    """the only team that the board is about, if it is about one"""
 
     def name_of(self, workload: str) -> str:
         """Name a workload that is on the page; others go by their id."""
         return next((line.name for line in (*self.running, *self.waiting) if line.id == workload), workload)
+
+    @property
+    def older(self) -> bool:
+        """True where the log goes on."""
+        return len(self.decisions) >= LOGGED
 
     @property
     def virtual(self) -> bool:
@@ -92,7 +101,7 @@ async def gather(desk: Desk, caller: Caller, settings: WebSettings, team: str | 
         desk.sessions(caller, True),
         desk.jobs(caller, team, State.PENDING.value, False, SHOWN, None),
         desk.jobs(caller, team, "starting,running,checkpointing", False, SHOWN, None),
-        desk.decisions(caller, None, team, 60, None),
+        desk.decisions(caller, None, team, LOGGED, None),
     )
     lines = [session_line(session) for session in sessions if team is None or session.team == team]
     waiting = [line for line in lines if line.state is State.PENDING] + [job_line(job) for job in pending.jobs]
@@ -111,6 +120,7 @@ async def gather(desk: Desk, caller: Caller, settings: WebSettings, team: str | 
         scale=bar_scale(list(usage.teams), usage.total),
         shown=holding(pools),
         more_waiting=pending.next is not None,
+        team=team,
     )
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job, LogChunk, Problem
 
 from . import policy_page
-from .asks import Id, TheDesk
+from .asks import BIG, Id, Name, TheDesk
 from .auth import Visitor, may, refusal
 from .board import gather, look_of
 from .entry import PageVisitor
@@ -39,6 +40,7 @@ def router(settings: WebSettings) -> APIRouter:
         routes.add_api_route(path, team_page, methods=["GET"])
     for path in ("/jobs/{id}", "/live/jobs/{id}"):
         routes.add_api_route(path, job_page, methods=["GET"])
+    routes.add_api_route("/decisions", decisions_page, methods=["GET"])
     routes.add_api_route("/jobs/{id}/{action}", job_action, methods=["POST"])
     routes.add_api_route("/oauth_callback", oauth_callback, methods=["GET"])
     routes.include_router(policy_page.router)
@@ -74,6 +76,25 @@ async def team_page(request: Request, team: str, visitor: PageVisitor, desk: The
         raise _no_team(visitor.caller, team)
     found = await gather(desk, visitor.caller, request.app.state.settings, team)
     return page(request, _part(request, "team"), visitor, board=found, team=team, policy=policy)
+
+
+async def decisions_page(
+    request: Request,
+    visitor: PageVisitor,
+    desk: TheDesk,
+    team: Name = None,
+    before: Annotated[int | None, Query(ge=0, le=BIG)] = None,
+) -> Response:
+    """The decision log, a hundred lines a page."""
+    caller = visitor.caller
+    return page(
+        request,
+        "decisions.html",
+        visitor,
+        decisions=await desk.decisions(caller, None, team, 100, before),
+        look=look_of(desk, caller, await desk.usage(caller), [], request.app.state.settings),
+        team=team,
+    )
 
 
 async def job_page(request: Request, id: Id, visitor: PageVisitor, desk: TheDesk) -> Response:
