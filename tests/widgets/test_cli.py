@@ -52,6 +52,31 @@ def test_a_script_is_submitted_followed_and_listed(makeway, ana: Client) -> None
     assert f"job {id} succeeded" in said.out, said.err
 
 
+def test_a_script_may_follow_its_files(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
+    Path("train.sh").write_text("#!/bin/sh\ncat a.txt b.txt; echo $LR\n")
+    Path("train.sh").chmod(0o755)
+    Path("a.txt").write_text("A")
+    Path("b.txt").write_text("B")
+    said = makeway("submit", "-p", "gpu1", "-f", "a.txt", "-f", "b.txt", "--env", "LR=1", "--wait", "train.sh")
+    assert said.code == 0, said.err + said.out
+    assert makeway("logs", "train").out == "AB1\n"
+
+
+@pytest.mark.covers("F30", "N01")
+def test_who_has_two_teams_chooses_and_who_has_none_is_told(portal: Portal, makeway) -> None:  # type: ignore[no-untyped-def]
+    connection.connect(portal.url, "lea")
+    said = makeway("submit", "-p", "gpu1", "--", "true")
+    assert said.code == 1
+    assert "rnd" in said.err
+    assert "devops" in said.err
+    assert makeway("submit", "-p", "gpu1", "-t", "rnd", "--dry-run", "--", "true").code == 0
+    connection.connect(portal.url, "guest")
+    said = makeway("submit", "-p", "gpu1", "--", "true")
+    assert said.code == 1
+    assert "team" in said.err
+    print(said.err)
+
+
 def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ignore[no-untyped-def]
     said = makeway("submit", "-p", "gpu1", "--wait", "--", "sh", "-c", "exit 3")
     assert said.code == 1

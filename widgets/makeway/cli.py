@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser(
         "submit", help="submit a script or a command", description="Submit a script or a command."
     )
-    options.describe(add)
+    options.describe(add, several=1)
     add.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARG …] | -- COMMAND …")
     add.set_defaults(run=_submit)
     add = commands.add_parser("jobs", help="list jobs, newest first")

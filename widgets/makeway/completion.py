@@ -10,7 +10,7 @@ from typing import Any
 from makeway_api.models import Priority, State
 
 from . import options
-from .connection import client, configured, me
+from .connection import client, configured
 from .options import Line
 
 PATIENCE = 0.8
@@ -58,7 +58,7 @@ class Known:
 
 def _ask(what: str) -> list[str]:
     if what == "teams":
-        return list(me().teams)
+        return list(client().me().teams)
     if what == "profiles":
         return [p.name for p in client().profiles() if "job" in p.kinds]
     jobs = client().jobs(mine=True, limit=50).jobs

@@ -78,8 +78,8 @@ class Names(argparse.Action):
         setattr(into, self.dest, [*(getattr(into, self.dest) or []), *found])
 
 
-def describe(parser: argparse.ArgumentParser) -> None:
-    """The options that `%%train` and `makeway submit` share."""
+def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
+    """The options that `%%train` and `makeway submit` share; `several` is how many words one `--files` takes."""
     add = parser.add_argument
     add("--profile", "-p", metavar="PROFILE", help="what it needs, e.g. gpu1 (default: the team's first job profile)")
     add("--team", "-t", metavar="TEAM", help="whose quota it uses (default: this notebook's team)")
@@ -88,12 +88,12 @@ def describe(parser: argparse.ArgumentParser) -> None:
         "--files",
         "-f",
         metavar="GLOB",
-        nargs="+",
+        nargs=several,
         action="extend",
         default=[],
         help="files and folders that travel with it, 50 MB at most",
     )
-    add("--env", "-e", metavar="K=V", nargs="+", action=Pairs, default={}, help="environment variables of the job")
+    add("--env", "-e", metavar="K=V", nargs=several, action=Pairs, default={}, help="environment variables of the job")
     add("--time-limit", metavar="TIME", help="ends it after this long: 90s, 30m, 2h, 1h30m")
     add("--priority", metavar="low|normal|high", default="normal", help="its place among your team's own jobs")
     add("--workers", metavar="N", type=_positive, help="how many workers (default: the profile's)")

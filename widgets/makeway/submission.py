@@ -13,7 +13,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import DryRun, FileIn, JobAsk, Kind, Priority
 
 from . import payload, snapshot
-from .connection import client, explain, me
+from .connection import client, explain
 from .problems import Refused
 from .words import count, did_you_mean, duration, gpus, listed, seconds, size
 
@@ -151,12 +151,15 @@ def _with_hint(error: MakewayError, ask: JobAsk) -> Refused:
     if error.status not in (400, 403, 404, 409, 422):
         return plain
     try:
-        found, teams = client().profiles(), me().teams
+        found, caller = client().profiles(), client().me()
     except MakewayError:
         return plain
+    teams = caller.teams
+    if not teams or caller.admin:
+        return plain
     if ask.team and ask.team not in teams:
-        yours = f"Yours: {listed(teams)}." if teams else "You are in no team; ask an administrator to add you to one."
-        return Refused(f"you are not in a team {ask.team!r}.{did_you_mean(ask.team, teams)} {yours}", code=error.code)
+        hint = did_you_mean(ask.team, teams)
+        return Refused(f"you are not in a team {ask.team!r}.{hint} Yours: {listed(teams)}.", code=error.code)
     profiles = [p.name for p in found if Kind.JOB in p.kinds]
     if ask.profile and ask.profile not in [p.name for p in found]:
         yours = f"Yours: {listed(profiles)}." if profiles else "None is open to you; ask an administrator."
