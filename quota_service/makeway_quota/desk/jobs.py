@@ -228,6 +228,10 @@ class Jobs(Estate):
                 break
             await asyncio.sleep(LOG_POLL)
             row = await self._seen_by(caller, id)
+        skipped = False
+        if not data and offset < size and (gap := await self.backend.log_gap(id, number)) and gap[0] <= offset < gap[1]:
+            offset, skipped = gap[1], True
+            data, size = await self.backend.log(id, number, offset, limit)
         text, used = _decode(data, final=over and offset + len(data) >= size)
         following = min(offset, size) + used if data else min(offset, size)
         return LogChunk(attempt=number, offset=offset, next_offset=following, text=text, eof=over and following >= size)
