@@ -9,7 +9,8 @@ from typing import Any
 from urllib.parse import urlparse
 
 from traitlets import Bool, Enum, Float, Int, Unicode
-from traitlets.config import Config, Configurable, PyFileConfigLoader
+from traitlets.config import Config, Configurable
+from traitlets.config.loader import PyFileConfigLoader
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class HubApi:
             return kept[1]
         answer = await self._get(f"/users/{quote(name, safe='')}")
         user = None
-        if answer is not None:
+        if isinstance(answer, dict):
             user = HubUser(answer["name"], tuple(sorted(answer.get("groups") or ())), bool(answer.get("admin")))
         if len(self._users) > 10_000:
             self._users.clear()

@@ -234,7 +234,14 @@ class Jobs(Estate):
             data, size = await self.backend.log(id, number, offset, limit)
         text, used = _decode(data, final=over and offset + len(data) >= size)
         following = min(offset, size) + used if data else min(offset, size)
-        return LogChunk(attempt=number, offset=offset, next_offset=following, text=text, eof=over and following >= size)
+        return LogChunk(
+            attempt=number,
+            offset=offset,
+            next_offset=following,
+            text=text,
+            eof=over and following >= size,
+            truncated=skipped,
+        )
 
     async def result(self, caller: Caller, id: str) -> bytes | None:
         """What the job left as its result, or None."""
