@@ -61,6 +61,23 @@ def check_state(settings: Settings) -> None:
         )
 
 
+def check_reachable(settings: Settings) -> None:
+    """Refuse a Python or a state directory that the accounts of system mode could not reach."""
+    if settings.mode != "system":
+        return
+    for what, path in (
+        ("This Python", Path(sys.executable)),
+        ("This Python", Path(sys.executable).resolve()),
+        ("The state directory", settings.state.root),
+    ):
+        closed = next((str(d) for d in reversed(path.parents) if d.exists() and not d.stat().st_mode & 0o001), None)
+        if closed:
+            raise CannotStart(
+                f"{what} is below {closed}, which other accounts may not enter ({path}): system mode needs both where "
+                "every account may pass, such as /opt and /var/lib (docs/how-to/share-one-server.md)."
+            )
+
+
 def check_node() -> None:
     """Refuse without node, without a new one, or without the proxy."""
     if node.find_node() is None:

@@ -42,6 +42,7 @@ def main() -> int:
         checks.check_python()
         settings = read()
         checks.check_mode(settings)
+        checks.check_reachable(settings)
         checks.check_state(settings)
         lock = checks.OneAtATime(settings)
         lock.take()

@@ -45,9 +45,20 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
         if not answer:
             return None
         model: dict[str, Any] = dict(answer) if isinstance(answer, dict) else {"name": answer}
+        if is_root(model["name"]):
+            self.log.warning("Refused the login of %s: nobody works as root here", model["name"])
+            return None
         if self.manage_groups:
             model["groups"] = unix_groups(model["name"])
         return model
+
+
+def is_root(name: str) -> bool:
+    """Tell whether an account is root by its number, whatever its name; a notebook of root's would own the machine."""
+    try:
+        return pwd.getpwnam(name).pw_uid == 0
+    except KeyError:
+        return False
 
 
 def unix_groups(name: str) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,9 @@ def until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
 class Portal:
     """Start it, kill it, start it again; `more` is added to the Hub's configuration."""
 
-    def __init__(self, root: Path, more: str = "", **env: str) -> None:
+    def __init__(self, root: Path, more: str = "", wrap: Sequence[str] = (), **env: str) -> None:
         self.root = root
+        self.wrap = list(wrap)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.state = State(root / "var")
@@ -75,7 +76,7 @@ class Portal:
         """Run `make run`'s process without waiting for anything."""
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "makeway_hub.embedded"],
+                [*self.wrap, sys.executable, "-m", "makeway_hub.embedded"],
                 env=self.env,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
@@ -162,17 +163,17 @@ class Portal:
 
     # -- as a browser without scripts --------------------------------------------------------------------------
 
-    def browser(self, user: str) -> httpx2.Client:
-        """Log in as a sample user."""
+    def browser(self, user: str, password: str | None = None) -> httpx2.Client:
+        """Log in, with the sample users' password unless told otherwise."""
         session = httpx2.Client(base_url=self.url, follow_redirects=True, timeout=60)
         self._sessions.append(session)
         session.get("/hub/login")
         answer = session.post(
             "/hub/login",
             params={"_xsrf": session.cookies["_xsrf"]},
-            data={"username": user, "password": self.state.password_file.read_text().strip()},
+            data={"username": user, "password": password or self.state.password()},
         )
-        assert answer.status_code < 400, answer.text
+        assert answer.status_code < 400, f"{user} may not log in: {answer.status_code}"
         return session
 
     def pick(self, session: httpx2.Client, path: str = "/hub/spawn", **form: str) -> httpx2.Response:
