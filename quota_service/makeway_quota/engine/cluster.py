@@ -31,6 +31,10 @@ class Cluster:
         self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.rankings: dict[tuple[object, ...], Any] = {}
         """What a search for victims learned that the next one may use."""
+        self.answers: dict[tuple[object, ...], Any] = {}
+        """What was found out about the finished plan, for those who wait and ask the same."""
+        self.stoppable: dict[str, dict[str, int]] = {}
+        """Pool to policy to the lowest priority among its work there that may be stopped."""
         self.promised_by: dict[str, list[Tenancy]] = {}
         self._needs: dict[tuple[object, ...], Need] = {}
         live = sorted((w for w in snapshot.workloads if w.state in LIVE), key=lambda w: w.id)
@@ -73,9 +77,7 @@ class Cluster:
         tenancy = Tenancy(workload, need, pool, parts, amount)
         self.tenancies[workload.id] = tenancy
         self._book(tenancy, now=amount)
-        for part in parts:
-            part.node.shift(part, need, -1, -1)
-            part.node.guests[workload.id] = tenancy
+        self._settle_in(tenancy)
         if workload.state == "checkpointing":
             self.leave(tenancy)
             if workload.promised_to is not None:
@@ -176,9 +178,7 @@ class Cluster:
         tenancy.fresh = True
         self.tenancies[workload.id] = tenancy
         self._book(tenancy, now=tenancy.amount)
-        for part in parts:
-            part.node.shift(part, need, -1, -1)
-            part.node.guests[workload.id] = tenancy
+        self._settle_in(tenancy)
         return tenancy
 
     def withdraw(self, tenancy: Tenancy) -> None:
@@ -221,6 +221,15 @@ class Cluster:
         for part in tenancy.parts:
             part.node.shift(part, tenancy.need, 0, 1)
         return tenancy.parts
+
+    def _settle_in(self, tenancy: Tenancy) -> None:
+        workload = tenancy.workload
+        for part in tenancy.parts:
+            part.node.shift(part, tenancy.need, -1, -1)
+            part.node.guests[workload.id] = tenancy
+        if not workload.firm and tenancy.amount:
+            lowest = self.stoppable.setdefault(tenancy.pool.pool.name, {})
+            lowest[workload.policy] = min(workload.priority, lowest.get(workload.policy, workload.priority))
 
     def _tenancy(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Tenancy:
         return Tenancy(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))

@@ -30,7 +30,11 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
     if code == "limit":
         return _limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
-        return _room_appears(cluster, queue, pool)
+        asked = ("room", pool.pool.name, queue.need)
+        if asked not in cluster.answers:
+            cluster.answers[asked] = _room_appears(cluster, queue, pool)
+        found: float | None = cluster.answers[asked]
+        return found
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
+from .cluster import Cluster
 from .plan import Evict, Move, Numbers, Offer, Plan, Start, Victim, Waiting
 from .say import gpus, listed, seconds
 from .schedule import schedule
@@ -67,11 +68,20 @@ def _read(snapshot: Snapshot, asking: Workload, plan: Plan) -> Offer:
             found = _answer(asking, refusal.message, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
     waiting = next(each for each in plan.pending if each.id == ASKING)
-    found = _answer(asking, waiting.message, waiting.numbers, True)
+    found = _answer(asking, waiting.message, waiting.numbers, _within(snapshot, asking))
     if waiting.code == "reclaiming":
         return _reclaiming(snapshot, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
     return replace(found, code=code, reason=waiting.code)
+
+
+def _within(snapshot: Snapshot, asking: Workload) -> bool:
+    """Say whether it would be within the reservation in one of its pools."""
+    cluster = Cluster(snapshot)
+    account, amount = cluster.account(asking), cluster.need(asking).total
+    return any(
+        cluster.ledger.in_quota(account, pool.pool.name, amount, asking.firm) for pool in cluster.pools_of(asking)
+    )
 
 
 def _answer(asking: Workload, message: str, numbers: Numbers, in_quota: bool) -> Offer:

@@ -30,11 +30,8 @@ class Reason:
 
 def closed_or_paused(cluster: Cluster, draft: Draft, workload: Workload) -> bool:
     """Set a workload aside whose queue takes nothing at the moment; say whether that was so."""
-    profile = cluster.profiles.get(workload.profile)
-    known = any(p.name == workload.policy for p in cluster.snapshot.policies)
     queue = f"{workload.policy}/{workload.profile}"
-    attached = profile is not None and any(workload.policy in names for names in profile.policies)
-    if not known or not attached:
+    if not _open(cluster, workload.policy, workload.profile):
         message = f"The queue {queue} is closed; move {this(workload)} to another queue or cancel it."
         draft.wait(Waiting(workload.id, "queue_closed", "queue", message, {"queue": queue}))
     elif workload.paused or queue in cluster.snapshot.paused:
@@ -50,6 +47,15 @@ def closed_or_paused(cluster: Cluster, draft: Draft, workload: Workload) -> bool
     else:
         return False
     return True
+
+
+def _open(cluster: Cluster, policy: str, profile: str) -> bool:
+    """Say whether a profile is attached to a policy, and both still exist."""
+    asked = ("open", policy, profile)
+    if asked not in cluster.answers:
+        known = any(p.name == policy for p in cluster.snapshot.policies) and profile in cluster.profiles
+        cluster.answers[asked] = known and any(policy in names for names in cluster.profiles[profile].policies)
+    return bool(cluster.answers[asked])
 
 
 def refuse(cluster: Cluster, draft: Draft, queue: Queue) -> None:
@@ -120,7 +126,7 @@ def _lost(workload: Workload) -> str:
 def why(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) -> Reason:
     """Find the reason in one pool: what can never be, then what is not allowed, then what is not there."""
     return (
-        _never_fits(queue, pool)
+        _never_fits(cluster, queue, pool)
         or _not_allowed(cluster, queue, pool)
         or _kept(cluster, queue, pool)
         or _not_there(cluster, draft, queue, pool)
@@ -139,11 +145,14 @@ def _asks(queue: Queue) -> str:
     return f"{_noun(queue)} needs {number(need.total)} ({need.least} × {number(need.gpus)})"
 
 
-def _never_fits(queue: Queue, pool: PoolState) -> Reason | None:
-    need = queue.need
-    every = sum(min(_capacity(node, need), need.least) for node in pool.nodes)
-    usable = sum(min(_capacity(node, need), need.least) for node in pool.nodes if node.usable)
-    name = pool.pool.name
+def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+    need, name = queue.need, pool.pool.name
+    found = cluster.answers.get(("capacity", name, need))
+    if found is None:
+        most = [(min(_capacity(node, need), need.least), node.usable) for node in pool.nodes]
+        found = sum(workers for workers, _ in most), sum(workers for workers, usable in most if usable)
+        cluster.answers["capacity", name, need] = found
+    every, usable = found
     if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
         most = max((len(node.open) for node in pool.nodes), default=0)
         message = f"Too large for pool {name}: its largest node has {count(most, 'GPU')}; {_asks(queue)}."
@@ -205,7 +214,7 @@ def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     if need.total:
         line = kept_back(cluster, queue.account, pool, need.total, False)
         line = line or kept_back(cluster, queue.account, pool, need.total, True)
-    if line is not None and _fits(pool, need, "free"):
+    if line is not None and _fits(cluster, pool, need, "free"):
         kept, team = max(line.held(False), line.held(True)), line.account.policy.label
         verb = "is" if kept == GPU else "are"
         message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}, who lends none of them; {_asks(queue)}."
@@ -213,7 +222,7 @@ def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
             message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}; {_asks(queue)}."
         numbers: dict[str, Number] = {"needs": number(need.total), "kept": number(kept)}
         return Reason("held", "lend", message, {**numbers, "team": line.account.policy.name})
-    if line is None and _fits(pool, need, "open"):
+    if line is None and _fits(cluster, pool, need, "open"):
         names = sorted(i for i, claim in cluster.claims.items() if claim.pool is pool)
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         verb = "is" if idle == GPU else "are"
@@ -223,8 +232,15 @@ def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     return None
 
 
-def _fits(pool: PoolState, need: Need, which: str) -> bool:
+def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
     """Say whether it fits on what is free to all, idle (`open`), or was free when this plan began (`first`)."""
+    asked = (which, pool.pool.name, need)
+    if asked not in cluster.answers:
+        cluster.answers[asked] = _fits_somewhere(pool, need, which)
+    return bool(cluster.answers[asked])
+
+
+def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
     found = 0
     for node in pool.nodes:
         if not node.usable:
@@ -244,7 +260,7 @@ def _not_there(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) ->
     free = max(0, pool.free)
     numbers: dict[str, Number] = {"needs": number(need.total), "free": number(free), "total": number(pool.total)}
     ahead = draft.ahead.get(name, [])
-    if ahead and _fits(pool, need, "first"):
+    if ahead and _fits(cluster, pool, need, "first"):
         verb = "comes" if len(ahead) == 1 else "come"
         message = (
             f"{count(len(ahead), 'workload')} that {verb} first in pool {name} took its free GPUs "

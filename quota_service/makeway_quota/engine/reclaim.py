@@ -26,6 +26,8 @@ class Choice:
 
 def reclaim(seeker: Seeker) -> Choice | None:
     """Choose victims and tell them to go; None (and nothing changed) if no legal set makes the seeker fit."""
+    if not seeker.anybody():
+        return None
     if seeker.need.least == 1 and seeker.within_caps():
         choice = _on_one_node(seeker)
         if choice is not None:

@@ -37,6 +37,16 @@ class Seeker:
         """Give the milli-GPUs it needs."""
         return self.need.total
 
+    def anybody(self) -> bool:
+        """Say whether there is a team at all that could be asked first."""
+        stoppable = self.cluster.stoppable.get(self.pool.pool.name, {})
+        if self.right == "own_team":
+            return stoppable.get(self.workload.policy, self.workload.priority) < self.workload.priority
+        if self.right == "fair_share" or self.blocked:
+            return bool(stoppable)
+        ledger, pool = self.cluster.ledger, self.pool.pool.name
+        return any(ledger.above(ledger.account(n), pool, self.account, self.amount, {}) for n in stoppable)
+
     def may_take(self, tenancy: Tenancy) -> bool:
         """Say whether this one could ever be asked, leaving aside how much its team uses at the moment."""
         victim = tenancy.workload
