@@ -56,7 +56,7 @@ class Loop:
         self.term: int | None = None
         self.turns = 0
         self.last_turn_at: float | None = None
-        self.failure: str | None = None
+
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -85,12 +85,12 @@ class Loop:
             self._wake.clear()
             try:
                 await self.settle_down()
-                self.failure = None
+                self.watch.failure = None
             except Deposed:
                 raise
             except Exception as error:
                 log.exception("A turn failed; it is tried again")
-                self.failure = f"{type(error).__name__}: {error}"
+                self.watch.failure = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(1.0)
                 self._wake.set()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from makeway_api.models import Usage
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import Counter as Counted
 
 from .store.records import NewDecision
 
@@ -16,7 +19,7 @@ TURN_SECONDS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
     registry=REGISTRY,
 )
-DECISIONS = Counter(
+DECISIONS = Counted(
     "makeway_decisions_total",
     "Decisions by verb and team (start, evict, requeue …).",
     ["verb", "team"],
@@ -36,6 +39,20 @@ def count_decisions(decisions: Iterable[NewDecision]) -> None:
     """Count what was written into the decision log."""
     for decision in decisions:
         DECISIONS.labels(decision.verb, decision.team or "").inc()
+
+
+def show(usage: Usage, workloads: Iterable[tuple[str, str]]) -> None:
+    """Set the gauges: GPUs from `usage`, live workloads from their (kind, state)."""
+    for state in ("total", "used", "free"):
+        GPUS.labels(state).set(getattr(usage, state))
+    TEAM_GPUS.clear()
+    for team in usage.teams:
+        for state in ("reserved", "limit", "guaranteed", "in_quota", "borrowed", "lent", "free"):
+            value = getattr(team, state)
+            TEAM_GPUS.labels(team.team, state).set(float("inf") if value is None else value)
+    WORKLOADS.clear()
+    for (kind, state), count in Counter(workloads).items():
+        WORKLOADS.labels(kind, state).set(count)
 
 
 def render() -> bytes:

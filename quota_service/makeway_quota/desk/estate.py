@@ -24,6 +24,7 @@ from makeway_api.models import (
     Victim,
 )
 
+from .. import metrics
 from ..backends.base import NodeSeen
 from ..engine.offer import offer
 from ..engine.plan import Offer as EngineOffer
@@ -96,6 +97,13 @@ class Estate(Core):
             free=free,
             virtual=self.watch.virtual,
         )
+
+    async def metrics(self) -> bytes:
+        """Everything that Prometheus may scrape, as of now."""
+        rows = await self.watch.rows()
+        usage = await self.usage(Caller("", admin=True))
+        metrics.show(usage, [(row.kind, row.state) for row in rows.values()])
+        return metrics.render()
 
     async def offers(self, caller: Caller, user: str, groups: Sequence[str], kind: str) -> OfferTable:
         """What `user` can have now, from whom, and why not, for every profile and team (N03)."""

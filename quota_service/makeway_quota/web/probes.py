@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Health
 
-from .. import metrics
 from .asks import TheDesk
 from .auth import may, refusal
 from .settings import WebSettings
@@ -38,19 +37,19 @@ async def readyz(desk: TheDesk) -> Response:
     return _health(await desk.ready())
 
 
-async def numbers() -> Response:
+async def numbers(desk: TheDesk) -> Response:
     """Prometheus text."""
-    return Response(metrics.render(), media_type=TEXT)
+    return Response(await desk.metrics(), media_type=TEXT)
 
 
-async def guarded_numbers(request: Request) -> Response:
+async def guarded_numbers(request: Request, desk: TheDesk) -> Response:
     """Prometheus text for those who may."""
     visitor = await request.app.state.doorman.visitor(request)
     if visitor is None or not (may(visitor.caller, "admin") or "read:metrics" in visitor.caller.scopes):
         if visitor is None:
             raise MakewayError("Metrics take a token: `Authorization: token …`.", code="unauthorized", status=401)
         raise refusal(visitor.caller, ["admin"])
-    return await numbers()
+    return await numbers(desk)
 
 
 def _health(health: Health) -> Response:
