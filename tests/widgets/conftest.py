@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,20 @@ class Portal:
     _service: Running
 
 
+@contextmanager
+def cleaned(portal: Portal, name: str) -> Iterator[Client]:
+    """A client of this person's, whose jobs are cancelled and gone afterwards."""
+    with portal.client(name) as service:
+        try:
+            yield service
+        finally:
+            for job in service.jobs(mine=True, limit=200).jobs:
+                if not job.state.ended:
+                    job = service.cancel(job.id)
+                while not job.state.ended:
+                    job = service.job(job.id, wait=5, version=job.version)
+
+
 @pytest.fixture(scope="session")
 def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
     started = Portal(tmp_path_factory.mktemp("portal"))
@@ -74,9 +89,13 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
 def ana(portal: Portal) -> Iterator[Client]:
     """This process as ana's kernel; what she left running is cancelled."""
     connection.connect(portal.url, "ana")
-    with portal.client("ana") as service:
+    with cleaned(portal, "ana") as service:
         yield service
-        for job in service.jobs(mine=True, limit=200).jobs:
-            if not job.state.ended:
-                service.cancel(job.id)
     connection.disconnect()
+
+
+@pytest.fixture
+def bo(portal: Portal) -> Iterator[Client]:
+    """A client of bo's; what he left running is cancelled."""
+    with cleaned(portal, "bo") as service:
+        yield service

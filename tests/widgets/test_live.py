@@ -141,8 +141,7 @@ SAVES_SLOWLY = ["sh", "-c", "trap 'sleep 1.5; exit 75' TERM; while :; do sleep 0
 
 
 @pytest.mark.covers("N14", "F40", "N13")
-def test_both_sides_of_a_reclaim_are_told(portal: Portal, feed: Feed, ana: Client) -> None:
-    bo = portal.client("bo")
+def test_both_sides_of_a_reclaim_are_told(portal: Portal, feed: Feed, ana: Client, bo: Client) -> None:
     for n in range(3):
         ana.submit(JobAsk(name=f"sweep {n}", profile="gpu3", command=SAVES_SLOWLY))
     mine, theirs = Watcher(), Watcher()
@@ -150,7 +149,7 @@ def test_both_sides_of_a_reclaim_are_told(portal: Portal, feed: Feed, ana: Clien
     feed.listen(mine)
     other.listen(theirs)
     mine.until(lambda p: [job.state for job in p.mine].count(State.RUNNING) == 3)
-    job = bo.submit(JobAsk(name="urgent", profile="gpu3", command=SLEEP))
+    bo.submit(JobAsk(name="urgent", profile="gpu3", command=SLEEP))
     try:
         leaving = mine.until(lambda p: "makes way for devops (bo)" in banners(p))
         assert banners(leaving).count('role="status"') == 1
@@ -162,7 +161,5 @@ def test_both_sides_of_a_reclaim_are_told(portal: Portal, feed: Feed, ana: Clien
         back = mine.until(lambda p: banners(p) == "" and any(j.preemptions for j in p.mine))
         assert live(back, NOW).count("waiting again") >= 1
     finally:
-        bo.cancel(job.id)
-        bo.close()
         other.leave(theirs)
         feed.leave(mine)

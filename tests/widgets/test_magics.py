@@ -11,7 +11,7 @@ from makeway_api.client import Client
 from makeway_api.models import Job, State
 from notebook import Notebook, Shown
 
-from .conftest import Portal
+from .conftest import Portal, cleaned
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,8 @@ def notebook(portal: Portal, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def service(portal: Portal) -> Iterator[Client]:
-    client = portal.client("ana")
-    yield client
-    for job in client.jobs(mine=True, limit=200).jobs:
-        if not job.state.ended:
-            client.cancel(job.id)
-    client.close()
+    with cleaned(portal, "ana") as client:
+        yield client
 
 
 def until(service: Client, id: str, good: Callable[[Job], bool], seconds: float = 30) -> Job:
