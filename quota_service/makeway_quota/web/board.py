@@ -76,6 +76,7 @@ class Board:
     shown: frozenset[str] = frozenset()
     """teams that hold a GPU on the map"""
     more_waiting: bool = False
+    more_running: bool = False
     team: str | None = None
     """the only team that the board is about, if it is about one"""
 
@@ -120,6 +121,7 @@ async def gather(desk: Desk, caller: Caller, settings: WebSettings, team: str | 
         scale=bar_scale(list(usage.teams), usage.total),
         shown=holding(pools),
         more_waiting=pending.next is not None,
+        more_running=running.next is not None,
         team=team,
     )
 

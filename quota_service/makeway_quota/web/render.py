@@ -79,7 +79,7 @@ def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
     exact = moment.astimezone(UTC)
     seconds = (datetime.now(UTC) - exact).total_seconds()
     words = {"ago": f"{duration(seconds)} ago", "for": duration(seconds), "in": f"in {duration(-seconds)}"}.get(
-        style, exact.strftime("%H:%M:%S")
+        style, exact.strftime("%H:%M:%S" if abs(seconds) < TODAY else "%Y-%m-%d %H:%M")
     )
     return Markup('<time datetime="{}" data-style="{}" data-tip="{}">{}</time>').format(
         exact.isoformat(timespec="seconds"), style, exact.strftime("%Y-%m-%d %H:%M:%S UTC"), words

@@ -62,7 +62,10 @@
         ago: () => `${span((now - at) / 1000)} ago`,
         for: () => span((now - at) / 1000),
         in: () => `in ${span((at - now) / 1000)}`,
-        clock: () => new Date(at).toLocaleTimeString([], { hour12: false }),
+        clock: () => {
+          const day = Math.abs(now - at) < 72e6 ? {} : { year: "numeric", month: "short", day: "numeric" };
+          return new Date(at).toLocaleString([], { ...day, hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+        },
       }[time.dataset.style]?.();
       if (words && time.textContent !== words) time.textContent = words;
     }
