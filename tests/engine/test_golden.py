@@ -230,3 +230,13 @@ def test_g11_stays_within_the_budget() -> None:
     assert [(s.pool, s.nodes) for s in plan.scale] == [("cloud", 2)]
     codes = {w.id: w.code for w in plan.pending}
     assert codes == dict.fromkeys(["j3", "j4", "j5", "j6"], "waiting_for_node") | {"j7": "over_budget"}
+
+
+def test_g10_elastic_gang_starts_with_what_there_is() -> None:
+    world = World().pool("p", nodes=3, gpus=8).team("a").team("b", reserved=8)
+    world.profile("gang", 8, workers=4, min_workers=2).profile("gpu8", 8)
+    plan = world.submit("g", "a", "gang").step()
+    assert [p.node for p in plan.start[0].placement] == ["p-1", "p-2", "p-3"]
+    assert plan.start[0].message.endswith("It starts with 3 of 4 workers.")
+    assert not world.plan().acts
+    assert [e.id for e in world.submit("b", "b", "gpu8").step().evict] == ["g"]

@@ -181,6 +181,15 @@ class Cluster:
         self._settle_in(tenancy)
         return tenancy
 
+    def widen(self, tenancy: Tenancy, part: Part) -> None:
+        """Give one more worker to a gang that was just started."""
+        amount = part.milli * len(part.devices)
+        tenancy.parts = (*tenancy.parts, part)
+        tenancy.amount += amount
+        self._book(tenancy, now=amount)
+        part.node.shift(part, tenancy.need, -1, -1)
+        part.node.guests[tenancy.workload.id] = tenancy
+
     def withdraw(self, tenancy: Tenancy) -> None:
         """Take `start` back."""
         del self.tenancies[tenancy.workload.id]

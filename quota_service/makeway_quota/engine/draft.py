@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .cluster import Cluster
 from .consolidate import Moving
@@ -70,6 +71,14 @@ class Draft:
         )
         self.ahead.setdefault(pool, []).append(workload.id)
         self.decisions += 1
+
+    def widen(self, tenancy: Tenancy) -> None:
+        """Note that a gang starts with more workers than it needs."""
+        start = self.started[tenancy.workload.id]
+        numbers = {**start.numbers, "gpus": number(tenancy.amount), "workers": len(tenancy.parts)}
+        message = f"{start.message} It starts with {len(tenancy.parts)} of {tenancy.need.workers} workers."
+        placement = placement_of(tenancy.parts)
+        self.started[start.id] = replace(start, placement=placement, message=message, numbers=numbers)
 
     def withdraw(self, workload: Workload) -> None:
         """Strike a start out: somebody with a better right turned out to need these GPUs."""

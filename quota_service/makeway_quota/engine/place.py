@@ -54,8 +54,10 @@ def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
     parts: list[Part] = []
     while able and len(parts) < need.least:
         missing = need.least - len(parts)
-        fitting = [at for at, (count, _) in enumerate(able) if count >= missing] if able[0][0] >= missing else []
-        count, node = able.pop(fitting[-1] if fitting else 0)
+        at = 0
+        if able[0][0] >= missing:
+            at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
+        count, node = able.pop(at)
         parts += _seats(node, need, len(parts), min(count, missing), later)
     return tuple(parts) if len(parts) == need.least else ()
 

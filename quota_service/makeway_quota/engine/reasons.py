@@ -149,8 +149,8 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
     need, name = queue.need, pool.pool.name
     found = cluster.answers.get(("capacity", name, need))
     if found is None:
-        most = [(min(_capacity(node, need), need.least), node.usable) for node in pool.nodes]
-        found = sum(workers for workers, _ in most), sum(workers for workers, usable in most if usable)
+        each = [(min(_capacity(node, need), need.least), node.usable) for node in pool.nodes]
+        found = sum(workers for workers, _ in each), sum(workers for workers, usable in each if usable)
         cluster.answers["capacity", name, need] = found
     every, usable = found
     if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from .admit import kept, promised, reclaimed, started
 from .cluster import Cluster
 from .draft import Draft
+from .grow import grow
 from .order import Queue, Turn, queues
 from .plan import Plan
 from .reasons import closed_or_paused, explain, refuse
@@ -24,6 +25,7 @@ def schedule(snapshot: Snapshot) -> Plan:
     draft = Draft(cluster)
     waiting = queues(cluster, _admissible(cluster, draft))
     _until_nothing_changes(cluster, draft, waiting)
+    grow(cluster, draft, waiting)
     for queue in waiting:
         if queue.session and not any(_guaranteed(cluster, queue, pool) for pool in queue.pools):
             refuse(cluster, draft, queue)

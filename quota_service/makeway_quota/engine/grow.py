@@ -1,0 +1,41 @@
+"""Elastic gangs start wider where GPUs are left that nobody in quota wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .cluster import Cluster
+from .draft import Draft
+from .order import Queue
+from .place import allowed, find
+from .world import Tenancy
+
+
+def grow(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
+    """Give the gangs that this plan starts more workers, up to what they asked for, in the order of their starts."""
+    wanted = {
+        pool.pool.name
+        for queue in waiting
+        for pool in queue.pools
+        if any(queue.lines.values())
+        and cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
+    }
+    for name in draft.started:
+        tenancy = cluster.tenancies[name]
+        if tenancy.need.workers > tenancy.need.least and tenancy.pool.pool.name not in wanted:
+            _widen(cluster, draft, tenancy)
+
+
+def _widen(cluster: Cluster, draft: Draft, tenancy: Tenancy) -> None:
+    need = replace(tenancy.need, least=1, workers=1)
+    account, pool, firm = cluster.account(tenancy.workload), tenancy.pool, tenancy.workload.firm
+    may_borrow = not firm and account.policy.weight != "None"
+    while len(tenancy.parts) < tenancy.need.workers and allowed(cluster, account, pool, need.gpus):
+        if not may_borrow and not cluster.ledger.in_quota(account, pool.pool.name, need.gpus, firm):
+            break
+        found = find(pool, need)
+        if not found:
+            break
+        cluster.widen(tenancy, replace(found[0], worker=len(tenancy.parts)))
+    if len(tenancy.parts) > tenancy.need.least:
+        draft.widen(tenancy)
