@@ -47,6 +47,9 @@ VERBS = {
 }
 """How a decision's verb is shown; one that is not here is shown as it is."""
 
+TODAY = 20 * 3600
+"""Seconds within which a time of day needs no date."""
+
 STATES = {
     "pending": "secondary",
     "starting": "info",
