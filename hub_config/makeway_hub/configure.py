@@ -181,6 +181,7 @@ def _spawner(c: Any, settings: Settings, service_url: str) -> None:
     c.JupyterHub.spawner_class = MakewayLocalSpawner
     c.MakewayLocalSpawner.mode = settings.mode
     c.MakewayLocalSpawner.homes = str(settings.state.homes)
+    c.MakewayLocalSpawner.logs = str(settings.state.notebook_logs)
     c.MakewayLocalSpawner.makeway_api_url = service_url + SERVICE_PATH
     c.MakewayLocalSpawner.makeway_url = settings.url + SERVICE_PATH
     c.MakewayLocalSpawner.makeway_public_path = f"{SERVICE_PATH}/"

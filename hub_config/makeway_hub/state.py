@@ -36,6 +36,11 @@ class State:
         return self.root / "logs"
 
     @property
+    def notebook_logs(self) -> Path:
+        """Where each notebook server's log is."""
+        return self.logs / "notebooks"
+
+    @property
     def homes(self) -> Path:
         """Where the demo's people live."""
         return self.root / "homes"
@@ -53,7 +58,7 @@ class State:
     def create(self) -> None:
         """Make the directories; OSError where that is not allowed."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for path, mode in ((self.secrets, 0o700), (self.logs, 0o700), (self.homes, 0o711)):
+        for path, mode in ((self.secrets, 0o700), (self.logs, 0o700), (self.notebook_logs, 0o700), (self.homes, 0o711)):
             path.mkdir(exist_ok=True)
             path.chmod(mode)
         for name in ("jupyterhub.sqlite", "makeway.sqlite"):

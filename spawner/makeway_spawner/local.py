@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jupyterhub.spawner import LocalProcessSpawner
 from traitlets import Enum, Unicode, default
@@ -31,6 +32,10 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         help="demo: notebooks run as the user of the Hub; system: under the Unix account that logged in.",
     ).tag(config=True)
     homes = Unicode("", help="demo: the directory below which every person gets a home.").tag(config=True)
+
+    logs = Unicode("", help="The directory of the notebooks' logs, one file for each; empty: into the Hub's log.").tag(
+        config=True
+    )
 
     _ticks = 0
     """the server's start time, so that a pid that somebody else has by now is not taken for it"""
@@ -100,7 +105,18 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         """Start the server as a process of its own session."""
         if self.mode == "demo":
             await asyncio.to_thread(prepare, self.home)
-        return await super().start()
+        with self._open_log() as log:
+            own: Any = self
+            own.popen_kwargs = {**own.popen_kwargs, "stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+            return await super().start()
+
+    def _open_log(self) -> IO[bytes]:
+        """Begin a log of this server's own, or go on with the Hub's."""
+        if not self.logs:
+            return os.fdopen(os.dup(2), "wb")
+        name = f"{self.user.name}{'-' if self.name else ''}{self.name}.log"
+        path = home_of(Path(self.logs), name)
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
     async def _signal(self, sig: int) -> bool:
         """Signal our process only: after a restart of the Hub the pid may belong to somebody else."""

@@ -154,6 +154,34 @@ def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) 
 
 @pytest.mark.e2e
 @pytest.mark.covers("N07")
+def test_a_hub_killed_during_a_start_leaks_no_lease(fresh: Portal) -> None:
+    fresh.start()
+    fresh.start_server("ana", profile="gpu3", team="rnd")
+    fresh.start_server("bo", wait=False, profile="gpu8", team="devops", preemptible=True)  # waits: 7 GPUs are idle
+    until(lambda: [s for s in fresh.live_sessions() if s.user == "bo"], "bo waits")
+    os.kill(fresh.hub_pid, signal.SIGKILL)
+    assert fresh.process
+    fresh.process.wait(30)
+    fresh.start()
+    until(lambda: [s.user for s in fresh.live_sessions()] == ["ana"], "bo's lease is over, ana's is not", 30)
+    assert not fresh.server("bo")
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N05")
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.5, 2.5])
+def test_stop_while_the_server_comes_up_leaves_no_lease_and_no_process(portal: Portal, seconds: float) -> None:
+    portal.start_server("lea", wait=False, profile="gpu2", team="rnd")
+    session = until(lambda: [s for s in portal.live_sessions() if s.user == "lea"], "asked")[0]
+    time.sleep(seconds)
+    portal.hub("DELETE", "/users/lea/server")
+    until(lambda: not [s for s in portal.live_sessions() if s.user == "lea"], "given back", 30)
+    until(lambda: not portal.server("lea"), "stopped", 30)
+    assert list(marked("MAKEWAY_SESSION", session.id)) == []
+
+
+@pytest.mark.e2e
+@pytest.mark.covers("N07")
 def test_a_killed_starter_takes_the_hub_with_it_and_the_next_start_clears_up(fresh: Portal) -> None:
     fresh.start()
     hub = fresh.hub_pid
