@@ -74,7 +74,8 @@ class Account:
         """Give how far it is (or will be) beyond its reservation in `pool`."""
         lines = self.reserving(pool)
         if not lines:
-            return self.in_pool.get(pool, 0)
+            used, guarantor = self.in_pool.get(pool, 0), self.guarantor(pool)
+            return used if guarantor is None else min(used, guarantor.over(pool))
         return max(0, max(line.future - line.quota.reserved for line in lines))
 
     def share(self, pool: str) -> int:
