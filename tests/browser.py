@@ -104,10 +104,10 @@ class Person:
 
     def theme(self, name: str) -> None:
         """Switch JupyterLab's theme."""
-        self.page.evaluate("() => document.body.dataset.jpThemeName")
-        self.page.get_by_role("menuitem", name="Settings").click()
-        self.page.get_by_role("menuitem", name="Theme", exact=True).hover()
-        self.page.get_by_role("menuitem", name=name, exact=True).click()
+        self.page.locator(".lm-MenuBar-itemLabel", has_text="Settings").click()
+        self.page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Theme$")).click()
+        self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{re.escape(name)}$")).click()
+        expect(self.page.locator(f'body[data-jp-theme-name="{name}"]')).to_be_attached()
 
 
 def notebook(folder: Path, name: str, cells: list[str]) -> None:

@@ -122,7 +122,9 @@ class Draft:
         seeker, account = asking.account, self.cluster.account(tenancy.workload)
         team, other = account.policy.label, seeker.policy.label
         asks = f"{who(asking.workload, other)} needs {gpus(asking.amount)}"
-        last = f"{tenancy.workload.id} was chosen by the order of leaving"
+        newest = self.cluster.settings.victim_order == "newest"
+        order = f"lowest priority, most over its share, {'last started' if newest else 'least work lost'}"
+        last = f"{tenancy.workload.id} leaves first ({order})"
         if right == "own_team":
             return f"{asks} and has a higher priority than this {tenancy.workload.kind} of the same team."
         if right == "own_limit":
