@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from .engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from .engine.state import Placement
+from .machines import machine_of
 from .settle import HOLDS, Books, decide, with_names
 from .store.records import Attempt, Change, Notice, Place, Workload
 
@@ -147,4 +148,4 @@ def _plain(numbers: Mapping[str, object]) -> dict[str, object]:
 def places(placement: Placement) -> tuple[Place, ...]:
     """Write a placement of the engine as the store keeps it, one entry a worker."""
     ordered = sorted(placement, key=lambda placed: placed.worker)
-    return tuple(Place(p.node, tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)
+    return tuple(Place(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)

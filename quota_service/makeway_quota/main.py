@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -114,16 +115,17 @@ def _snapshot(args: argparse.Namespace) -> int:
     from .snapshot_file import write_snapshot
 
     async def dump() -> str:
+        from .machines import sizes
         from .service import current_policy
         from .store.store import open_store
-        from .watch import Watch, sizes_of
+        from .watch import Watch
 
         config = load(args.config)
         store = open_store(config.db_url)
         backend = make_backend(config)
         now = time.time()
         seen = await backend.observe()
-        watch = Watch(store, *current_policy(store, config, now, sizes_of(seen.nodes)))
+        watch = Watch(store, *current_policy(store, config, now, partial(sizes, seen.nodes)))
         watch.see(seen)
         text = write_snapshot(watch.snapshot(await watch.rows(), now), args.format)
         store.close()

@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -18,10 +19,11 @@ from .desk import Desk
 from .hubapi import HubApi
 from .leases import Leases
 from .loop import Loop
+from .machines import sizes
 from .orders import Orders
-from .policy import Document, PolicyInvalid, fit_text, read
+from .policy import Document, PolicyInvalid, Sizes, fit_text, read
 from .store.store import Store, open_store
-from .watch import Watch, sizes_of
+from .watch import Watch
 
 log = logging.getLogger("makeway.service")
 
@@ -80,7 +82,7 @@ class Service:
             store = await asyncio.to_thread(open_store, config.db_url)
             await backend.open()
             seen = await backend.observe()
-            document, version = current_policy(store, config, clock(), sizes_of(seen.nodes))
+            document, version = current_policy(store, config, clock(), partial(sizes, seen.nodes))
         except BaseException:
             lock.close()
             raise
@@ -135,7 +137,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     )
 
 
-def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Mapping[str, int]) -> tuple[Document, int]:
+def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes) -> tuple[Document, int]:
     """The document in force; an empty database is seeded from the policy file, fitted to the machine's `sizes`."""
     current = store.policy_current()
     if current is None:

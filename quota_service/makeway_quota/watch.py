@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 
-from .backends.base import NodeSeen, Seen
-from .engine.state import ADMITTED, PRIORITIES, Node, Placed, Placement, Snapshot
+from .backends.base import Seen
+from .engine.state import ADMITTED, PRIORITIES, Snapshot
 from .engine.state import Workload as EngineWorkload
+from .machines import Machines, divide, sizes
 from .policy import Document
-from .store.records import Place, Workload
+from .store.records import Workload
 from .store.store import Store
 
 NOTHING = Seen((), ())
@@ -27,6 +29,9 @@ class Watch:
         self.document = document
         self.policy_version = policy_version
         self.seen = NOTHING
+        self._raw = NOTHING
+        self._machines = Machines()
+        self._divided = (self._raw.nodes, document)
         self.failure: str | None = None
         self._seen_at: float | None = None
         self._commits = 0
@@ -40,13 +45,23 @@ class Watch:
 
     def see(self, seen: Seen) -> None:
         """Take a new observation."""
-        self.seen = seen
+        self._raw = seen
         self._seen_at = time.monotonic()
+        self._divide()
 
     def use(self, document: Document, version: int) -> None:
         """Take a new policy document."""
         self.document = document
         self.policy_version = version
+        self._divide()
+
+    def _divide(self) -> None:
+        """Put the machines into the pools of the document in force, if either is new."""
+        nodes, document = self._divided
+        if self._raw.nodes is not nodes or self.document is not document:
+            self._divided = (self._raw.nodes, self.document)
+            self._machines = divide(self._raw.nodes, self.document)
+        self.seen = replace(self._raw, nodes=self._machines.nodes)
 
     def age(self) -> float | None:
         """Seconds since the last observation; None before the first."""
@@ -69,47 +84,27 @@ class Watch:
     def snapshot(self, rows: Mapping[str, Workload], now: float, document: Document | None = None) -> Snapshot:
         """Show the engine the world; `document` other than the one in force asks what if."""
         doc = document or self.document
+        machines = self._machines if document is None else divide(self._raw.nodes, document)
         return Snapshot(
             now=now,
             settings=doc.settings,
             pools=doc.pools,
-            nodes=tuple(_node(node) for node in self.seen.nodes),
+            nodes=machines.as_nodes(rows.values()),
             profiles=doc.profiles,
             policies=doc.policies,
-            workloads=tuple(engine_workload(row) for row in rows.values() if row.team is not None),
+            workloads=tuple(_workload(row, machines, doc) for row in rows.values() if row.team is not None),
         )
 
-    def sizes(self) -> dict[str, int]:
-        """GPUs (whole devices) of every pool that has machines now."""
-        return sizes_of(self.seen.nodes)
+    def sizes(self, document: Document) -> dict[str, int]:
+        """GPUs (whole devices) of every pool, were this document in force."""
+        return sizes(self._raw.nodes, document)
 
 
-def sizes_of(nodes: Iterable[NodeSeen]) -> dict[str, int]:
-    """Count the GPUs (whole devices) of every pool."""
-    found: dict[str, int] = {}
-    for node in nodes:
-        found[node.pool] = found.get(node.pool, 0) + len(node.devices)
-    return found
-
-
-def _node(seen: NodeSeen) -> Node:
-    whole = tuple(index for index, milli in seen.foreign.items() if milli >= 1000)
-    part = sum(milli for milli in seen.foreign.values() if milli < 1000)
-    return Node(
-        name=seen.name,
-        pool=seen.pool,
-        gpus=len(seen.devices),
-        cpu=seen.cpu,
-        memory=seen.memory,
-        ready=seen.ready,
-        devices=seen.devices,
-        foreign_devices=whole,
-        foreign_gpus=part,
-    )
-
-
-def engine_workload(row: Workload) -> EngineWorkload:
+def _workload(row: Workload, machines: Machines, document: Document) -> EngineWorkload:
     """Show one row to the engine."""
+    pools: tuple[str, ...] = ()
+    if machines.divided and (profile := document.profile(row.profile)) is not None:
+        pools = profile.pools
     return EngineWorkload(
         id=row.id,
         policy=row.team or "",
@@ -121,12 +116,12 @@ def engine_workload(row: Workload) -> EngineWorkload:
         submitted_at=row.submitted_at,
         state=row.state,
         started_at=row.started_at if row.state in ADMITTED else None,
-        placement=placement(row.placement),
+        placement=machines.placement(row.placement, pools),
         attempt=max(1, row.attempt),
         last_checkpoint_at=row.checkpoint_at,
         promised_to=row.promised_to,
         deadline=row.notice.deadline if row.notice else None,
-        claim=placement(row.claim),
+        claim=machines.placement(row.claim, pools),
         failed_node=row.failed_node,
         gpus=row.gpus,
         workers=row.workers,
@@ -134,12 +129,4 @@ def engine_workload(row: Workload) -> EngineWorkload:
         cpu=row.cpu,
         memory=row.memory,
         time_limit=row.time_limit,
-    )
-
-
-def placement(places: Sequence[Place]) -> Placement:
-    """Read a placement of the books as the engine writes it, one entry a worker."""
-    return tuple(
-        Placed(worker, place.node, place.devices, place.milli[0] if place.milli else 0)
-        for worker, place in enumerate(places)
     )

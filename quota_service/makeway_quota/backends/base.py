@@ -15,7 +15,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """A machine as it is now. cpu in thousandths of a core, memory in MiB, 0 = unknown (not checked)."""
+    """A machine as it is now. cpu in thousandths of a core, memory in MiB, 0 = unknown (not checked).
+
+    `pool` "": a machine of this host, whose GPUs the policy document gives to pools (`machines.divide`).
+    """
 
     name: str
     pool: str

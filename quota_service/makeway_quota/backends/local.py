@@ -40,7 +40,7 @@ class LocalBackend:
         self,
         state_dir: str | Path,
         *,
-        pool: str = "gpu",
+        pool: str = "",
         nodes: Sequence[NodeSeen] | None = None,
         virtual_gpus: int = 10,
         virtual_nodes: int = 1,
@@ -50,7 +50,10 @@ class LocalBackend:
         tick: float = 1.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`nodes`: the machines to offer; default: the real GPUs here, else `virtual_gpus` over `virtual_nodes`."""
+        """`nodes`: the machines to offer; default: the real GPUs here, else `virtual_gpus` over `virtual_nodes`.
+
+        `pool` "": the policy document says which GPU is in which pool.
+        """
         self._layout = Layout(Path(state_dir), shared=system_users)
         self._nodes = tuple(nodes) if nodes is not None else nodes_here(pool, virtual_gpus, virtual_nodes)
         self._account_of: Callable[[str], Account] = account_of if system_users else lambda owner: this_account()

@@ -41,7 +41,7 @@ class Policies(Core):
     async def policy_validate(self, text: str) -> PolicyCheck:
         """Everything that is wrong with a document, or what it would change."""
         try:
-            document = await asyncio.to_thread(read, text, "policy.yaml", self.watch.sizes())
+            document = await asyncio.to_thread(read, text, "policy.yaml", self.watch.sizes)
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=_issues(invalid))
         return PolicyCheck(ok=True, changes=diff(self.document, document))
@@ -91,7 +91,7 @@ class Policies(Core):
 
     async def _read(self, text: str) -> Document:
         try:
-            return await asyncio.to_thread(read, text, "policy.yaml", self.watch.sizes())
+            return await asyncio.to_thread(read, text, "policy.yaml", self.watch.sizes)
         except PolicyInvalid as invalid:
             issues = _issues(invalid)
             first = issues[0]

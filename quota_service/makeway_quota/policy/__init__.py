@@ -4,7 +4,7 @@ from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .fit import fit, fit_text, sold_out
 from .issues import Issue, PolicyInvalid
-from .read import read
+from .read import Sizes, read
 from .write import write
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "PolicyInvalid",
     "PoolFacts",
     "ProfileFacts",
+    "Sizes",
     "diff",
     "fit",
     "fit_text",

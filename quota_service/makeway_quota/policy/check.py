@@ -9,6 +9,8 @@ from .document import Document
 from .fields import Fields
 from .issues import Findings, did_you_mean, gpus, quote
 
+NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
+
 Places = Mapping[tuple[str, str], Fields]
 
 
@@ -91,7 +93,7 @@ def overcommitted(document: Document, sizes: Mapping[str, int] | None) -> Iterat
                 named = f"pool {min(pools)}" if len(pools) == 1 else f"pools {', '.join(sorted(pools))}"
                 problem = (
                     f"{gpus(total)} are reserved in {named} ({', '.join(parts)}), but there are {gpus(size)}; "
-                    "reserve less or add GPUs"
+                    f"{'reserve less or add GPUs' if size else NO_GPUS}"
                 )
                 number = next((n for n, line in enumerate(policy.quotas) if _within(document, line.pools, pools)), 0)
                 yield problem, policy, number

@@ -101,8 +101,17 @@ class Document:
             return found.gpus == 0 and self.profile_facts[profile].everyone
         return any(team in rank for rank in found.policies)
 
+    def is_local(self, pool: str) -> bool:
+        """Say whether a pool has (or waits for) GPUs of the machine that Makeway itself runs on.
+
+        Where no pool says so, the only pool has them all; two of them would have to say which.
+        """
+        if any(facts.local is not None for facts in self.pool_facts.values()):
+            return self.pool_facts[pool].local is not None
+        return len(self.pools) == 1 and not self.pool_facts[pool].labels
+
     def pool_of_device(self, index: int) -> str | None:
         """Name the pool that a GPU of this machine belongs to: who names it comes before who takes all."""
-        chosen = [(name, facts.local) for name, facts in self.pool_facts.items() if facts.local is not None]
-        named = [name for name, local in chosen if local != "all" and index in local]
-        return next(iter([*named, *(name for name, local in chosen if local == "all")]), None)
+        chosen = [(pool.name, self.pool_facts[pool.name].local) for pool in self.pools if self.is_local(pool.name)]
+        named = [name for name, local in chosen if isinstance(local, tuple) and index in local]
+        return next(iter([*named, *(name for name, local in chosen if not isinstance(local, tuple))]), None)

@@ -11,7 +11,7 @@ from ..engine.state import GPU, Policy, QuotaLine
 from .check import overcommitted
 from .document import Document
 from .issues import number
-from .read import read
+from .read import Sizes, read
 from .write import write
 
 
@@ -71,13 +71,13 @@ def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -
     return tuple(replace(policy, quotas=tuple(map(scale, policy.quotas))) for policy in document.policies)
 
 
-def fit_text(text: str, file: str, sizes: Mapping[str, int]) -> str:
+def fit_text(text: str, file: str, sizes: Sizes) -> str:
     """Scale a document as `fit` does, but keep its comments; PolicyInvalid where it cannot be read.
 
     The numbers are replaced where they stand. A document that this would not do right is written anew.
     """
     document = read(text, file)
-    fitted = fit(document, sizes)
+    fitted = fit(document, sizes(document) if callable(sizes) else sizes)
     if fitted is document:
         return text
     changed = text

@@ -25,6 +25,8 @@ class Named(Protocol):
 T = TypeVar("T", bound=Named)
 F = TypeVar("F")
 
+Sizes = Mapping[str, int] | Callable[[Document], Mapping[str, int]]
+
 TOP = ("version", "settings", "pools", "profiles", "policies")
 SETTINGS = (
     "consolidation",
@@ -39,11 +41,11 @@ SETTINGS = (
 )
 
 
-def read(text: str, file: str = "policy.yaml", sizes: Mapping[str, int] | None = None) -> Document:
+def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Document:
     """Read a document; PolicyInvalid lists everything that is wrong with it.
 
     `sizes` tells how many whole GPUs each pool has now: no more can be reserved. A pool that is not in it counts
-    with the size that the document gives, if any.
+    with the size that the document gives, if any. It may be a function of the document, which says what is where.
     """
     findings = Findings(file)
     root = parse(text, findings)
@@ -62,7 +64,7 @@ def read(text: str, file: str = "policy.yaml", sizes: Mapping[str, int] | None =
     context.policies = tuple(policy.name for policy in policies)
     profiles, profile_facts = section(top, "profiles", PROFILE, read_profile, context)
     document = Document(settings, sessions_per_user, pools, profiles, policies, pool_facts, profile_facts, policy_facts)
-    check(document, context.places, findings, sizes)
+    check(document, context.places, findings, sizes(document) if callable(sizes) else sizes)
     findings.stop()
     return document
 
