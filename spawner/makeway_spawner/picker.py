@@ -33,6 +33,11 @@ class Row:
     preemptible: bool
 
     @property
+    def told(self) -> str:
+        """Say what the badge does not say already."""
+        return "" if self.message.rstrip(".") == self.badge else self.message
+
+    @property
     def disabled(self) -> bool:
         """Tell whether nothing can be started here now, not even a preemptible session."""
         return self.code == "refused" and not self.helped

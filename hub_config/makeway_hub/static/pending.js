@@ -33,7 +33,6 @@
 
   function write(event) {
     const line = document.createElement("div");
-    line.className = "progress-log-event";
     const time = document.createElement("time");
     time.textContent = new Date().toLocaleTimeString([], { hour12: false });
     line.append(time, event.message || "");

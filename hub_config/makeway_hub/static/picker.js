@@ -22,6 +22,8 @@
     return helped(offer) ? "Beyond quota" : "Not available";
   };
 
+  const told = (offer) => (offer.message.replace(/\.$/, "") === badge(offer) ? "" : offer.message);
+
   const set = (node, text) => {
     if (node && node.textContent !== text) node.textContent = text;
   };
@@ -31,7 +33,7 @@
     const help = offer !== undefined && helped(offer);
     row.dataset.code = offer ? offer.code : "refused";
     set(row.querySelector(".mw-badge"), offer ? badge(offer) : "Not available");
-    set(row.querySelector(".mw-message"), offer ? offer.message : "This is no longer offered to you.");
+    set(row.querySelector(".mw-message"), offer ? told(offer) : "This is no longer offered to you.");
     const label = row.querySelector(".mw-preemptible");
     label.hidden = !help;
     box(row).disabled = !help;
