@@ -98,11 +98,13 @@ def divide(nodes: Iterable[NodeSeen], document: Document) -> Machines:
 
 
 def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
-    """Count the GPUs (whole devices) of every pool that has machines, and of those that should have some here."""
+    """Count the GPUs (whole devices) of every pool that has machines; where this host is all there is, of every
+    static pool that is not picked by labels."""
     nodes = tuple(nodes)
     found: dict[str, int] = {}
     if any(not seen.pool for seen in nodes):
-        found = dict.fromkeys((pool.name for pool in document.pools if document.is_local(pool.name)), 0)
+        facts = document.pool_facts
+        found = {p.name: 0 for p in document.pools if p.kind == "static" and not facts[p.name].labels}
     for seen in divide(nodes, document).nodes:
         found[seen.pool] = found.get(seen.pool, 0) + len(seen.devices)
     return found
