@@ -27,7 +27,7 @@ def books_of(plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seco
     books = Books()
     plan = named(plan, rows)
     for start in plan.start:
-        _start(books, start, rows[start.id], now, lease_seconds)
+        _start(books, start, rows[start.id], now, lease_seconds, lenders(plan, start))
     for evict in plan.evict:
         _leave(books, evict, rows[evict.id], rows.get(evict.beneficiary), now)
     for move in plan.move:
@@ -55,7 +55,21 @@ def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
     )
 
 
-def _start(books: Books, start: Start, row: Workload, now: float, lease_seconds: float) -> None:
+def lenders(plan: Plan, start: Start) -> tuple[str, ...]:
+    """Whose idle reservation an over-quota start borrows from, most idle first (F37); () where nobody reserved it."""
+    if start.in_quota:
+        return ()
+    idle = [
+        (line.usage - line.reserved, line.policy)
+        for line in plan.usage
+        if line.usage < line.reserved and (not line.pools or start.pool in line.pools)
+    ]
+    return tuple(dict.fromkeys(policy for _, policy in sorted(idle)))
+
+
+def _start(
+    books: Books, start: Start, row: Workload, now: float, lease_seconds: float, borrowed_from: tuple[str, ...]
+) -> None:
     number = row.attempt + 1
     placement = places(start.placement)
     fields: dict[str, object] = {
@@ -65,6 +79,7 @@ def _start(books: Books, start: Start, row: Workload, now: float, lease_seconds:
         "claim": (),
         "started_at": now,
         "over_quota": not start.in_quota,
+        "borrowed_from": borrowed_from,
         "failed_node": None,
         "reason_code": "starting",
         "reason_message": start.message,

@@ -112,10 +112,11 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         for cell in range(2):
             ana.run_cell(cell)
         for i in range(1, 9):
-            ana.run_cell(1 + i)
+            shown = ana.run_cell(1 + i)
             until(lambda i=i: jobs()[f"trial-{i}"].state == "running", f"trial-{i} runs")
-        shown = ana.run_cell(len(CELLS) - 1)
-        assert "trial-8" in shown
+        assert "It runs on GPUs of devops until" in " ".join(shown.split())
+        assert "No checkpoint yet" in shown
+        assert "trial-8" in ana.run_cell(len(CELLS) - 1)
         widget = ana.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(1)
         expect(widget).to_contain_text("R&D")
         assert jobs()["trial-8"].over_quota
@@ -153,7 +154,8 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         # Everybody reads why.
         expect(admin.page.locator("body")).to_contain_text("trial-8 of ana made way for bo")
         take(pictures, admin, "panel")
-        ana.run_cell(len(CELLS) - 1)
+        widget.scroll_into_view_if_needed()
+        ana.page.locator(".jp-NotebookPanel .jp-CodeCell").first.scroll_into_view_if_needed()
         take(pictures, ana, "notebook", theme=True)
 
         # bo stops; the job resumes from its saved step and ends with the same weights to the last bit.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,9 +142,19 @@ def risk(job: Job, submission: Submission) -> str:
         f"Over quota: {data.team}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on {whose} until "
         "their owner wants them back; then it is asked to save, leaves, and resumes later by itself. "
     )
-    if submission.source and "checkpoint" not in submission.source:
-        return text + "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
-    return text + "No checkpoint yet; `%job` shows the newest one."
+    if submission.source and not any("checkpoint" in code for code in _code(submission)):
+        text += "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
+    else:
+        text += "No checkpoint yet; `%job` shows the newest one."
+    return textwrap.fill(text, 100)
+
+
+def _code(submission: Submission) -> Iterator[str]:
+    """The cell, and the Python files that travel with it."""
+    yield submission.source
+    for file in snapshot.take(submission.files):
+        if file.path.endswith(".py"):
+            yield base64.b64decode(file.data).decode("utf-8", "replace")
 
 
 def _with_hint(error: MakewayError, ask: JobAsk) -> Refused:
