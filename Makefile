@@ -26,10 +26,10 @@ run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks
 
 test: setup ## Run every test, the browser's too; installs Debian's chromium if it is missing
 	@.venv/bin/python scripts/set_up.py --browser
-	@$(PYTEST) -n 2 --dist loadgroup -q $(ARGS)
+	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q $(ARGS)
 
 check: setup ## Run the quick tests only (under 90 seconds)
-	@$(PYTEST) -n 2 --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q -m "$(QUICK)" $(ARGS)
 
 lint: setup ## Check format, style, types, import contracts and templates
 	@$(PYTEST) -q tests/house/test_tools.py $(ARGS)
