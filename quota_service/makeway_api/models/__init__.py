@@ -1,0 +1,74 @@
+"""What travels over the wire: every noun of the API as a pydantic model.
+
+GPU quantities are numbers of whole devices (0.5 is half of one), times are ISO 8601 in UTC, durations are
+seconds, memory is MiB. Additive changes only: a notebook of last year must still understand the answers.
+"""
+
+from .base import ENDED, HOLDS_GPUS, Ask, Health, Kind, Me, Priority, Problem, Reason, Slug, State, UserName, Wire
+from .estate import Device, Holder, Node, Policy, Pool, Profile, QuotaLine
+from .journal import Decision, Event
+from .policies import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
+from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
+from .work import (
+    Attempt,
+    Checkpoint,
+    DryRun,
+    FileIn,
+    Grant,
+    Job,
+    JobAsk,
+    JobPage,
+    LogChunk,
+    Notice,
+    Session,
+    SessionAsk,
+)
+
+__all__ = [
+    "ENDED",
+    "HOLDS_GPUS",
+    "Ask",
+    "Attempt",
+    "Checkpoint",
+    "Decision",
+    "Device",
+    "DryRun",
+    "Event",
+    "FileIn",
+    "Grant",
+    "Health",
+    "Holder",
+    "Job",
+    "JobAsk",
+    "JobPage",
+    "Kind",
+    "Lending",
+    "LogChunk",
+    "Me",
+    "Node",
+    "Notice",
+    "Offer",
+    "OfferTable",
+    "Policy",
+    "PolicyAsk",
+    "PolicyCheck",
+    "PolicyIssue",
+    "PolicyVersion",
+    "Pool",
+    "Preview",
+    "Priority",
+    "Problem",
+    "Profile",
+    "QuotaLine",
+    "Reason",
+    "Session",
+    "SessionAsk",
+    "Slug",
+    "State",
+    "TeamUsage",
+    "Usage",
+    "UserName",
+    "Victim",
+    "Wire",
+    "WorkloadEffect",
+]

@@ -1,0 +1,103 @@
+"""What every message is made of: requests, answers, states and reasons."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Slug = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+UserName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
+
+
+class Wire(BaseModel):
+    """An answer: unknown fields are ignored, so that old notebooks read new services."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Ask(BaseModel):
+    """A request body: unknown fields are an error that names them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Kind(StrEnum):
+    """What a workload is: an interactive session (build) or a job (training)."""
+
+    SESSION = "session"
+    JOB = "job"
+
+
+class State(StrEnum):
+    """The life of a workload (engine.md §1); a session ends in `stopped`, a refused one in `cancelled`."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    CHECKPOINTING = "checkpointing"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        """True when the workload will never run again by itself."""
+        return self in ENDED
+
+    @property
+    def holds_gpus(self) -> bool:
+        """True while its placement counts as used."""
+        return self in HOLDS_GPUS
+
+
+ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED, State.STOPPED})
+HOLDS_GPUS = frozenset({State.STARTING, State.RUNNING, State.CHECKPOINTING})
+
+
+class Priority(StrEnum):
+    """A workload's own priority inside its team."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+
+
+class Reason(Wire):
+    """Why something is as it is: a code of engine.md §7, one sentence, and the numbers in it."""
+
+    code: str
+    message: str
+    not_before: datetime | None = None
+    numbers: dict[str, Any] = Field(default_factory=dict)
+
+
+class Me(Wire):
+    """Who the caller is for Makeway."""
+
+    name: str
+    admin: bool = False
+    teams: list[str] = Field(default_factory=list)
+    scopes: list[str] = Field(default_factory=list)
+
+
+class Problem(Wire):
+    """An error as application/problem+json (RFC 9457) with a code and the numbers."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str
+    detail: str
+    numbers: dict[str, Any] = Field(default_factory=dict)
+    errors: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Health(Wire):
+    """Is the service alive (`/healthz`), and does it decide (`/readyz`)."""
+
+    ok: bool
+    checks: dict[str, str] = Field(default_factory=dict)

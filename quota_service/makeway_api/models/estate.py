@@ -1,0 +1,99 @@
+"""The cluster on the wire: pools, nodes, devices, profiles and policies."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .base import Kind, State, Wire
+
+
+class Holder(Wire):
+    """A workload's part of one device."""
+
+    workload: str
+    kind: Kind
+    team: str
+    owner: str
+    name: str
+    gpus: float
+    over_quota: bool
+    state: State
+
+
+class Device(Wire):
+    """One GPU of a node: who holds it, if anybody (`holder` is a workload id)."""
+
+    index: int
+    free: float
+    holders: list[Holder] = Field(default_factory=list)
+
+
+class Node(Wire):
+    """A machine of a pool with its devices."""
+
+    name: str
+    pool: str
+    model: str = ""
+    virtual: bool = False
+    ready: bool = True
+    foreign: float = 0
+    devices: list[Device] = Field(default_factory=list)
+
+
+class Pool(Wire):
+    """Like resources."""
+
+    name: str
+    kind: Literal["static", "autoscaled"] = "static"
+    resource: str = "nvidia.com/gpu"
+    strategy: Literal["pack", "spread"] = "pack"
+    capacity: float | None = None
+    virtual: bool = False
+    total: float = 0
+    used: float = 0
+    free: float = 0
+    profiles: list[str] = Field(default_factory=list)
+    nodes: list[Node] = Field(default_factory=list)
+
+
+class Profile(Wire):
+    """What one workload needs."""
+
+    name: str
+    title: str
+    description: str = ""
+    gpus: float
+    workers: int = 1
+    min_workers: int = 1
+    cpu: float = 0
+    memory: int = 0
+    pools: list[str] = Field(default_factory=list)
+    policies: list[list[str]] = Field(default_factory=list, description="ranked; an inner list shares a rank")
+    kinds: list[Kind] = Field(default_factory=lambda: [Kind.SESSION, Kind.JOB])
+    grace: int = Field(30, description="seconds between checkpoint notice and SIGKILL")
+    time_limit: int | None = None
+    image: str | None = None
+
+
+class QuotaLine(Wire):
+    """One line of a policy; `pools` empty means all."""
+
+    pools: list[str] = Field(default_factory=list)
+    reserved: float = 0
+    limit: float | None = None
+    lend: float | None = None
+
+
+class Policy(Wire):
+    """The quota of one team, user or activity."""
+
+    name: str
+    title: str = ""
+    groups: list[str] = Field(default_factory=list)
+    users: list[str] = Field(default_factory=list)
+    weight: Literal["None", "Lowest", "Low", "Medium", "High"] = "Medium"
+    priority: int = 0
+    parent: str | None = None
+    quotas: list[QuotaLine] = Field(default_factory=list)

@@ -1,0 +1,35 @@
+"""What was decided and what happened."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from .base import Wire
+
+
+class Decision(Wire):
+    """One line of the decision log: what was decided, by which rule, in one sentence with its numbers (row F23)."""
+
+    id: int
+    at: datetime
+    verb: str
+    workload: str | None = None
+    team: str | None = None
+    owner: str | None = None
+    code: str = ""
+    message: str
+    numbers: dict[str, Any] = Field(default_factory=dict)
+
+
+class Event(Wire):
+    """One message of the live stream. `kind` is job, session, usage, decision or policy."""
+
+    id: int
+    at: datetime
+    kind: str
+    team: str | None = None
+    owner: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,64 @@
+"""The policy document on the wire: versions, mistakes, and what a change would do."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from .base import Ask, Wire
+
+
+class PolicyVersion(Wire):
+    """One stored version of the policy document."""
+
+    version: int
+    at: datetime
+    author: str
+    comment: str = ""
+    document: str | None = Field(None, description="the YAML text; only where one version is asked for")
+
+
+class PolicyAsk(Ask):
+    """A policy document to validate, preview or apply."""
+
+    document: str = Field(max_length=1_000_000)
+    comment: str = Field("", max_length=500)
+    base: int | None = Field(None, ge=0, description="the version that was edited; another one current is a conflict")
+
+
+class PolicyIssue(Wire):
+    """One thing that is wrong in a policy document."""
+
+    file: str = ""
+    line: int | None = None
+    where: str = ""
+    message: str
+
+
+class PolicyCheck(Wire):
+    """What validation found; `ok` means that it can be applied."""
+
+    ok: bool
+    issues: list[PolicyIssue] = Field(default_factory=list)
+    changes: list[str] = Field(
+        default_factory=list, description="one sentence for each difference to the current version"
+    )
+
+
+class WorkloadEffect(Wire):
+    """One workload that a change touches."""
+
+    id: str
+    name: str
+    team: str
+    owner: str
+    message: str
+
+
+class Preview(Wire):
+    """What a policy change would do now."""
+
+    starts: list[WorkloadEffect] = Field(default_factory=list)
+    leaves: list[WorkloadEffect] = Field(default_factory=list)
+    waits: list[WorkloadEffect] = Field(default_factory=list)

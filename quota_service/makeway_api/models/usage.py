@@ -1,0 +1,84 @@
+"""Who uses what, and what you can have now."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from .base import Kind, Reason, Wire
+from .estate import Profile
+
+
+class Lending(Wire):
+    """GPUs of one team that run another team's work."""
+
+    team: str
+    gpus: float
+
+
+class TeamUsage(Wire):
+    """A team's GPUs now. guaranteed + in_quota + borrowed = used; free and lent are parts of the reservation."""
+
+    team: str
+    title: str = ""
+    reserved: float
+    limit: float | None = None
+    used: float
+    guaranteed: float = Field(description="held by sessions")
+    in_quota: float = Field(description="jobs within the reservation")
+    borrowed: float = Field(description="over quota")
+    lent: float = Field(description="of the reservation, now running other teams' work")
+    free: float = Field(description="of the reservation, idle")
+    mine: float = 0
+    waiting: int = 0
+    running: int = 0
+    borrowed_from: list[Lending] = Field(default_factory=list)
+    lent_to: list[Lending] = Field(default_factory=list)
+
+
+class Usage(Wire):
+    """All teams that the caller may see, and the cluster as a whole."""
+
+    at: datetime
+    teams: list[TeamUsage]
+    total: float
+    used: float
+    free: float
+    virtual: bool = False
+
+
+class Victim(Wire):
+    """A job that would have to make way."""
+
+    id: str
+    name: str
+    team: str
+    owner: str
+    gpus: float
+
+
+class Offer(Wire):
+    """What a user can have now with one profile in one team, from whom, and why not (row N03)."""
+
+    profile: str
+    team: str | None
+    kind: Kind = Kind.SESSION
+    code: str = Field(description="ready_now, ready_after_reclaim, waits or refused")
+    message: str
+    seconds: int | None = Field(None, description="at most this long until it is there, where it can be known")
+    victims: list[Victim] = Field(default_factory=list)
+    reason: Reason | None = None
+
+
+class OfferTable(Wire):
+    """Everything the picker shows one user."""
+
+    user: str
+    teams: list[str]
+    profiles: list[Profile]
+    offers: list[Offer]
+    usage: list[TeamUsage]
+    virtual: bool
+    ticket: str | None = Field(None, description="signed, for live updates of this table: ?ticket=… (minutes)")
+    at: datetime

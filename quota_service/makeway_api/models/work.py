@@ -1,0 +1,175 @@
+"""Sessions and jobs on the wire: what is asked for, and how it is doing."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pydantic import Field
+
+from .base import Ask, Priority, Reason, State, UserName, Wire
+from .usage import Offer
+
+
+class Grant(Wire):
+    """One worker's devices on one node."""
+
+    node: str
+    devices: list[int] = Field(default_factory=list)
+    gpus: float = 0
+
+
+class Checkpoint(Wire):
+    """The newest checkpoint that a job reported."""
+
+    step: int | None = None
+    saved_at: datetime | None = None
+
+
+class Notice(Wire):
+    """A running job was asked to make way."""
+
+    reason: str
+    by_team: str | None = None
+    by_owner: str | None = None
+    by_workload: str | None = None
+    at: datetime
+    deadline: datetime
+    rehearsal: bool = False
+
+
+class SessionAsk(Ask):
+    """A lease, asked for by the spawner on behalf of a user (scope `reserve`)."""
+
+    user: UserName
+    server: str = Field("", max_length=255)
+    profile: str = Field(max_length=63)
+    team: str | None = Field(None, max_length=63)
+    preemptible: bool = False
+
+
+class Session(Wire):
+    """A session and its lease. `phase` is admission, reclaim, node, granted, running or over."""
+
+    id: str
+    user: str
+    server: str
+    profile: str
+    team: str | None
+    gpus: float
+    preemptible: bool = False
+    state: State
+    phase: str
+    reason: Reason | None = None
+    placement: list[Grant] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    virtual: bool = False
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    expires_at: datetime | None = Field(None, description="the lease ends then unless renewed")
+    notice: Notice | None = None
+    version: int = Field(0, description="grows with every change: pass it to wait for the next one")
+
+
+class FileIn(Ask):
+    """One file of a submission, laid out below the job's working directory."""
+
+    path: str = Field(min_length=1, max_length=1024)
+    data: str = Field(description="base64")
+    executable: bool = False
+
+
+class JobAsk(Ask):
+    """A training job."""
+
+    name: str = Field("", max_length=200)
+    team: str | None = Field(None, max_length=63, description="default: the caller's only team")
+    profile: str | None = Field(None, max_length=63, description="default: the team's first job profile")
+    command: list[str] = Field(min_length=1, max_length=1000)
+    files: list[FileIn] = Field(default_factory=list, max_length=10_000)
+    env: dict[str, str] = Field(default_factory=dict)
+    workers: int | None = Field(None, ge=1, le=100_000)
+    priority: Priority = Priority.NORMAL
+    time_limit: int | None = Field(None, ge=1, le=366 * 86400)
+    max_failures: int = Field(0, ge=0, le=1000, description="how often a failed attempt is tried again")
+    source: str = Field("", max_length=10_000_000, description="the cell as written, shown on the job's page")
+    clone_of: str | None = Field(None, max_length=63)
+    dry_run: bool = False
+
+
+class Attempt(Wire):
+    """One run of a job; `outcome` is succeeded, failed, preempted, moved, cancelled or lost."""
+
+    number: int
+    started_at: datetime
+    ended_at: datetime | None = None
+    placement: list[Grant] = Field(default_factory=list)
+    outcome: str | None = None
+    exit_code: int | None = None
+    message: str = ""
+    checkpoint: Checkpoint | None = None
+    lost_seconds: float | None = Field(None, description="work done since the last checkpoint, when it was preempted")
+    evicted_for: str | None = None
+
+
+class Job(Wire):
+    """A training job as everybody sees it."""
+
+    id: str
+    name: str
+    owner: str
+    team: str
+    profile: str
+    gpus: float = Field(description="in all, over the workers")
+    workers: int = 1
+    priority: Priority = Priority.NORMAL
+    state: State
+    reason: Reason | None = None
+    over_quota: bool = False
+    borrowed_from: list[str] = Field(default_factory=list)
+    attempt: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    submitted_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    time_limit: int | None = None
+    exit_code: int | None = None
+    message: str = ""
+    checkpoint: Checkpoint | None = None
+    notice: Notice | None = None
+    placement: list[Grant] = Field(default_factory=list)
+    attempts: list[Attempt] = Field(default_factory=list)
+    command: list[str] = Field(default_factory=list)
+    source: str = ""
+    clone_of: str | None = None
+    virtual: bool = False
+    version: int = 0
+
+
+class DryRun(Wire):
+    """What submitting would do now."""
+
+    offer: Offer
+    command: list[str]
+    files: int
+    bytes: int
+    risk: str = Field("", description="what running over quota means, where it would")
+
+
+class JobPage(Wire):
+    """Some jobs, newest first; `next` is the cursor of the page after."""
+
+    jobs: list[Job]
+    next: str | None = None
+
+
+class LogChunk(Wire):
+    """Part of a job's log. Ask again from `next_offset`; `eof` means that nothing will follow."""
+
+    attempt: int
+    offset: int
+    next_offset: int
+    text: str
+    eof: bool = False
+    truncated: bool = False
