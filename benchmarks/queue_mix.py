@@ -1,0 +1,208 @@
+"""How long 30 queues take for 15,000 jobs through the real service, beside what the work alone takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from makeway_api.client import Client
+from makeway_api.errors import Unreachable
+from makeway_api.models import Decision
+
+from .idle import TICKS, ticks
+from .measure import Measured
+
+GROUPS = 5
+QUEUES = 6
+"""in each group, which share a pool and borrow from each other there"""
+RESERVED = 20
+MAY_BORROW = 100
+UNITS = QUEUES * RESERVED
+PUBLISHED = 351.0
+"""seconds that the best-known queueing system published for this mix, its own test"""
+GOAL = 80.0
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One kind of job: how many of them each queue submits, and how often."""
+
+    name: str
+    count: int
+    units: int
+    seconds: float
+    priority: str
+    every: float
+
+
+CLASSES = (
+    Class("small", 350, 1, 0.2, "low", 0.1),
+    Class("medium", 100, 5, 0.5, "normal", 0.5),
+    Class("large", 50, 20, 1.0, "high", 1.2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the decision log says about one run. `admission`: mean seconds from when a job was due to its start."""
+
+    wall: float
+    admission: Mapping[str, float]
+    evictions: int
+    wasted: float
+    """unit-seconds of attempts that were stopped"""
+    finished: int
+
+
+def queues() -> list[tuple[str, str]]:
+    """Every queue's pool and team; the team's one member has its name, and a token of the same name."""
+    return [(f"group{g + 1}", f"group{g + 1}-queue{q + 1}") for g in range(GROUPS) for q in range(QUEUES)]
+
+
+def classes(share: float) -> list[Class]:
+    """The classes, with fewer jobs where only a share of the mix is wanted."""
+    return [Class(c.name, max(1, round(c.count * share)), c.units, c.seconds, c.priority, c.every) for c in CLASSES]
+
+
+def bound(share: float = 1.0) -> float:
+    """Seconds that the work takes if no unit ever idles and no work is done twice."""
+    return sum(c.count * c.units * c.seconds for c in classes(share)) / RESERVED
+
+
+def policy() -> str:
+    """The policy document: a pool for each group, a team for each queue."""
+    pools, profiles, teams = [], [], []
+    for group in sorted({group for group, _ in queues()}):
+        members = [team for pool, team in queues() if pool == group]
+        pools.append(f"  - {{name: {group}, size: {UNITS}}}")
+        profiles += [
+            f"  - {{name: {group}-{c.name}, gpus: {c.units}, grace: 5, pools: [{group}], policies: [{members}]}}"
+            for c in CLASSES
+        ]
+        quota = f"{{pools: [{group}], reserved: {RESERVED}, limit: {RESERVED + MAY_BORROW}}}"
+        teams += [f"  - {{name: {team}, users: [{team}], quotas: [{quota}]}}" for team in members]
+    return "\n".join(["version: 1", "pools:", *pools, "profiles:", *profiles, "policies:", *teams, ""])
+
+
+def measure(share: float = 1.0) -> Iterator[Measured]:
+    """Start the service and the load, each a process of its own; takes about 80 seconds."""
+    with tempfile.TemporaryDirectory(prefix="makeway-mix-") as folder:
+        answers = Path(folder) / "answers.json"
+        service = subprocess.Popen([sys.executable, "-m", "benchmarks.queue_service", folder], stdout=subprocess.PIPE)
+        try:
+            assert service.stdout is not None
+            url = service.stdout.readline().decode().strip()
+            begin = ticks(service.pid)
+            load = [sys.executable, "-m", "benchmarks.queue_load", url, str(share), str(answers)]
+            subprocess.run(load, check=True)
+            said = json.loads(answers.read_text(encoding="utf-8"))
+            with Client(url, "root") as root:
+                wait_for_end(root)
+                cpu = (ticks(service.pid) - begin) / TICKS
+                found = outcome(read_log(root), said, share)
+                turns = turn_facts(root)
+        finally:
+            service.terminate()
+            service.wait(30)
+    yield row(found, said, share, cpu, turns)
+
+
+def wait_for_end(client: Client) -> None:
+    """Wait until nothing waits or runs."""
+    while client.jobs(state="live", limit=1).jobs:
+        time.sleep(0.5)
+
+
+def read_log(client: Client) -> list[Decision]:
+    """The whole decision log, oldest first."""
+    found: list[Decision] = []
+    while True:
+        try:
+            page = client.decisions(limit=1000, before=found[-1].id if found else None)
+        except Unreachable:
+            continue
+        found += page
+        if len(page) < 1000:
+            return found[::-1]
+
+
+def outcome(log: Sequence[Decision], said: Mapping[str, Any], share: float) -> Outcome:
+    """Work out from the log what happened; every job must have finished once, after as many starts as it took."""
+    kind = {c.name: c for c in classes(share)}
+    due: Mapping[str, float] = said["due"]
+    of: Mapping[str, str] = said["class"]
+    begun: dict[str, float] = {}
+    first: dict[str, float] = {}
+    ends: dict[str, float] = {}
+    wasted, evictions = 0.0, 0
+    for line in log:
+        id, at = line.workload or "", line.at.timestamp()
+        if line.verb == "start":
+            assert id not in begun, f"{id} was started twice"
+            begun[id] = at
+            first.setdefault(id, at)
+        elif line.verb in ("finish", "requeue"):
+            units = kind[of[id]].units
+            took = at - begun.pop(id)
+            if line.verb == "finish":
+                assert id not in ends, f"{id} ended twice"
+                ends[id] = at
+            else:
+                wasted += units * took
+        elif line.verb == "evict":
+            evictions += 1
+    assert set(ends) == set(due), f"{len(due) - len(ends)} jobs did not finish"
+    waits: dict[str, list[float]] = {name: [] for name in kind}
+    for id, at in first.items():
+        waits[of[id]].append(at - due[id])
+    wall = max(ends.values()) - said["began"]
+    return Outcome(wall, {name: fmean(found) for name, found in waits.items()}, evictions, wasted, len(ends))
+
+
+def turn_facts(client: Client) -> tuple[int, float]:
+    """How many turns the loop made, and how long one took in the mean."""
+    text = client.http.get(f"{client.url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("makeway_turn_seconds_"))
+    count = float(values["makeway_turn_seconds_count"])
+    return round(count), float(values["makeway_turn_seconds_sum"]) / max(1.0, count)
+
+
+def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, turns: tuple[int, float]) -> Measured:
+    """The row of the report."""
+    work = bound(share) * UNITS * GROUPS
+    waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.admission.items())
+    lag = max(0.0, said["late"])
+    return Measured(
+        f"queue mix, {found.finished:,} jobs in {GROUPS * QUEUES} queues, until the last one ended",
+        "s",
+        [found.wall],
+        "the work alone",
+        bound(share),
+        goal=GOAL if share == 1 else None,
+        note=(
+            f"{100 * bound(share) / found.wall:.1f} % of what is possible (published elsewhere: "
+            f"{100 * bound() / PUBLISHED:.0f} %, {PUBLISHED:.0f} s); {found.finished / found.wall:.1f} jobs/s. "
+            f"Mean time to admission: {waits}. {found.evictions} evictions, {found.wasted:,.0f} unit-seconds lost "
+            f"({100 * found.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
+            f"({1000 * cpu / found.finished:.2f} ms a job), {turns[0]} turns of {1000 * turns[1]:.0f} ms; "
+            f"submitting took {1000 * said['median']:.0f} ms (95 %: {1000 * said['p95']:.0f} ms), at most "
+            f"{lag:.1f} s late. Jobs exist in memory only; everything else is real."
+        ),
+        facts={
+            "admission": dict(found.admission),
+            "evictions": found.evictions,
+            "wasted_unit_seconds": found.wasted,
+            "service_cpu_seconds": cpu,
+            "load_cpu_seconds": said["cpu"],
+            "turns": turns[0],
+            "published": PUBLISHED,
+        },
+    )

@@ -1,0 +1,56 @@
+"""The service of the queue mix: the real API, database and loop, over machines that only exist in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+from makeway_quota.backends.base import NodeSeen, StartOrder
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.config import load
+from makeway_quota.desk import Caller
+from makeway_quota.service import Service
+from makeway_quota.web.app import create_app
+from makeway_quota.web.auth import TokenAuth
+from makeway_quota.web.settings import WebSettings
+
+from .queue_mix import CLASSES, UNITS, policy, queues
+
+SCOPES = frozenset({"custom:makeway:read", "custom:makeway:submit"})
+SECONDS = {c.name: c.seconds for c in CLASSES}
+
+
+def lasts(order: StartOrder) -> float:
+    """How long an attempt takes, by its profile."""
+    return SECONDS[order.profile.rpartition("-")[2]]
+
+
+async def serve(folder: Path) -> None:
+    """Serve on a free port until told to stop; the address is the one line on standard output."""
+    seed = folder / "policy.yaml"
+    seed.write_text(policy(), encoding="utf-8")
+    config = load(environ={"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(seed)})
+    nodes = [NodeSeen(f"{pool}-machine", pool, tuple(range(UNITS))) for pool in sorted({p for p, _ in queues()})]
+    backend = MemoryBackend(nodes, lasts=lasts, real_time=True)
+    service = await Service.open(config, backend)
+    people = {team: Caller(team, scopes=SCOPES) for _, team in queues()}
+    people["root"] = Caller("root", admin=True, scopes=SCOPES)
+    web = WebSettings(secret=b"benchmark" * 4)
+    app = create_app(service.desk, web, TokenAuth(people))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    await service.start()
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}{web.prefix.rstrip('/')}", flush=True)
+    try:
+        await server.serve([listener])
+    finally:
+        await service.stop(stop_jobs=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(serve(Path(sys.argv[1])))
