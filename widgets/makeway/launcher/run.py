@@ -112,16 +112,19 @@ class Run:
         write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
 
     def _pump(self, output: int, prefix: bytes) -> None:
+        """Copy a worker's output to the log; in a gang only whole lines, so that no two ranks share one."""
+        held = b""
         with os.fdopen(output, "rb", buffering=0) as file:
-            fresh = True
-            while True:
-                data = file.read(65536)
-                if not data:
-                    return
+            while data := file.read(65536):
                 if prefix:
-                    marked = re.sub(rb"(?<=\n)(?=.)", prefix, data, flags=re.DOTALL)
-                    data, fresh = (prefix if fresh else b"") + marked, data.endswith(b"\n")
-                self.log.write(data)
+                    held += data
+                    end = max(held.rfind(b"\n"), held.rfind(b"\r")) + 1 or (len(held) if len(held) > 65536 else 0)
+                    data, held = held[:end], held[end:]
+                    data = re.sub(rb"(?:^|(?<=\n))(?=.)", prefix, data, flags=re.DOTALL)
+                if data:
+                    self.log.write(data)
+        if held:
+            self.log.write(prefix + held + b"\n")
 
     def _wait(self) -> None:
         limit = float(self.order.get("time_limit") or 0.0)
