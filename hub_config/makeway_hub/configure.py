@@ -28,6 +28,8 @@ SCOPES = {
 ACCESS = "access:services!service=makeway"
 FOR_USERS = ["custom:makeway:read", "custom:makeway:submit", ACCESS]
 FOR_ADMINS = ["custom:makeway:manage", "custom:makeway:admin"]
+GROUPS_SECONDS = 5
+"""For so long the Hub believes what the machine said about somebody's groups."""
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
 """Of the Hub's environment the service gets these and its own MAKEWAY_ settings, nothing else."""
 
@@ -94,6 +96,10 @@ def _people(c: Any, settings: Settings) -> None:
     else:
         c.JupyterHub.authenticator_class = SystemAuthenticator
         c.Authenticator.manage_groups = True
+        c.Authenticator.auth_refresh_age = GROUPS_SECONDS
+        c.Authenticator.refresh_pre_spawn = True
+        if hasattr(SystemAuthenticator, "auth_refresh_strict"):  # JupyterHub 6; 5 is always strict
+            c.Authenticator.auth_refresh_strict = True
         if settings.allowed_groups:
             c.LocalAuthenticator.allowed_groups = set(settings.allowed_groups)
         else:
@@ -182,6 +188,7 @@ def _spawner(c: Any, settings: Settings, service_url: str) -> None:
     c.MakewayLocalSpawner.mode = settings.mode
     c.MakewayLocalSpawner.homes = str(settings.state.homes)
     c.MakewayLocalSpawner.logs = str(settings.state.notebook_logs)
+    c.MakewayLocalSpawner.sockets = str(settings.state.sockets)
     c.MakewayLocalSpawner.makeway_api_url = service_url + SERVICE_PATH
     c.MakewayLocalSpawner.makeway_url = settings.url + SERVICE_PATH
     c.MakewayLocalSpawner.makeway_public_path = f"{SERVICE_PATH}/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import os
 import pwd
@@ -28,7 +29,10 @@ class SampleAuthenticator(WithPages, Authenticator):  # type: ignore[misc]
 
 
 class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
-    """Accounts of this machine by PAM; a person's Unix groups become groups of the Hub at each login.
+    """Accounts of this machine by PAM; a person's Unix groups become groups of the Hub.
+
+    They are looked at again while somebody works (every `auth_refresh_age` seconds at most): who is taken out of a
+    group loses its team within seconds, and who has no account any more, or no allowed one, is shut out.
 
     JupyterHub refuses to start with both `manage_groups` and `load_groups`. A site that lists its groups in the
     configuration sets `c.Authenticator.manage_groups = False`.
@@ -38,6 +42,23 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
         """Ask PAM, then add the groups."""
         answer = super().authenticate(handler, data)
         return self._with_groups(answer)
+
+    async def refresh_user(self, user: Any, handler: Any = None) -> dict[str, Any] | bool:
+        """Read the groups again; False, which means log in again, where the account is gone or not allowed."""
+        if not self.manage_groups:
+            return True
+        model: dict[str, Any] = {"name": user.name}
+        model["groups"] = await asyncio.to_thread(unix_groups, user.name)
+        if not model["groups"] or is_root(user.name):
+            return False
+        allowed = self.check_allowed(user.name, model)
+        if hasattr(allowed, "__await__"):
+            allowed = await allowed
+        if not allowed and not user.admin:
+            return False
+        if self.admin_groups:
+            model["admin"] = await self.is_admin(handler, model)
+        return model
 
     async def _with_groups(self, answer: Any) -> dict[str, Any] | None:
         if hasattr(answer, "__await__"):

@@ -46,6 +46,11 @@ class State:
         return self.root / "homes"
 
     @property
+    def sockets(self) -> Path:
+        """Where the notebooks of system mode talk to their kernels, one private folder for each account."""
+        return self.root / "run"
+
+    @property
     def password_file(self) -> Path:
         """The demo's generated password."""
         return self.secrets / "password"

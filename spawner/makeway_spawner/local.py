@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +38,10 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     logs = Unicode("", help="The directory of the notebooks' logs, one file for each; empty: into the Hub's log.").tag(
         config=True
     )
+
+    sockets = Unicode(
+        "", help="system: the directory below which every account gets a private folder for its kernels' sockets."
+    ).tag(config=True)
 
     _ticks = 0
     """the server's start time, so that a pid that somebody else has by now is not taken for it"""
@@ -65,6 +71,9 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         ]
         if self.mode == "demo" and os.geteuid() == 0:
             args.append("--allow-root")
+        if self.mode == "system" and self.sockets:
+            # Kernels listen on TCP ports otherwise, where every account of this machine can read what they print.
+            args.append("--KernelManager.transport=ipc")
         return args
 
     # -- demo: no Unix account needed --------------------------------------------------------------------------
@@ -97,7 +106,20 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         paths = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
         env["PATH"] = os.pathsep.join([here, *paths])
         env.setdefault("LANG", "C.UTF-8")
+        if self.mode == "system" and self.sockets:
+            env["JUPYTER_RUNTIME_DIR"] = str(self._private_folder())
         return env
+
+    def _private_folder(self) -> Path:
+        """Make the folder that only this account may enter; socket names are short, so it is not in the home."""
+        account = pwd.getpwnam(self.user.name)
+        folder = Path(self.sockets) / str(account.pw_uid)
+        folder.parent.mkdir(mode=0o711, exist_ok=True)
+        folder.parent.chmod(0o711)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            os.chown(folder, account.pw_uid, account.pw_gid)
+        return folder
 
     # -- the process -------------------------------------------------------------------------------------------
 

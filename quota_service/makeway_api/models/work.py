@@ -142,6 +142,7 @@ class Job(Wire):
     attempts: list[Attempt] = Field(default_factory=list)
     command: list[str] = Field(default_factory=list)
     source: str = ""
+    private: bool = Field(False, description="its log, result, files and code are not for you to read")
     clone_of: str | None = None
     virtual: bool = False
     version: int = 0

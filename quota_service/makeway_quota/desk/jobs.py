@@ -78,7 +78,7 @@ class Jobs(Estate):
             return await self._seen_by(caller, id)
 
         row = await self.wait_for_change(fetch, wait, version)
-        return await self._job(row, whole=True)
+        return self._shown(caller, row, await self._job(row, whole=True))
 
     async def jobs(
         self,
@@ -102,7 +102,7 @@ class Jobs(Estate):
             rows, following = await self.read(self.store.workloads, "job", owner, shown, states, limit, cursor)
         except ValueError:
             raise refuse("That cursor is not one that this service gave out.", "bad_cursor", 422) from None
-        return JobPage(jobs=[await self._job(row) for row in rows], next=following)
+        return JobPage(jobs=[self._shown(caller, row, await self._job(row)) for row in rows], next=following)
 
     async def cancel(self, caller: Caller, id: str) -> Job:
         """End a job: a waiting one at once, a running one as soon as its processes are gone."""
@@ -164,7 +164,7 @@ class Jobs(Estate):
 
     async def clone(self, caller: Caller, id: str, n: int, overrides: Mapping[str, Any]) -> list[Job]:
         """Submit n copies of a job, changed by `overrides` (fields of a submission)."""
-        row = await self._seen_by(caller, id)
+        row = await self._read_by(caller, id)
         whole = await self.read(self.store.workload, id) or row
         files = await self.read(self.store.files, id)
         base: dict[str, Any] = {
@@ -214,7 +214,7 @@ class Jobs(Estate):
 
     async def log(self, caller: Caller, id: str, attempt: int | None, offset: int, limit: int, wait: float) -> LogChunk:
         """Part of a job's log; `wait` seconds for something new; a negative offset counts from the end."""
-        row = await self._seen_by(caller, id)
+        row = await self._read_by(caller, id)
         number = attempt or max(1, row.attempt)
         limit = min(max(1, limit), MOST_LOG)
         deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
@@ -245,12 +245,12 @@ class Jobs(Estate):
 
     async def result(self, caller: Caller, id: str) -> bytes | None:
         """What the job left as its result, or None."""
-        row = await self._seen_by(caller, id)
+        row = await self._read_by(caller, id)
         return await self.backend.result(id, row.attempt) if row.attempt else None
 
     async def error(self, caller: Caller, id: str) -> dict[str, Any] | None:
         """The exception that ended the job, or None."""
-        row = await self._seen_by(caller, id)
+        row = await self._read_by(caller, id)
         data = await self.backend.error(id, row.attempt) if row.attempt else None
         try:
             found = json.loads(data) if data else None
@@ -265,6 +265,30 @@ class Jobs(Estate):
         if row is None or row.kind != "job" or not visible:
             raise refuse(f"There is no job “{id[:80]}” that you may see.", "not_found", 404)
         return row
+
+    async def _read_by(self, caller: Caller, id: str) -> Workload:
+        """A job whose log, result and files the caller may read."""
+        row = await self._seen_by(caller, id)
+        if not self._may_read(caller, row):
+            raise refuse(
+                f"{row.name} belongs to {row.owner}, and on this machine everybody's files are their own: "
+                f"ask {row.owner} for its log, result or files.",
+                "not_yours",
+                403,
+            )
+        return row
+
+    def _shown(self, caller: Caller, row: Workload, job: Job) -> Job:
+        """The job without what it runs, where that is not for the caller."""
+        hidden = {"command": [], "source": "", "private": True}
+        return job if self._may_read(caller, row) else job.model_copy(update=hidden)
+
+    def _may_read(self, caller: Caller, row: Workload) -> bool:
+        """A demo's team shares its work; in system users mode the API tells no more than the file system does."""
+        if self.config.mode != "system" or row.owner == caller.name:
+            return True
+        facts = self.document.policy_facts.get(row.team or "")
+        return caller.manages(facts.groups if facts else ())
 
     async def _owned_by(self, caller: Caller, id: str, what: str) -> Workload:
         row = await self._seen_by(caller, id)

@@ -109,7 +109,7 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, desk: TheDesk
         job=job,
         look=look_of(desk, caller, await desk.usage(caller), [], settings),
         decisions=list(reversed(await desk.job_events(caller, id)))[:100],
-        failure=await desk.error(caller, id) if job.state.value == "failed" else None,
+        failure=await desk.error(caller, id) if job.state.value == "failed" and not job.private else None,
         may_touch=await _may_touch(desk, caller, job),
         tail=await _tail(desk, caller, job) if part == "job.html" else None,
         notice=ACTIONS.get(request.query_params.get("did", "")),
@@ -163,6 +163,6 @@ async def _may_touch(desk: Desk, caller: Caller, job: Job) -> bool:
 
 
 async def _tail(desk: Desk, caller: Caller, job: Job) -> LogChunk:
-    if job.attempt < 1:
+    if job.attempt < 1 or job.private:
         return LogChunk(attempt=1, offset=0, next_offset=0, text="")
     return await desk.log(caller, job.id, None, -TAIL, TAIL, 0)
