@@ -67,11 +67,6 @@ def check_reachable(settings: Settings) -> None:
     """Refuse a Python or a state directory that the accounts of system mode could not reach."""
     if settings.mode != "system":
         return
-    if len(os.fsencode(settings.state.root)) > LONGEST_ROOT:
-        raise CannotStart(
-            f"The path of the state directory {settings.state.root} is too long for the sockets of kernels: system "
-            f"mode wants {LONGEST_ROOT} characters at most, such as /var/lib/makeway."
-        )
     for what, path in (
         ("This Python", Path(sys.executable)),
         ("This Python", Path(sys.executable).resolve()),
@@ -83,6 +78,16 @@ def check_reachable(settings: Settings) -> None:
                 f"{what} is below {closed}, which other accounts may not enter ({path}): system mode needs both where "
                 "every account may pass, such as /opt and /var/lib (docs/how-to/share-one-server.md)."
             )
+
+
+def check_sockets(settings: Settings) -> None:
+    """Refuse a state directory of system mode whose path leaves no room for the names of sockets."""
+    if settings.mode == "system" and len(os.fsencode(settings.state.root)) > LONGEST_ROOT:
+        raise CannotStart(
+            f"The path of the state directory {settings.state.root} is too long for the sockets of kernels: system "
+            f"mode wants {LONGEST_ROOT} characters at most, such as /var/lib/makeway."
+        )
+
 
 def check_node() -> None:
     """Refuse without node, without a new one, or without the proxy."""

@@ -43,6 +43,7 @@ def main() -> int:
         settings = read()
         checks.check_mode(settings)
         checks.check_reachable(settings)
+        checks.check_sockets(settings)
         checks.check_state(settings)
         lock = checks.OneAtATime(settings)
         lock.take()

@@ -85,4 +85,4 @@ def test_a_python_that_others_cannot_reach_is_named(tmp_path: Path) -> None:
 def test_a_state_directory_with_too_long_a_path_is_named() -> None:
     settings = read({"MAKEWAY_MODE": "system", "MAKEWAY_STATE_DIR": "/var/lib/" + "long/" * 20})
     with pytest.raises(checks.CannotStart, match="too long for the sockets of kernels"):
-        checks.check_reachable(settings)
+        checks.check_sockets(settings)
