@@ -177,9 +177,10 @@ def _service_environment(settings: Settings) -> dict[str, str]:
         MAKEWAY_TICKET_SECRET=settings.state.secret("ticket_secret"),
         MAKEWAY_URL=settings.url + SERVICE_PATH,
     )
-    policy = Path(__file__).resolve().parent.parent / "policy.yaml"
-    if "MAKEWAY_POLICY_FILE" not in env and policy.is_file():
-        env["MAKEWAY_POLICY_FILE"] = str(policy)
+    here = Path(__file__).resolve().parent
+    for sample in (here.parent / "policy.yaml", here / "policy.yaml"):  # a checkout has it beside, a wheel inside
+        if sample.is_file():
+            env.setdefault("MAKEWAY_POLICY_FILE", str(sample))
     return env
 
 

@@ -41,6 +41,7 @@ def test_the_wheel_carries_code_pages_migrations_and_types(root: Path, tracked: 
     names = set(zipfile.ZipFile(wheel).namelist())
     for package in PACKAGES:
         assert f"{package}/py.typed" in names
+    assert "makeway_hub/policy.yaml" in names, "a portal without a checkout begins with the sample policy"
     for page in PAGES:
         assert f"makeway_quota/web/static/vendor/{page}" in names
     for file in tracked:
