@@ -43,7 +43,7 @@ bench: setup ## Measure what users wait for, print it beside its goal and write 
 
 screenshots: setup ## Make the pictures of README.md from a run of the story
 	@.venv/bin/python scripts/set_up.py --browser
-	@$(PYTEST) -q -m e2e -k story --screenshots docs/pictures $(ARGS)
+	@$(PYTEST) -q tests/e2e/test_story.py --screenshots docs/pictures $(ARGS)
 
 docs: setup ## Make the generated pages: docs/features.md and docs/reference/
 	@.venv/bin/python scripts/make_docs.py
