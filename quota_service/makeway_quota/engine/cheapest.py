@@ -71,7 +71,7 @@ class Ranking:
 
     def _judge(self, seeker: Seeker, position: int) -> tuple[set[str], Scored | None]:
         node = seeker.pool.nodes[position]
-        if not node.usable or not node.guests:
+        if not node.suits(seeker.need) or not node.guests:
             return set(), None
         able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
         return {t.workload.policy for t in able}, self.judge(seeker, node, able) if able else None

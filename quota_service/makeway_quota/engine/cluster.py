@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .limits import Account, Ledger
+from .packing import Shape
 from .state import ADMITTED, GPU, LIVE, Placement, Pool, Profile, Snapshot, Workload
 from .world import Need, NodeState, Part, PoolState, Tenancy, devices_of, need_of, pick, placement_of
 
@@ -43,6 +44,7 @@ class Cluster:
         self._seat([w for w in live if w.state in ADMITTED])
         for pool in self.pools.values():
             pool.index()
+        self._learn_mix()
         self._hold([w for w in live if w.claim])
 
     # What is where
@@ -135,6 +137,22 @@ class Cluster:
                     return False
         return True
 
+    def _learn_mix(self) -> None:
+        """Tell each pool what it serves: the shapes of its profiles, and of all work that waits or runs."""
+        found: dict[tuple[str, Need], int] = {}
+        for workload in self.workloads.values():
+            key = (workload.profile, self.need(workload))
+            found[key] = found.get(key, 0) + 1
+        for name, profile in self.profiles.items():
+            need = need_of(Workload("", "", name), profile)
+            found[name, need] = found.get((name, need), 0) + 1
+        for (name, need), count in found.items():
+            profile_of = self.profiles.get(name)
+            pools = profile_of.pools if profile_of and profile_of.pools else tuple(self.pools)
+            shape = Shape(need.gpus, need.cpu, need.memory, need.models)
+            for pool in (self.pools[each] for each in pools if each in self.pools):
+                pool.mix[shape] = pool.mix.get(shape, 0) + count * need.least
+
     # Looking things up
 
     def need(self, workload: Workload) -> Need:
@@ -160,6 +178,15 @@ class Cluster:
         """Give how long a workload may take to save and leave."""
         profile = self.profiles.get(workload.profile)
         return profile.grace if profile and profile.grace is not None else self.settings.grace
+
+    def time_limit(self, workload: Workload) -> float | None:
+        """Give the longest time that one attempt may take; None where nothing limits it."""
+        profile = self.profiles.get(workload.profile)
+        return workload.time_limit if workload.time_limit is not None else profile.time_limit if profile else None
+
+    def waits_too_long(self, workload: Workload) -> bool:
+        """Say whether a workload has waited so long that GPUs are held for it."""
+        return self.now - workload.submitted_at >= self.settings.starvation_after
 
     def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
         """Say whether `amount` more would exceed the pool's own cap."""

@@ -39,7 +39,7 @@ def consolidate(seeker: Seeker) -> Rearrangement | None:
         return None
     options = []
     for node in pool.nodes:
-        if node.usable and node.guests:
+        if node.suits(seeker.need) and node.guests:
             chosen = _lightest(seeker, node)
             if chosen:
                 size = sum(t.amount for t in chosen)

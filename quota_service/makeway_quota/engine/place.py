@@ -5,19 +5,34 @@ from __future__ import annotations
 from .cluster import Cluster
 from .limits import Account, Line
 from .state import GPU
-from .world import Need, NodeState, Part, PoolState, pick
+from .world import Need, NodeState, Part, PoolState, Shelf, pick
 
 
 def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     """Find a placement in a pool for the least number of workers, now or `later`; empty if there is none.
 
-    `pack` takes the node that is left with the fewest free GPUs, `spread` the one with the most; ties go to
-    the name. A gang gets as few nodes as possible, all of it or nothing.
+    `pack` takes what keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread`
+    the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
     if need.least == 1:
+        if not later and pool.pool.strategy == "pack" and pool.mix:
+            return _packed(pool, need)
         node = _one(pool, need, later)
         return _seats(node, need, 0, 1, later) if node else ()
     return _gang(pool, need, later)
+
+
+def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
+    """Find the place that keeps the most useful free GPUs for the pool's mix of work."""
+    if pool.packing is None:
+        pool.packing = Shelf(pool)
+    found = pool.packing.best(need)
+    if found is None:
+        return ()
+    node, device = found
+    if 0 < need.gpus < GPU:
+        return (Part(0, node, (device,), need.gpus),)
+    return _seats(node, need, 0, 1, False)
 
 
 def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
@@ -28,7 +43,7 @@ def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
     for size in sizes if pool.pool.strategy == "pack" else reversed(sizes):
         for position in buckets[size]:
             node = pool.nodes[position]
-            if node.workers(need, later):
+            if node.suits(need) and node.workers(need, later):
                 return node
     return None
 
@@ -37,7 +52,7 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
     """Find the device that a share of one fills best; untouched devices come last, on the fullest node."""
     best: tuple[int, int, int] | None = None
     for node in pool.nodes:
-        if not node.usable or not node.workers(need, later):
+        if not node.suits(need) or not node.workers(need, later):
             continue
         left = min(f for f in (node.future if later else node.free) if f >= need.gpus)
         whole = node.whole_future if later else node.whole_free
@@ -48,7 +63,7 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
 
 
 def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
-    able = [(node.workers(need, later), node) for node in pool.nodes if node.usable]
+    able = [(node.workers(need, later), node) for node in pool.nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]
     able.sort(key=lambda each: (-each[0], each[1].whole_free, each[1].position))
     parts: list[Part] = []

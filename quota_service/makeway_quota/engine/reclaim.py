@@ -68,7 +68,7 @@ def _judge(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> Scored |
 def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
     best: Scored | None = None
     for node in seeker.pool.nodes:
-        if not node.usable or not node.guests:
+        if not node.suits(seeker.need) or not node.guests:
             continue
         able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
         exact = _exact(seeker, node, able) if able and _room(seeker, node, able) else None
@@ -171,7 +171,7 @@ def _score(seeker: Seeker, chosen: Sequence[Tenancy]) -> tuple[object, ...]:
 def _on_many_nodes(seeker: Seeker) -> Choice | None:
     offers = []
     for node in seeker.pool.nodes:
-        if not node.usable:
+        if not node.suits(seeker.need):
             continue
         able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
         have = node.workers(seeker.need, True)
@@ -274,10 +274,10 @@ def _gradually(seeker: Seeker, able: Sequence[Tenancy]) -> Choice | None:
 def _without_needless(seeker: Seeker, gone: list[Tenancy], parts: tuple[Part, ...]) -> Choice:
     """Let everybody stay whose leaving is not needed, those first who were asked last."""
     cluster, pool, need = seeker.cluster, seeker.pool, seeker.need
-    room = sum(node.workers(need, True) for node in pool.nodes if node.usable)
+    room = sum(node.workers(need, True) for node in pool.nodes if node.suits(need))
     needed = []
     for tenancy in reversed(gone):
-        nodes = {part.node.position: part.node for part in tenancy.parts if part.node.usable}.values()
+        nodes = {part.node.position: part.node for part in tenancy.parts if part.node.suits(need)}.values()
         before = sum(node.workers(need, True) for node in nodes)
         cluster.stay(tenancy)
         left = room - before + sum(node.workers(need, True) for node in nodes)

@@ -67,7 +67,7 @@ class Node:
 
     `devices` names the indices a backend hands out (default 0..gpus-1); `foreign_devices` those that are
     known to be taken, `foreign_gpus` (milli) what is taken on top of them, on devices nobody named.
-    A node with `cpu` or `memory` 0 does not limit it.
+    A node with `cpu` or `memory` 0 does not limit it. `model` names its kind of GPU.
     """
 
     name: str
@@ -82,6 +82,7 @@ class Node:
     foreign_gpus: int = 0
     foreign_cpu: int = 0
     foreign_memory: int = 0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Profile:
     """What one workload needs. `gpus` is per worker; below 1000 it is a share of one device.
 
     `pools` is the pool precedence; `policies` the policy rank: each inner tuple shares one rank.
+    `models` names the kinds of GPU that would do (none: all).
     """
 
     name: str
@@ -103,6 +105,7 @@ class Profile:
     reclaim_after: float = 0.0
     grace: float | None = None
     time_limit: float | None = None
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,7 @@ class Workload:
     `checkpointing` one will restart (from `Move.to`): those GPUs are held for it.
     `gpus`, `workers`, `min_workers`, `cpu`, `memory` and `time_limit` override the profile's.
     `failed_node` is the node it was lost on, if that is why it is pending again.
+    `expected` is how many seconds an attempt of such work took before; it only serves forecasts.
     `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
 
@@ -190,6 +194,7 @@ class Workload:
     cpu: int | None = None
     memory: int | None = None
     time_limit: float | None = None
+    expected: float | None = None
 
     @property
     def firm(self) -> bool:

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .packing import Packing, Room, Shape
 from .state import GPU, Node, Placed, Placement, Pool, Profile, Workload
 
 UNLIMITED = 1 << 60
@@ -25,6 +26,7 @@ class Need:
     least: int
     cpu: int
     memory: int
+    models: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -46,7 +48,9 @@ def need_of(workload: Workload, profile: Profile | None) -> Need:
         least = profile.min_workers if profile and workload.workers is None else None
     cpu = workload.cpu if workload.cpu is not None else profile.cpu if profile else 0
     memory = workload.memory if workload.memory is not None else profile.memory if profile else 0
-    return Need(gpus, workers, min(workers, least) if least else workers, cpu, memory)
+    return Need(
+        gpus, workers, min(workers, least) if least else workers, cpu, memory, profile.models if profile else ()
+    )
 
 
 class NodeState:
@@ -109,6 +113,10 @@ class NodeState:
             self.pool.reindex(self, whole_free, whole_future)
         self.whole_free, self.whole_future = whole_free, whole_future
 
+    def suits(self, need: Need) -> bool:
+        """Say whether work of this need may run here at all."""
+        return self.usable and (not need.models or self.node.model in need.models)
+
     def workers(self, need: Need, later: bool) -> int:
         """Count how many workers of this need the node could host, now or later."""
         if later:
@@ -159,7 +167,20 @@ class Tenancy:
 class PoolState:
     """One pool while a plan is made: its nodes, indexed by how many untouched devices they have."""
 
-    __slots__ = ("at_first", "by_free", "by_future", "free", "future", "nodes", "pool", "rank", "total", "touched")
+    __slots__ = (
+        "at_first",
+        "by_free",
+        "by_future",
+        "free",
+        "future",
+        "mix",
+        "nodes",
+        "packing",
+        "pool",
+        "rank",
+        "total",
+        "touched",
+    )
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -170,6 +191,9 @@ class PoolState:
         self.free = self.future = self.total = 0
         self.at_first: list[list[int]] = []
         self.touched: list[int] = []
+        self.mix: dict[Shape, int] = {}
+        """How much work of each shape it serves; the packing keeps the nodes useful for this mix."""
+        self.packing: Shelf | None = None
 
     def index(self) -> None:
         """Build the index once all that runs has been put on the nodes."""
@@ -197,6 +221,37 @@ class PoolState:
                 bucket = buckets[old]
                 del bucket[bisect_left(bucket, node.position)]
                 insort(buckets[new], node.position)
+
+
+class Shelf:
+    """A pool's nodes as the packing sees them, caught up with whenever it is asked."""
+
+    def __init__(self, pool: PoolState) -> None:
+        self.pool = pool
+        self.packing = Packing([_empty(node) for node in pool.nodes], pool.mix)
+        for node in pool.nodes:
+            self.packing.see(node.position, _left(node))
+        self.seen = len(pool.touched)
+
+    def best(self, need: Need) -> tuple[NodeState, int] | None:
+        """Give the node for one worker that starts now, and the device for a share of one."""
+        for position in set(self.pool.touched[self.seen :]):
+            self.packing.see(position, _left(self.pool.nodes[position]))
+        self.seen = len(self.pool.touched)
+        found = self.packing.best(Shape(need.gpus, need.cpu, need.memory, need.models))
+        return None if found is None else (self.pool.nodes[found[0]], found[1])
+
+
+def _empty(node: NodeState) -> Room:
+    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
+    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
+    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
+    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
+
+
+def _left(node: NodeState) -> Room:
+    cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
+    return Room(node.free, cpu if node.usable else -1, memory, node.node.model)
 
 
 def devices_of(node: Node) -> Sequence[int]:
