@@ -96,6 +96,8 @@ class Person:
             assert time.monotonic() < deadline, f"cell {index} did not end within {seconds:g} s"
             if "*" not in now and time.monotonic() > pressed + 3:
                 # JupyterLab drops what is run while its kernel still connects: press again.
+                dialog = self.page.locator("dialog.jp-Dialog")
+                assert not dialog.count(), f"JupyterLab asks: {dialog.first.inner_text()}"
                 cell.locator(".cm-content").click()
                 self.page.keyboard.press("Control+Enter")
                 pressed = time.monotonic()

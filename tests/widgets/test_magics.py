@@ -212,7 +212,7 @@ def test_help_and_completion(notebook: Notebook, service: Client) -> None:
 def test_interrupting_follow_and_wait_leaves_the_job(notebook: Notebook, service: Client) -> None:
     cell = "import time\nfor i in range(3000):\n    print('line', i)\n    time.sleep(0.02)"
     job = running(service, notebook, cell=cell)
-    for watch in (f"%logs -f {job.id}", f"makeway.job('{job.id}').wait()"):
+    for watch in (f"%logs -f {job.id}", f"import makeway; makeway.job('{job.id}').wait()"):
         notebook.run("import makeway")
         begun = time.monotonic()
         id = notebook.client.execute(watch)
@@ -244,7 +244,7 @@ def test_a_rehearsal_saves_and_resumes(notebook: Notebook, service: Client) -> N
     deadline = time.monotonic() + 20
     while "resumed at" not in notebook.run(f"%logs {job.id}").out:
         assert time.monotonic() < deadline
-    assert len(notebook.run(f"makeway.job('{job.id}').checkpoints()").text) > 10
+    assert len(notebook.run(f"import makeway; makeway.job('{job.id}').checkpoints()").text) > 10
     assert "rehears" in notebook.run(f"for e in makeway.job('{job.id}').events(): print(e.message)").out.lower()
 
 
@@ -261,7 +261,7 @@ def test_clones_are_prepared_then_submitted(notebook: Notebook, service: Client)
 @pytest.mark.covers("N10")
 def test_a_cancelled_job_can_be_resumed(notebook: Notebook, service: Client) -> None:
     job = running(service, notebook)
-    notebook.run(f"mine = makeway.job('{job.id}').cancel()")
+    notebook.run(f"import makeway; mine = makeway.job('{job.id}').cancel()")
     until(service, job.id, lambda j: j.state.ended)
     shown = notebook.run("mine.resume().status")
     assert shown.text.strip("'") in ("pending", "starting", "running"), shown.trouble
@@ -302,6 +302,6 @@ def test_waiting_too_long_and_empty_logs_are_sentences(notebook: Notebook, servi
     assert notebook.run("%logs").out == "The log is empty so far.\n"
     assert sentence(notebook.run("%logs --attempt 7")).endswith("has no attempt 7; it was started 1 time.")
     assert "cancelled" in notebook.run("%cancel").text
-    shown = notebook.run(f"makeway.job('{job.id}').result()")
+    shown = notebook.run(f"import makeway; makeway.job('{job.id}').result()")
     assert shown.trouble.startswith(f"Cancelled: job {job.id} has no result.")
     assert "Traceback" not in shown.trouble
