@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makeway.launcher.run import _time_left
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
 
@@ -167,3 +168,18 @@ def test_its_code_is_plain_enough_for_old_images() -> None:
         [sys.executable, "-I", "-S", "-c", code, str(FOLDER.parent)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("at", "deadline", "left"),
+    [
+        (-2.0, 28.0, 28.0),  # read two seconds after it was written
+        (-3600.0, -3570.0, 30.0),  # the clock was put forward by an hour since
+        (3600.0, 3630.0, 30.0),  # the clock was put back by an hour since
+        (0.0, 0.0, 0.0),  # at once
+    ],
+)
+def test_a_clock_that_is_set_takes_no_time_to_save(at: float, deadline: float, left: float) -> None:
+    now = time.time()
+    notice = {"at": now + at, "deadline": now + deadline}
+    assert _time_left(notice, 5.0) == pytest.approx(left, abs=0.5)

@@ -6,6 +6,7 @@ Called by the local backend from one thread only. Nothing here waits: `refresh` 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,7 @@ class LocalAttempt:
         self.forgotten = False
         self._claim: dict[str, Any] = {}
         self._notice: NoticeOrder | None = None
+        self._leave_by: float | None = None
         self._kill_at: float | None = None
         self._stamps: dict[str, tuple[int, int] | None] = {}
         self._seen = AttemptSeen(self.workload, self.number, Phase.STARTING)
@@ -88,7 +90,7 @@ class LocalAttempt:
             self._seen = _reported(self._seen, status)
             return
         boot = self._claim.get("boot")
-        if boot == boot_id() and self._was_ended_by_us(now):
+        if boot == boot_id() and self._was_ended_by_us():
             self._seen = replace(
                 self._seen, phase=Phase.EXITED, ended_at=now, exit_code=-signal.SIGKILL, killed=True,
                 message="did not leave in time and was killed",
@@ -108,6 +110,7 @@ class LocalAttempt:
             return
         if self._notice is None or order.deadline < self._notice.deadline:
             self._notice = order
+            self._leave_by = time.monotonic() + max(0.0, order.deadline - order.at)
             self._seen = replace(self._seen, noticed=True)
         self._deliver()
 
@@ -127,6 +130,7 @@ class LocalAttempt:
         earlier = self.files.read_json("notice.json")
         if self._notice is None and earlier and not earlier.get("kill"):
             self._notice = _notice_of(earlier)
+            self._leave_by = time.monotonic() + self.grace
             self._seen = replace(self._seen, noticed=self._notice is not None)
         self._deliver()
         return True
@@ -146,12 +150,13 @@ class LocalAttempt:
             self.process.send(signal.SIGTERM)
 
     def _enforce(self, now: float) -> None:
-        late = self._notice is not None and now > self._notice.deadline + PATIENCE
+        late = self._leave_by is not None and time.monotonic() > self._leave_by + PATIENCE
         if self.process is not None and (late or (self._kill_at is not None and now > self._kill_at + KILL_PATIENCE)):
             self.process.send(signal.SIGKILL)
 
-    def _was_ended_by_us(self, now: float) -> bool:
-        return self._kill_at is not None or (self._notice is not None and now > self._notice.deadline)
+    def _was_ended_by_us(self) -> bool:
+        late = self._leave_by is not None and time.monotonic() > self._leave_by
+        return self._kill_at is not None or late
 
     def _cancel_unstarted(self, now: float) -> None:
         if self.ended or self.spawning or self._kill_at is None:

@@ -74,6 +74,7 @@ class Run:
         self.signal = _signal_named(str(self.order.get("signal", "SIGTERM")))
         self.children = Children()
         self.notice: dict[str, Any] = {}
+        self.leave_by: float | None = None
         self.killed = self.timed_out = self.cancelled = False
         self._pumps: list[threading.Thread] = []
 
@@ -127,20 +128,20 @@ class Run:
             self.log.write(prefix + held + b"\n")
 
     def _wait(self) -> None:
+        """Wait for the end. Limits run on the monotonic clock: a clock that is set takes nobody's time to save."""
         limit = float(self.order.get("time_limit") or 0.0)
-        ends = self.began + limit if limit else None
+        ends = time.monotonic() + limit if limit else None
         self.children.reap()
         while not self._over():
-            now = time.time()
+            now = time.monotonic()
             if ends is not None and now >= ends and not self.notice:
                 self.timed_out = True
                 reason = f"time limit of {limit:g} s reached"
-                self._make_way({"reason": reason, "at": now, "deadline": now + self.grace}, reason)
-            deadline = self.notice.get("deadline")
-            if deadline is not None and now >= deadline:
+                self._make_way(self._own_notice(reason), reason)
+            if self.leave_by is not None and now >= self.leave_by:
                 self.killed = True
                 return
-            moments = [moment for moment in (deadline, None if self.notice else ends) if moment is not None]
+            moments = [moment for moment in (self.leave_by, None if self.notice else ends) if moment is not None]
             patience = min([LOOK_EVERY, *(max(0.0, moment - now) for moment in moments)])
             caught = signal.sigtimedwait(SIGNALS, patience)
             self.children.reap()
@@ -152,12 +153,16 @@ class Run:
         if given.get("kill"):
             self.cancelled = True
             self.notice = {**self.notice, "deadline": 0.0}
+            self.leave_by = 0.0
         elif given and isinstance(given.get("deadline"), (int, float)):
             self._make_way(given, f"asked to make way: {given.get('reason') or 'no reason given'}")
         elif told and not self.notice:
-            now = time.time()
             reason = "the machine that it runs on is stopping"
-            self._make_way({"reason": reason, "at": now, "deadline": now + self.grace}, f"asked to make way: {reason}")
+            self._make_way(self._own_notice(reason), f"asked to make way: {reason}")
+
+    def _own_notice(self, reason: str) -> dict[str, Any]:
+        now = time.time()
+        return {"reason": reason, "at": now, "deadline": now + self.grace}
 
     def _make_way(self, notice: dict[str, Any], sentence: str) -> None:
         """Write the stop file, then send the signal, once; a repeated notice can only shorten the time."""
@@ -167,7 +172,8 @@ class Run:
         self.notice = notice
         with contextlib.suppress(OSError):
             write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
-        seconds = max(0.0, notice["deadline"] - time.time())
+        seconds = _time_left(notice, self.grace)
+        self.leave_by = time.monotonic() + seconds
         self.log.say(f"{sentence}; it has {round(seconds, 1):g} s to save and leave")
         if first:
             self.children.signal(self.signal)
@@ -262,3 +268,11 @@ def _how(code: int) -> str:
         return f"exit code {code}"
     hint = " (out of memory?)" if code == -signal.SIGKILL else ""
     return f"killed by {signal.Signals(-code).name}{hint}"
+
+
+def _time_left(notice: dict[str, Any], grace: float) -> float:
+    """Seconds that a notice still gives. Where the clock was set since it was written, all of them."""
+    at = notice.get("at")
+    given = max(0.0, notice["deadline"] - at) if isinstance(at, (int, float)) else grace
+    passed = time.time() - at if isinstance(at, (int, float)) else 0.0
+    return given - passed if 0.0 <= passed < given else given
