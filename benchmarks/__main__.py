@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import idle, lease, queue_mix, reclaim, train
+from . import engine_size, idle, lease, queue_mix, reclaim, train
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "train": train.measure,
     "idle": idle.measure,
     "queue-mix": queue_mix.measure,
+    "engine": engine_size.measure,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

@@ -1,0 +1,145 @@
+"""How long one decision takes as the cluster grows (the engine alone, no service, no database)."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from makeway_quota.engine import Snapshot, schedule
+from makeway_quota.snapshot_file import read_snapshot, write_snapshot
+
+from .measure import Measured
+from .worlds_at_scale import EACH, all_at_once, carried_out, nothing_fits, one_gang
+
+R1_SIZES = (100, 200, 500, 1000, 2000)
+R2_SIZES = (100, 200, 500, 1000)
+R3_NODES = 10_000
+R1_PUBLISHED = {100: 7.8, 200: 33.0, 500: 249.0}
+"""seconds that the best-known open GPU scheduler takes on such a machine"""
+R2_PUBLISHED = {500: 11.5, 1000: 65.0}
+REPEATS = 3
+ENDS = 20
+"""so many jobs end, one after the other, each followed by a pass"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one case took, in a process of its own. `cpu`: the processor's seconds of the median run."""
+
+    seconds: list[float]
+    cpu: float
+    peak: float
+    facts: dict[str, Any]
+
+
+def measure() -> Iterator[Measured]:
+    """R1 to R4 of the engine's specification."""
+    yield from _growing("R1", "all victims of {gpus} jobs on {n} nodes", R1_SIZES, R1_PUBLISHED, 500)
+    yield from _growing("R2", "all victims of a gang of {half} × 8 on {n} nodes", R2_SIZES, R2_PUBLISHED, 1000)
+    cold = run("R4", R3_NODES)
+    facts = cold.facts
+    crowd = f"{R3_NODES} nodes, {facts['running']} running, {facts['waiting']} waiting"
+    yield Measured(
+        f"R4: the first pass from a snapshot, {crowd}",
+        "s",
+        cold.seconds,
+        "reading the same snapshot from its JSON file",
+        facts["read"],
+        goal=5.0,
+        note=f"{cold.cpu:.3g} s of one processor; the process reaches {cold.peak:.0f} MiB with the snapshot in it.",
+        facts={**facts, "cpu": cold.cpu, "peak_mib": cold.peak},
+    )
+
+
+def _growing(
+    case: str, words: str, sizes: tuple[int, ...], published: dict[int, float], goal_at: int
+) -> Iterator[Measured]:
+    """Measure one case over its sizes; the baseline is linear growth from the smallest one."""
+    first: float | None = None
+    for size in sizes:
+        found = run(case, size)
+        value = median(found.seconds)
+        first = first if first is not None else value
+        known = f"published for the best-known open GPU scheduler: {published[size]:g} s, " if size in published else ""
+        faster = f"{published[size] / value:.0f} times as long; " if size in published else ""
+        yield Measured(
+            f"{case}: {words.format(n=size, gpus=size * EACH, half=size // 2)}",
+            "s",
+            found.seconds,
+            f"linear growth from {sizes[0]} nodes",
+            first * size / sizes[0],
+            goal=1.0 if size == goal_at else None,
+            note=f"{known}{faster}{found.cpu:.3g} s of one processor, {found.peak:.0f} MiB; "
+            f"the pass that starts them all once the victims have left: {found.facts['then']:.3g} s.",
+            facts={**found.facts, "cpu": found.cpu, "peak_mib": found.peak, "published": published.get(size)},
+        )
+
+
+def run(case: str, size: int) -> Run:
+    """Measure one case in a process of its own, so that its memory is its own."""
+    command = [sys.executable, "-m", "benchmarks.engine_size", case, str(size)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return Run(**json.loads(done.stdout))
+
+
+# In the process of one case
+
+
+def _reclaim(world: Snapshot, victims: int) -> Run:
+    """R1, R2: one pass decides who leaves and where everybody starts; the next one starts them."""
+    seconds, cpu, plan = _timed(lambda: schedule(world), REPEATS)
+    assert len(plan.evict) == victims, f"{len(plan.evict)} victims instead of {victims}"
+    after = carried_out(world, plan)
+    then, _, second = _timed(lambda: schedule(after), 1)
+    assert len(second.start) == len([w for w in world.workloads if w.state == "pending"])
+    return Run(seconds, cpu, _peak(), {"victims": victims, "then": then[0]})
+
+
+def _cold(size: int) -> Run:
+    """R4: a snapshot nobody has seen before."""
+    world = nothing_fits(size)
+    seconds, cpu, plan = _timed(lambda: schedule(world), 1)
+    peak = _peak()
+    assert not plan.start
+    assert not plan.evict
+    text = write_snapshot(world, "json")
+    begin = time.perf_counter()
+    assert read_snapshot(text) == world
+    read = time.perf_counter() - begin
+    running = sum(w.state == "running" for w in world.workloads)
+    return Run(seconds, cpu, peak, {"running": running, "waiting": len(plan.pending), "read": read})
+
+
+def _timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], float, Any]:
+    seconds, cpu, result = [], [], None
+    for _ in range(repeats):
+        result = None
+        gc.collect()
+        begin, busy = time.perf_counter(), time.process_time()
+        result = work()
+        seconds.append(time.perf_counter() - begin)
+        cpu.append(time.process_time() - busy)
+    return seconds, median(cpu), result
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+CASES: dict[str, Callable[[int], Run]] = {
+    "R1": lambda size: _reclaim(all_at_once(size), size * EACH),
+    "R2": lambda size: _reclaim(one_gang(size), size // 2 * EACH),
+    "R4": _cold,
+}
+
+if __name__ == "__main__":
+    found = CASES[sys.argv[1]](int(sys.argv[2]))
+    print(json.dumps({"seconds": found.seconds, "cpu": found.cpu, "peak": found.peak, "facts": found.facts}))

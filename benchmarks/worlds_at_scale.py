@@ -1,0 +1,136 @@
+"""Large clusters for the engine's benchmarks: one that has to make way, and one where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle
+from random import Random
+
+from makeway_quota.engine import GPU, Node, Placed, Plan, Policy, Pool, Profile, QuotaLine, Settings, Snapshot, Workload
+from makeway_quota.engine.state import Weight
+
+NOW = 1_000_000.0
+DAY = 86_400.0
+EACH = 8
+"""devices on a node"""
+TEAMS = 100
+USERS = 10
+"""in each team"""
+SIZES = (1, 1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8)
+"""GPUs of the twelve profiles"""
+LAYOUTS = ((8,), (4, 4), (4, 4), (2, 2, 4))
+"""who runs on a node, by GPUs: two jobs on the average"""
+
+
+def nodes(many: int) -> tuple[Node, ...]:
+    """Name so many nodes."""
+    return tuple(Node(f"n{at:05}", "p", EACH) for at in range(many))
+
+
+def lent_out(many: int) -> Snapshot:
+    """A cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
+    policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * EACH * GPU),)))
+    open_to = (("borrower", "owner"),)
+    profiles = (
+        Profile("one", GPU, pools=("p",), policies=open_to),
+        Profile("gang", EACH * GPU, workers=max(1, many // 2), pools=("p",), policies=open_to),
+    )
+    running = tuple(
+        Workload(
+            f"a{at:06}",
+            "borrower",
+            "one",
+            owner=f"user{at % USERS}",
+            submitted_at=NOW - DAY / 2 + at,
+            state="running",
+            started_at=NOW - DAY / 2 + at,
+            placement=(Placed(0, f"n{at // EACH:05}", (at % EACH,)),),
+        )
+        for at in range(many * EACH)
+    )
+    return Snapshot(NOW, Settings(), (Pool("p"),), nodes(many), profiles, policies, running)
+
+
+def all_at_once(many: int) -> Snapshot:
+    """R1: the owner submits a job for every GPU at once."""
+    world = lent_out(many)
+    asking = (
+        Workload(f"b{at:06}", "owner", "one", owner=f"user{at % USERS}", submitted_at=NOW - 60 + at * 1e-3)
+        for at in range(many * EACH)
+    )
+    return replace(world, workloads=(*world.workloads, *asking))
+
+
+def one_gang(many: int) -> Snapshot:
+    """R2: the owner submits one gang over half of the nodes."""
+    world = lent_out(many)
+    return replace(world, workloads=(*world.workloads, Workload("g", "owner", "gang", submitted_at=NOW - 60)))
+
+
+def nothing_fits(many: int) -> Snapshot:
+    """R3, R4: every GPU runs, all teams are over their reservation, and five times as many jobs wait as run."""
+    random = Random(20260101)
+    names = tuple(f"team{at:03}" for at in range(TEAMS))
+    total = many * EACH * GPU
+    weights: list[Weight] = ["Low", "Medium", "High"]
+    policies = tuple(
+        Policy(name, (QuotaLine((), total // TEAMS // 2, total // TEAMS if at % 4 == 0 else None),), weights[at % 3])
+        for at, name in enumerate(names)
+    )
+    profiles = tuple(
+        Profile(f"f{at:02}", size * GPU, pools=("p",), policies=(names,), time_limit=DAY * (1 + at % 3))
+        for at, size in enumerate(SIZES)
+    )
+    pool = Pool("p", profiles=tuple(profile.name for profile in profiles[::-1]))
+    work = _running(random, many, names)
+    work += [
+        Workload(
+            f"w{at:06}",
+            random.choice(names),
+            random.choice(profiles).name,
+            owner=f"user{random.randrange(USERS)}",
+            priority=random.choice((-1, 0, 0, 0, 1)),
+            submitted_at=NOW - 0.8 * DAY + at * 0.5,
+        )
+        for at in range(many * 10)
+    ]
+    return Snapshot(NOW, Settings(), (pool,), nodes(many), profiles, policies, tuple(work))
+
+
+def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload]:
+    by_size = {size: [f"f{at:02}" for at, each in enumerate(SIZES) if each == size] for size in set(SIZES)}
+    turn = cycle(names)
+    running: list[Workload] = []
+    for at in range(many):
+        first = 0
+        for size in LAYOUTS[at % len(LAYOUTS)]:
+            began = NOW - 0.9 * DAY * random.random()
+            place = (Placed(0, f"n{at:05}", tuple(range(first, first + size))),)
+            first += size
+            running.append(
+                Workload(
+                    f"r{len(running):06}",
+                    next(turn),
+                    random.choice(by_size[size]),
+                    owner=f"user{random.randrange(USERS)}",
+                    priority=1,  # so that nobody who waits may preempt in their own team
+                    submitted_at=began - 60,
+                    state="running",
+                    started_at=began,
+                    placement=place,
+                )
+            )
+    return running
+
+
+def carried_out(world: Snapshot, plan: Plan) -> Snapshot:
+    """The world once everybody who was told to leave has left, and everybody else was told where they will start."""
+    gone = {each.id for each in plan.evict}
+    claims = {each.id: each.claim for each in plan.pending}
+
+    def after(workload: Workload) -> Workload:
+        if workload.id in gone:
+            return replace(workload, state="pending", placement=(), attempt=workload.attempt + 1)
+        return replace(workload, claim=claims.get(workload.id, ()))
+
+    return replace(world, now=world.now + 30, workloads=tuple(map(after, world.workloads)))
