@@ -145,7 +145,7 @@ def all_right(portal: Portal, book: Path, names: list[str]) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.covers("F47", "N07", "F54")
+@pytest.mark.covers("F47", "N07")
 def test_service_is_killed_25_times(portal: Portal, tmp_path: Path) -> None:
     book, stop, names = tmp_path / "book", threading.Event(), []
     chance = random.Random(SEED)
