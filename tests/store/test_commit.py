@@ -6,11 +6,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from makeway_quota.store import Deposed, Store, open_store
-from makeway_quota.store.records import Attempt, Change, NewDecision, Place
+from makeway_quota.store.records import Attempt, Change, NewDecision, Place, Workload
 
 
 def decision(workload: str | None, message: str = "because", **numbers: object) -> NewDecision:
@@ -234,3 +234,74 @@ def test_it_is_fast_enough(sqlite_url: str, job) -> None:
     assert best(store.active, 10) < 0.030
     assert best(lambda: store.commit([Change("j1", running)], [decision("j1")], now=3.0), 50) < 0.003
     store.close()
+
+
+def test_who_follows_is_told_every_row_in_the_order_of_the_commits(store: Store, job) -> None:
+    rows: dict[str, Workload] = {}
+    versions: list[int] = []
+
+    def follow(changed: Sequence[Workload]) -> None:
+        for row in changed:
+            versions.append(row.version)
+            rows[row.id] = row
+
+    store.on_change(follow)
+    store.add_workload(job("j1", source="x = 1", reason_numbers={"by": ("a", "b")}), now=0.0)
+    places = (Place("n1", (0,), (1000,)),)
+    store.commit(
+        [
+            Change(
+                "j1", {"placement": places, "message": "a\x00", "reason_numbers": {"by": ("a", "b"), "x": float("nan")}}
+            )
+        ],
+        now=1.0,
+    )
+    assert list(rows.values()) == store.active()
+
+    def write() -> None:
+        for _ in range(25):
+            store.commit([Change("j1")], now=1.0)
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert versions == list(range(1, 103))
+    assert list(rows.values()) == store.active()
+
+
+def test_many_changes_at_once_are_each_their_own(store: Store, job) -> None:
+    for number in range(6):
+        store.add_workload(job(f"j{number}"), now=0.0)
+    opened = [Change(f"j{n}", {"attempt": 1}, open_attempt=Attempt(f"j{n}", 1, 1.0)) for n in range(3)]
+    store.commit([*opened, Change("j3", {"state": "running"}), Change("j4", {"message": "m"})], now=1.0)
+    ends = [Change(f"j{n}", {"state": "failed"}, close_attempt={"outcome": f"o{n}"}) for n in (2, 0)]
+    moved = Change("j1", {"attempt": 2}, close_attempt={"ended_at": 2.0}, open_attempt=Attempt("j1", 2, 2.0))
+    assert store.commit([*ends, moved, Change("j5")], now=2.0) == {"j0", "j1", "j2", "j5"}
+    outcomes = {id: [(a.number, a.outcome, a.ended_at) for a in store.attempts(id)] for id in ("j0", "j1", "j2", "j3")}
+    assert outcomes == {
+        "j0": [(1, "o0", None)],
+        "j1": [(1, None, 2.0), (2, None, None)],
+        "j2": [(1, "o2", None)],
+        "j3": [],
+    }
+    assert [(w.id, w.state, w.message, w.attempt) for w in store.active()] == [
+        ("j1", "pending", "", 2),
+        ("j3", "running", "", 0),
+        ("j4", "pending", "m", 0),
+        ("j5", "pending", "", 0),
+    ]
+
+
+def test_what_another_service_wrote_is_not_overwritten_from_memory(url: str, job) -> None:
+    here, there = open_store(url), open_store(url)
+    here.add_workload(job(), now=0.0)
+    there.commit([Change("j1", {"state": "running"})], now=1.0)
+    assert here.commit([Change("j1", {"message": "late"}, expect_states=("pending",))], now=2.0) == frozenset()
+    told: list[Workload] = []
+    here.on_change(told.extend)
+    here.commit([Change("j1", {"message": "seen"})], now=3.0)
+    assert [(w.state, w.message, w.version) for w in told] == [("running", "seen", 3)]
+    here.close()
+    there.close()

@@ -246,3 +246,37 @@ def test_attempts_are_kept_in_order(store: Store, job) -> None:
         assert store.commit([Change("j1", close_attempt=closing)], now=2.0)
         assert store.attempts("j1")[-1].placement == opened.placement
     assert [(a.number, a.ended_at, a.evicted_for) for a in store.attempts("j1")] == [(1, 1.5, "s1"), (2, 2.5, "s1")]
+
+
+def test_of_many_submissions_each_has_its_own_answer(store: Store, job) -> None:
+    store.add_workload(job("old"), now=0.0)
+    place = {"kind": "session", "server": "lab"}
+    files = (("a.py", b"1", False),)
+    answers = store.add_workloads(
+        [
+            (job("j1", source="x"), files, NewDecision("submit", "j1", "rnd", "ana", "job", "Submitted.")),
+            (job("old"), (), NewDecision("submit", "old", "rnd", "ana", "job", "Submitted twice.")),
+            (job("bad", name="a\x00"), (), None),
+            (job("j1"), (), None),
+            (job("s1", **place), (), None),
+            (job("s2", **place), (), None),
+            (job("twice"), (*files, *files), None),
+            (job("j2"), files, None),
+        ],
+        now=1.0,
+    )
+    kinds = [type(answer).__name__ for answer in answers]
+    assert kinds == [
+        "Workload",
+        "Conflict",
+        "ValueError",
+        "Conflict",
+        "Workload",
+        "Conflict",
+        "ValueError",
+        "Workload",
+    ]
+    assert [w.id for w in store.active()] == ["old", "j1", "j2", "s1"]
+    assert store.files("j1") == store.files("j2") == (("a.py", b"1", False),)
+    assert [d.workload for d in store.decisions()] == ["j1"]
+    assert [e.workload for e in store.events(1)] == ["j1", "s1", "j2", "j1"]

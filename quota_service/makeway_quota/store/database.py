@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,17 @@ class Database:
         self.sqlite = url.get_backend_name() == "sqlite"
         self.engine = engine_for(url)
         self._writing = threading.Lock()
-        self._telling = threading.RLock()
-        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
 
     def close(self) -> None:
         """Let go of every connection."""
         self.engine.dispose()
 
-    def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each write, never two at once; the answer ends that."""
+    def on_commit(self, callback: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
+        """Call back after each write with what it said it changed, in the order of the commits; the answer ends that.
+
+        It is called before the next write may begin, so a listener must be quick and must not write.
+        """
         self._listeners = (*self._listeners, callback)
 
         def stop() -> None:
@@ -60,18 +62,18 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """Change something, all or nothing, one writer at a time; then tell the listeners."""
-        with self._explained(), self._writing, self.engine.connect() as plain:
-            connection = plain.execution_options(makeway_writes=True)
-            with connection.begin():
-                if not self.sqlite:
-                    connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
-                yield connection
-        with self._telling:
+    def write(self, changed: Sequence[Any] = ()) -> Iterator[Connection]:
+        """Change something, all or nothing, one writer at a time; then tell the listeners what `changed`."""
+        with self._explained(), self._writing:
+            with self.engine.connect() as plain:
+                connection = plain.execution_options(makeway_writes=True)
+                with connection.begin():
+                    if not self.sqlite:
+                        connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
+                    yield connection
             for listener in self._listeners:
                 try:
-                    listener()
+                    listener(changed)
                 except Exception:
                     log.exception("A listener of the store failed")
 

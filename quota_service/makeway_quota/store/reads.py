@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, union_all
 
@@ -45,6 +45,26 @@ def several(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
     for begin in range(0, len(ids), 500):
         query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
         found.update((w.id, w) for w in rows.workloads(connection.execute(query)))
+    return found
+
+
+def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Workload]) -> dict[str, Workload]:
+    """Read these by id, but only those that are not `known` in the version that they have now."""
+    found: dict[str, Workload] = {}
+    for begin in range(0, len(ids), 500):
+        query = select(W.id, W.version).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
+        for id, version in connection.execute(query):
+            if id in known and known[id].version == version:
+                found[id] = known[id]
+    missing = [id for id in ids if id not in found]
+    return found | several(connection, missing) if missing else found
+
+
+def ids_taken(connection: Connection, ids: Sequence[str]) -> set[str]:
+    """Say which of these ids there are already."""
+    found: set[str] = set()
+    for begin in range(0, len(ids), 500):
+        found.update(connection.execute(select(W.id).where(W.id.in_(ids[begin : begin + 500]))).scalars())
     return found
 
 

@@ -17,13 +17,17 @@ ATTEMPT_CHANGEABLE = frozenset(ATTEMPT_FIELDS) - {"workload", "number"}
 
 
 LARGEST = 2**63 - 1
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def clean(value: object) -> object:
     """Replace what a column cannot hold (NUL, half surrogates, huge integers): a job may report anything."""
-    if isinstance(value, int):
-        return max(-LARGEST, min(LARGEST, value))
-    if not isinstance(value, str):
+    if isinstance(value, str):
+        if value.isascii() and "\x00" not in value:
+            return value
+    elif isinstance(value, int):
+        return value if -LARGEST <= value <= LARGEST else max(-LARGEST, min(LARGEST, value))
+    else:
         return value
     return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
@@ -49,7 +53,7 @@ def refuse_unstorable(value: object, where: str) -> None:
 def to_json(value: object) -> str:
     """Write compact JSON that every reader takes: no NaN or infinity (null instead), no NUL, no half surrogate."""
     try:
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+        text = _COMPACT.encode(value)
         if "\\u0000" not in text and "\\ud" not in text:
             return text
     except ValueError:
@@ -134,6 +138,11 @@ def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: s
     if unknown:
         raise ValueError(f"a change cannot set {', '.join(unknown)} of {what}; it can set {', '.join(sorted(allowed))}")
     return encode(values)
+
+
+def decode(columns: Mapping[str, object]) -> dict[str, Any]:
+    """Turn columns back into fields of a record, just as a later read would."""
+    return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 
 def workload(row: Iterable[Any], source: str = "") -> Workload:

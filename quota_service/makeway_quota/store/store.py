@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import reads, rows, writes
 from .database import Database, parse
+from .errors import Conflict
 from .migrate import upgrade
 from .records import (
     Attempt,
@@ -40,6 +42,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._known: dict[str, Workload] = {}
 
     def close(self) -> None:
         """Let go of the database."""
@@ -48,7 +51,14 @@ class Store:
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call `callback` after every commit that wrote something; the answer ends that.
 
-        It is called in the thread that wrote, by one thread at a time.
+        It is called in the thread that wrote, by one thread at a time, and must not write itself.
+        """
+        return self._database.on_commit(lambda _: callback())
+
+    def on_change(self, callback: Callable[[Sequence[Workload]], None]) -> Callable[[], None]:
+        """Call `callback` after every commit with the workloads that it changed, as `active` would show them then.
+
+        Commits are told in their order. As `on_commit` otherwise.
         """
         return self._database.on_commit(callback)
 
@@ -63,13 +73,42 @@ class Store:
         now: float,
     ) -> Workload:
         """Remember a submission; Conflict if its id is taken or its owner's server has a live session."""
-        workload = rows.submitted(new, now)
-        blob_of = writes.digests(files)
-        with self._database.write() as connection:
-            writes.add_workload(connection, workload, blob_of)
-            writes.tell_workloads(connection, [workload], now)
-            writes.decide(connection, [decision] if decision else [], now)
-        return workload
+        [answer] = self.add_workloads([(new, files, decision)], now=now)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def add_workloads(
+        self,
+        submissions: Sequence[tuple[NewWorkload, Sequence[tuple[str, bytes, bool]], NewDecision | None]],
+        *,
+        now: float,
+    ) -> list[Workload | ValueError | Conflict]:
+        """Remember many submissions in one transaction; one that cannot be taken does not hinder the others."""
+        answers: list[Workload | ValueError | Conflict] = []
+        able: dict[int, writes.Submission] = {}
+        for at, (new, files, decision) in enumerate(submissions):
+            try:
+                able[at] = writes.Submission(rows.submitted(new, now), writes.digests(files), decision)
+                answers.append(able[at].workload)
+            except ValueError as error:
+                answers.append(error)
+        if not able:
+            return answers
+        changed: list[Workload] = []
+        with self._database.write(changed) as connection:
+            conflicts = writes.add_workloads(connection, list(able.values()))
+            for (at, submission), conflict in zip(able.items(), conflicts, strict=True):
+                if conflict is None:
+                    changed.append(replace(submission.workload, source=""))
+                else:
+                    answers[at] = conflict
+            added = {workload.id for workload in changed}
+            writes.tell_workloads(connection, changed, now)
+            said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
+            writes.decide(connection, said, now)
+        self._know(changed)
+        return answers
 
     def workload(self, id: str) -> Workload | None:
         """Read one workload with its source."""
@@ -118,15 +157,26 @@ class Store:
         A change whose expectation fails is skipped, and the decisions about the same workload with it; all others
         commit together. At most one change for each workload. A field that does not exist is a ValueError.
         """
-        with self._database.write() as connection:
+        told: list[Workload] = []
+        with self._database.write(told) as connection:
             if term is not None:
                 writes.lead(connection, term)
-            changed = writes.change(connection, changes)
+            changed = writes.change(connection, changes, self._known)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
             writes.tell_workloads(connection, changed, now)
             writes.decide(connection, [d for d in decisions if d.workload not in skipped], now)
+            told += changed
+        self._know(changed)
         return applied
+
+    def _know(self, changed: Sequence[Workload]) -> None:
+        """Remember live rows, so that the next change of one need not read it; its version tells if it is still so."""
+        for workload in changed:
+            if workload.live:
+                self._known[workload.id] = workload
+            else:
+                self._known.pop(workload.id, None)
 
     # -- decisions and events
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, Update, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows
 from .errors import Conflict, Deposed
-from .records import ENDED, Attempt, Change, File, NewDecision, PolicyVersion, Pruned, Workload
+from .records import ENDED, Change, File, NewDecision, PolicyVersion, Pruned, Workload
 from .tables import attempts, blobs, decisions, events, files, policies, sources, terms, workloads
 
 ADD_WORKLOAD = insert(workloads)
@@ -21,30 +21,72 @@ ADD_ATTEMPT = insert(attempts)
 ADD_DECISION = insert(decisions)
 ADD_EVENT = insert(events)
 A = attempts.c
+SET_WORKLOAD = update(workloads).where(workloads.c.id == bindparam("one"))
+CLOSE_ATTEMPT = update(attempts).where(
+    A.workload == bindparam("one"),
+    A.number
+    == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
+)
+DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
 AT_ONCE = 10_000
 """How many rows of a table one `prune` removes at most, so that nobody waits long for it."""
 
 
-def add_workload(connection: Connection, new: Workload, blob_of: Mapping[File, str]) -> None:
-    """Insert a submission with its source and files; Conflict if its id or its server's place is taken."""
-    taken = reads.workload(connection, new.id)
-    if taken is not None:
-        raise Conflict(f"there is a {taken.kind} {new.id} already; give every submission its own id", taken)
-    if new.kind == "session" and new.live:
-        taken = reads.live_session(connection, new.owner, new.server)
-        if taken is not None:
-            raise Conflict(f"{new.owner}'s server {new.server!r} has a session already: {taken.id}", taken)
-    values = {name: getattr(new, name) for name in rows.WORKLOAD_FIELDS}
-    connection.execute(ADD_WORKLOAD, rows.encode(values))
-    if new.source:
-        connection.execute(insert(sources), {"workload": new.id, "source": new.source})
-    if blob_of:
-        write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
-        for file, digest in blob_of.items():
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A workload to remember, with its files by content and the line about it for the log."""
+
+    workload: Workload
+    blobs: Mapping[File, str]
+    decision: NewDecision | None = None
+
+
+def add_workloads(connection: Connection, submissions: Sequence[Submission]) -> list[Conflict | None]:
+    """Insert submissions with their sources and files; for each, None or why its id or its server's place is taken."""
+    taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
+    places: dict[tuple[str, str], Workload] = {}
+    answers: list[Conflict | None] = []
+    added: list[Submission] = []
+    for submission in submissions:
+        new = submission.workload
+        conflict = _id_taken(connection, new) if new.id in taken else None
+        if conflict is None and new.kind == "session" and new.live:
+            place = (new.owner, new.server)
+            there = places.get(place) or reads.live_session(connection, *place)
+            if there is None:
+                places[place] = new
+            else:
+                conflict = Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
+        answers.append(conflict)
+        if conflict is None:
+            taken.add(new.id)
+            added.append(submission)
+    _insert(connection, added)
+    return answers
+
+
+def _id_taken(connection: Connection, new: Workload) -> Conflict:
+    there = reads.workload(connection, new.id)
+    kind = there.kind if there else new.kind
+    return Conflict(f"there is a {kind} {new.id} already; give every submission its own id", there)
+
+
+def _insert(connection: Connection, added: Sequence[Submission]) -> None:
+    if added:
+        values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
+        connection.execute(ADD_WORKLOAD, [rows.encode(each) for each in values])
+    told = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
+    if told:
+        connection.execute(insert(sources), told)
+    write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    for submission in added:
+        if not submission.blobs:
+            continue
+        for file, digest in submission.blobs.items():
             connection.execute(write(blobs).on_conflict_do_nothing(), {"digest": digest, "data": file.data})
         described = [
-            {"workload": new.id, "path": file.path, "executable": file.executable, "blob": digest}
-            for file, digest in blob_of.items()
+            {"workload": submission.workload.id, "path": file.path, "executable": file.executable, "blob": digest}
+            for file, digest in submission.blobs.items()
         ]
         connection.execute(insert(files), described)
 
@@ -69,8 +111,11 @@ def lead(connection: Connection, term: int) -> None:
         raise Deposed(term, newest, holder)
 
 
-def change(connection: Connection, changes: Sequence[Change]) -> list[Workload]:
-    """Apply those whose expectation holds and answer what these workloads are now."""
+def change(connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload]) -> list[Workload]:
+    """Apply those whose expectation holds and answer what these workloads are now.
+
+    `known` saves reading: rows that were read or written before, used where their version is still the same.
+    """
     ids = [c.workload for c in changes]
     if len(set(ids)) < len(ids):
         raise ValueError(f"two changes of {next(i for i in ids if ids.count(i) > 1)} in one commit; make them one")
@@ -80,28 +125,32 @@ def change(connection: Connection, changes: Sequence[Change]) -> list[Workload]:
         for c in changes
         if c.close_attempt
     }
-    before = reads.several(connection, ids)
+    before = reads.current(connection, ids, known)
     numbers = _attempt_numbers(connection, [c.workload for c in changes if c.open_attempt])
-    changed: list[Workload] = []
-    for c in changes:
-        now = before.get(c.workload)
-        if now is None or not expected(c, now, numbers):
-            continue
-        values = {**columns[c.workload], "version": now.version + 1}
-        connection.execute(update(workloads).where(workloads.c.id == bindparam("one")), {"one": c.workload, **values})
-        if c.workload in closing:
-            _close_attempt(connection, c.workload, closing[c.workload])
-        if c.open_attempt is not None:
-            opened = {f.name: getattr(c.open_attempt, f.name) for f in fields(Attempt)}
-            connection.execute(ADD_ATTEMPT, rows.encode(opened))
-        changed.append(after(now, c.fields))
+    applied = [c for c in changes if c.workload in before and expected(c, before[c.workload], numbers)]
+    changed = [after(before[c.workload], columns[c.workload]) for c in applied]
+    _update(connection, SET_WORKLOAD, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
+    _update(connection, CLOSE_ATTEMPT, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
+    opened = [c.open_attempt for c in applied if c.open_attempt is not None]
+    if opened:
+        connection.execute(
+            ADD_ATTEMPT, [rows.encode({name: getattr(a, name) for name in rows.ATTEMPT_FIELDS}) for a in opened]
+        )
     return changed
 
 
-def after(now: Workload, changed: Mapping[str, object]) -> Workload:
-    """Tell what a workload is once these fields are set."""
-    values: dict[str, Any] = {name: rows.clean(value) for name, value in changed.items()}
-    return replace(now, version=now.version + 1, **values)
+def _update(connection: Connection, statement: Update, values: Iterable[dict[str, object]]) -> None:
+    """Run an update for each of the values; those that set the same columns go together."""
+    alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
+    for each in values:
+        alike.setdefault(tuple(each), []).append(each)
+    for group in alike.values():
+        connection.execute(statement, group)
+
+
+def after(now: Workload, columns: Mapping[str, object]) -> Workload:
+    """Tell what a workload is once these columns are set."""
+    return replace(now, version=now.version + 1, **rows.decode(columns))
 
 
 def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bool:
@@ -124,12 +173,6 @@ def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[st
     return found
 
 
-def _close_attempt(connection: Connection, id: str, columns: Mapping[str, object]) -> None:
-    newest = select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery()
-    query = update(attempts).where(A.workload == bindparam("one"), A.number == newest)
-    connection.execute(query, {"one": id, **columns})
-
-
 def tell_workloads(connection: Connection, changed: Iterable[Workload], now: float) -> None:
     """Write an event for every workload that is not what it was."""
     told = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
@@ -141,13 +184,21 @@ def decide(connection: Connection, made: Sequence[NewDecision], now: float) -> N
     """Write decisions to the log, and an event for each."""
     if not made:
         return
-    for new in made:
-        values = {**asdict(new), "at": now, "numbers": rows.to_json(dict(new.numbers))}
-        values = {name: rows.clean(value) for name, value in values.items()}
-        result = connection.execute(ADD_DECISION, values)
-        key = result.inserted_primary_key
-        data = {"id": None if key is None else key[0], **asdict(new)}
-        connection.execute(ADD_EVENT, _event("decision", new.team, new.owner, new.workload, data, now))
+    facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
+    values = [
+        {
+            **{name: rows.clean(value) for name, value in each.items()},
+            "at": now,
+            "numbers": rows.to_json(each["numbers"]),
+        }
+        for each in facts
+    ]
+    ids = connection.execute(ADD_DECISION.returning(decisions.c.id, sort_by_parameter_order=True), values).scalars()
+    told = [
+        _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
+        for new, each, id in zip(made, facts, ids, strict=True)
+    ]
+    connection.execute(ADD_EVENT, told)
 
 
 def add_event(
