@@ -26,6 +26,8 @@ _TIE = 1e-9
 """Losses of usefulness closer than this, as a part of the whole pool's, are the same."""
 _PLENTY = 1e15
 """Milli-GPUs per unit of CPU or memory, for shapes that need none of it."""
+_MOST_CHANGES = 100_000
+"""A list of changed rows that is longer is begun anew."""
 _MOST_ASKS = 512
 """So many kinds of requests are remembered; then the memory starts anew."""
 
@@ -93,8 +95,17 @@ class Packing:
         if stale.size:
             known.loss[stale], known.rest[stale], known.device[stale] = self._cost(ask, stale)
         known.seen = len(self.changed)
+        if known.seen > _MOST_CHANGES:
+            self._forget()
         position = known.cheapest(self.turn)
         return None if position is None else (position, int(known.device[position]))
+
+    def _forget(self) -> None:
+        """Keep the list of changes short: who has not asked for long starts anew."""
+        self._asks = {ask: known for ask, known in self._asks.items() if known.seen == len(self.changed)}
+        for known in self._asks.values():
+            known.seen = 0
+        self.changed.clear()
 
     def prefer(self, order: Sequence[int]) -> None:
         """Let ties go to the node that comes first in this order (by default: in the order of the nodes)."""

@@ -235,11 +235,15 @@ class Shelf:
 
     def best(self, need: Need) -> tuple[NodeState, int] | None:
         """Give the node for one worker that starts now, and the device for a share of one."""
+        self.catch_up()
+        found = self.packing.best(Shape(need.gpus, need.cpu, need.memory, need.models))
+        return None if found is None else (self.pool.nodes[found[0]], found[1])
+
+    def catch_up(self) -> None:
+        """See the nodes that were touched since the last time."""
         for position in set(self.pool.touched[self.seen :]):
             self.packing.see(position, _left(self.pool.nodes[position]))
         self.seen = len(self.pool.touched)
-        found = self.packing.best(Shape(need.gpus, need.cpu, need.memory, need.models))
-        return None if found is None else (self.pool.nodes[found[0]], found[1])
 
 
 def _empty(node: NodeState) -> Room:

@@ -1,0 +1,60 @@
+"""The books of a simulation: the store's records and rules, kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..store.records import LIVE, Change, NewDecision, NewWorkload, Workload
+from ..store.rows import submitted
+
+Listener = Callable[[Workload, Workload], None]
+
+
+class MemoryStore:
+    """What `apply` and `settle` write to, with the same expectations as the database's store.
+
+    Only what has not ended is kept; `on_change` hears of every change as (before, after).
+    """
+
+    def __init__(self, on_change: Listener) -> None:
+        self.rows: dict[str, Workload] = {}
+        self.decided: dict[str, int] = {}
+        """How many decisions of each verb were made."""
+        self._on_change = on_change
+
+    def add_workload(self, new: NewWorkload, *, now: float) -> Workload:
+        """Remember a submission; ValueError if its id is taken."""
+        if new.id in self.rows:
+            raise ValueError(f"There is a workload {new.id} already; every job of a trace needs its own id.")
+        row = self.rows[new.id] = submitted(new, now)
+        return row
+
+    def active(self) -> list[Workload]:
+        """Read all that have not ended, first submitted first."""
+        return sorted(self.rows.values(), key=lambda row: (row.submitted_at, row.id))
+
+    def commit(
+        self, changes: Sequence[Change], decisions: Sequence[NewDecision] = (), *, now: float, term: int | None = None
+    ) -> frozenset[str]:
+        """Apply the changes whose expectations hold; answer their ids."""
+        applied = set()
+        for change in changes:
+            row = self.rows.get(change.workload)
+            if row is None or (change.expect_states is not None and row.state not in change.expect_states):
+                continue
+            if change.expect_version is not None and row.version != change.expect_version:
+                continue
+            fields: dict[str, Any] = dict(change.fields)
+            after = replace(row, **fields, version=row.version + 1)
+            applied.add(row.id)
+            if after.state in LIVE:
+                self.rows[row.id] = after
+            else:
+                del self.rows[row.id]
+            self._on_change(row, after)
+        for decision in decisions:
+            if decision.workload is None or decision.workload in applied:
+                self.decided[decision.verb] = self.decided.get(decision.verb, 0) + 1
+        return frozenset(applied)

@@ -1,0 +1,146 @@
+"""The report as one page with pictures that needs nothing else: no script, no font, no request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ..engine.state import GPU
+from .meter import HOUR
+from .replay import Outcome
+from .report import COLUMNS, percentile
+
+WIDTH, HEIGHT, LEFT, BOTTOM = 860, 200, 60, 24
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#f0e442")
+STYLE = """
+:root{color-scheme:light dark}body{font:15px/1.5 system-ui,sans-serif;max-width:920px;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #8884}
+td:first-child,th:first-child{text-align:left}svg{width:100%;height:auto}svg text{fill:currentColor;font-size:11px}
+.axis{stroke:currentColor;stroke-opacity:.3}
+"""
+
+
+def page(title: str, outcomes: Sequence[Outcome], found: Sequence[dict[str, Any]]) -> str:
+    """Write the whole page."""
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _comparison(found),
+        _unserved(found),
+        *(_section(outcome, one) for outcome, one in zip(outcomes, found, strict=True)),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _comparison(found: Sequence[dict[str, Any]]) -> str:
+    return _table([head for _, head in COLUMNS], [[one[key] for key, _ in COLUMNS] for one in found])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    cells = "".join(f"<th>{escape(name)}</th>" for name in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(_number(v))}</td>" for v in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _unserved(found: Sequence[dict[str, Any]]) -> str:
+    bars = [(one["name"], one["unserved_guarantee_gpu_h"]) for one in found]
+    return "<h2>Guarantees that were not served, GPU-hours</h2>" + _bars(bars)
+
+
+def _bars(bars: Sequence[tuple[str, float]]) -> str:
+    most = max((value for _, value in bars), default=0) or 1
+    lines = []
+    for at, (name, value) in enumerate(bars):
+        y, width = 6 + 24 * at, (WIDTH - 320) * value / most
+        lines.append(
+            f'<text x="0" y="{y + 13}">{escape(name)}</text>'
+            f'<rect x="220" y="{y}" width="{width:.1f}" height="16" fill="{COLOURS[at % len(COLOURS)]}"/>'
+            f'<text x="{226 + width:.1f}" y="{y + 13}">{_number(float(value))}</text>'
+        )
+    return f'<svg viewBox="0 0 {WIDTH} {24 * len(bars) + 10}" role="img">{"".join(lines)}</svg>'
+
+
+def _section(outcome: Outcome, one: dict[str, Any]) -> str:
+    """Write one simulation: use over time, delays by team, who made way, who borrowed from whom."""
+    teams = [[t["team"], t["reserved"], t["jobs"], t["delay_mean_h"], t["delay_p95_h"],
+              t["unserved_guarantee_gpu_h"], t["preempted"]] for t in one["teams"]]  # fmt: skip
+    head = ("team", "reserved", "jobs", "mean delay h", "p95 h", "unserved GPU-h", "preempted")
+    loans = [
+        (f"{row['borrower']} from {row['lender'] or 'what nobody reserves'}", row["gpu_h"])
+        for row in one["borrowed_gpu_h"]
+    ]
+    loans = sorted(loans, key=lambda each: (-each[1], each[0]))[:20]
+    ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in one["made_way"]]
+    ways = sorted(ways, key=lambda each: (-each[1], each[0]))[:20]
+    parts = [
+        f"<h2>{escape(one['name'])}</h2>",
+        "<h3>GPUs in use (filled), of them borrowed (dark), and waiting (line)</h3>",
+        _use(outcome),
+        "<h3>Delay by team: half, 95 % and 99 % of the jobs, hours</h3>",
+        _delays(outcome),
+        _table(head, teams),
+    ]
+    if ways:
+        parts += ["<h3>Who made way for whom, times</h3>", _bars(ways)]
+    if loans:
+        parts += ["<h3>Who borrowed from whom, GPU-hours</h3>", _bars(loans)]
+    return "".join(parts)
+
+
+def _use(outcome: Outcome) -> str:
+    moments = outcome.meter.moments
+    if not moments:
+        return "<p>Nothing ran for an hour.</p>"
+    step = max(1, len(moments) // 800)
+    some = moments[::step]
+    top = max(outcome.gpus, 1)
+    across, up = (WIDTH - LEFT) / max(1, len(some) - 1), HEIGHT - BOTTOM
+
+    def line(values: Sequence[int]) -> str:
+        return " ".join(
+            f"{LEFT + at * across:.1f},{up - up * min(value, top) / top:.1f}" for at, value in enumerate(values)
+        )
+
+    def area(values: Sequence[int], colour: str) -> str:
+        ends = f"{LEFT + (len(some) - 1) * across:.1f},{up} {LEFT},{up}"
+        return f'<polygon points="{line(values)} {ends}" fill="{colour}"/>'
+
+    days = (some[-1].at - some[0].at) / 86_400
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{area([m.used for m in some], "#56b4e9")}'
+        f"{area([m.borrowed for m in some], '#0072b2')}"
+        f'<polyline points="{line([m.waiting for m in some])}" fill="none" stroke="#d55e00"/>'
+        f'<line class="axis" x1="{LEFT}" y1="{up}" x2="{WIDTH}" y2="{up}"/>'
+        f'<text x="0" y="12">{top // GPU} GPUs</text><text x="0" y="{up}">0</text>'
+        f'<text x="{LEFT}" y="{HEIGHT - 6}">0</text>'
+        f'<text x="{WIDTH - 60}" y="{HEIGHT - 6}">{days:.0f} days</text></svg>'
+    )
+
+
+def _delays(outcome: Outcome) -> str:
+    by_team: dict[str, list[float]] = {name: [] for name in outcome.meter.teams}
+    for done in outcome.meter.finished:
+        by_team[done.team].append(done.delay / HOUR)
+    marks = {name: [percentile(d, part) for part in (0.5, 0.95, 0.99)] for name, d in by_team.items() if d}
+    most = max((values[-1] for values in marks.values()), default=0) or 1
+    lines = []
+    for at, (name, values) in enumerate(sorted(marks.items())):
+        y = 8 + 20 * at
+        lines.append(f'<text x="0" y="{y + 11}">{escape(name)}</text>')
+        for value, opacity in reversed(list(zip(values, (1.0, 0.6, 0.3), strict=True))):
+            width = (WIDTH - 320) * value / most
+            lines.append(
+                f'<rect x="220" y="{y}" width="{width:.1f}" height="13" fill="#009e73" fill-opacity="{opacity}"/>'
+            )
+        label = " / ".join(f"{value:.2f}" for value in values)
+        lines.append(f'<text x="{226 + (WIDTH - 320) * values[-1] / most:.1f}" y="{y + 11}">{label}</text>')
+    return f'<svg viewBox="0 0 {WIDTH} {20 * len(marks) + 14}" role="img">{"".join(lines)}</svg>'

@@ -1,0 +1,199 @@
+"""Play a trace against a policy: observe, settle, plan, apply, on a clock that jumps to the next event."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from ..apply import books_of
+from ..backends.base import AttemptSeen, Phase, Seen
+from ..engine.plan import Plan
+from ..engine.state import Profile
+from ..settle import Books, settle
+from ..store.records import Change, NewWorkload, Workload
+from .estate import Estate, profile_name
+from .machines import Machines, held
+from .memory import MemoryStore
+from .meter import HOLDING, Finished, Meter
+from .planner import Planner
+from .trace import Arrival, TraceInvalid
+
+MOST_PASSES = 20
+"""Passes at one moment until nothing changes any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out: the meter's numbers and the whole of what was asked."""
+
+    name: str
+    gpus: int
+    meter: Meter
+    began: float
+    ended: float
+    work: float
+    """GPU-seconds of useful work"""
+    passes: int = 0
+
+
+class Replay:
+    """One trace on one estate. `round_to`: events within so many seconds are decided together."""
+
+    def __init__(self, estate: Estate, planner: Planner, *, restart: float = 60.0, round_to: float = 1.0) -> None:
+        self.estate = estate
+        self.planner = planner
+        self.round_to = round_to
+        self.profiles = {p.name: p for p in estate.profiles}
+        self.gpus = estate.gpus
+        grace = max((p.grace for p in estate.profiles if p.grace is not None), default=estate.settings.grace)
+        self.machines = Machines(grace, restart)
+        self.meter = Meter(estate.reserved())
+        self.store = MemoryStore(self._changed)
+        self.dirty: set[str] = set()
+        self.news = False
+        self.passes = 0
+        self.now = 0.0
+        self._started: list[str] = []
+        self._until: list[tuple[float, str]] = []
+
+    def run(self, arrivals: Sequence[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
+        """Play to the end: until everything that can run has run."""
+        waiting, at = sorted(arrivals, key=lambda a: (a.submit, a.id)), 0
+        began = self.now = waiting[0].submit if waiting else 0.0
+        while True:
+            moment = self._next(waiting[at].submit if at < len(waiting) else None)
+            if moment is None:
+                break
+            self.now = moment
+            self.meter.advance(moment, self.gpus)
+            self._report(self.machines.over(moment))
+            self._withdraw()
+            while at < len(waiting) and waiting[at].submit <= moment:
+                self._submit(waiting[at])
+                at += 1
+            self._decide()
+            if progress is not None:
+                progress(at / len(waiting))
+        work = sum(a.gpus * a.duration for a in waiting if a.until is None) / 1000
+        return Outcome(self.estate.name, self.estate.gpus, self.meter, began, self.now, work, self.passes)
+
+    def _next(self, arrival: float | None) -> float | None:
+        times = [
+            t for t in (arrival, self.machines.next_at(), self._until[0][0] if self._until else None) if t is not None
+        ]
+        if not times:
+            return None
+        first = min(times)
+        return max(self.now, -(-first // self.round_to) * self.round_to)
+
+    def _submit(self, arrival: Arrival) -> None:
+        name = arrival.profile or profile_name(arrival.gpus)
+        profile = self.profiles.get(name) or self._sized(arrival.gpus)
+        if profile is None:
+            raise TraceInvalid(f"Job {arrival.id} wants profile {name}, which the policy does not have.")
+        if arrival.team not in self.meter.teams:
+            raise TraceInvalid(f"Job {arrival.id} is of team {arrival.team}, which the policy does not have.")
+        grace = profile.grace if profile.grace is not None else self.estate.settings.grace
+        new = NewWorkload(
+            arrival.id,
+            "job",
+            arrival.team,
+            profile.name,
+            arrival.owner,
+            gpus=profile.gpus,
+            workers=profile.workers,
+            min_workers=profile.min_workers,
+            cpu=profile.cpu,
+            memory=profile.memory,
+            grace=grace,
+        )
+        row = self.store.add_workload(new, now=arrival.submit)
+        self.machines.submit(arrival)
+        self.meter.submitted(row)
+        self.dirty.add(row.id)
+        self.news = True
+        if arrival.until is not None:
+            heapq.heappush(self._until, (arrival.until, arrival.id))
+
+    def _sized(self, milli: int) -> Profile | None:
+        return next((p for p in self.estate.profiles if p.gpus * p.workers == milli), None)
+
+    def _withdraw(self) -> None:
+        """Let demand go that was only observed until now."""
+        books = Books()
+        while self._until and self._until[0][0] <= self.now:
+            _, id = heapq.heappop(self._until)
+            if id in self.store.rows:
+                books.add(Change(id, {"state": "cancelled", "ended_at": self.now, "placement": (), "claim": ()}))
+        self._commit(books)
+
+    def _report(self, over: list[AttemptSeen]) -> None:
+        """Tell the books what the machines did: who is up, who is over."""
+        up = []
+        for id in self._started:
+            row = self.store.rows.get(id)
+            if row is not None and row.state == "starting":
+                up.append(AttemptSeen(id, row.attempt, Phase.RUNNING))
+        self._started.clear()
+        gone = {seen.workload for seen in over}
+        seen = Seen((), (*(each for each in up if each.workload not in gone), *over))
+        if seen.attempts:
+            self._commit(settle(self.store.rows, seen, now=self.now, lost_budget=0))
+
+    def _decide(self) -> None:
+        """Plan and apply until nothing changes any more; not at all while nobody waits."""
+        for _ in range(MOST_PASSES):
+            if not self.news or not self.meter.anybody_waits:
+                break
+            self.news = False
+            changed, self.dirty = self.dirty, set()
+            plan = self.planner.plan(self.now, self.store.rows, changed)
+            self.passes += 1
+            self._commit(books_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
+            self._carry_out(plan)
+            self.news = bool(plan.evict or plan.move)
+        self.news = False
+
+    def _carry_out(self, plan: Plan) -> None:
+        for start in plan.start:
+            self.machines.start(self.store.rows[start.id], self.now)
+            self._started.append(start.id)
+        for id in (*(evict.id for evict in plan.evict), *(move.id for move in plan.move)):
+            row = self.store.rows[id]
+            self.machines.notice(row, self.now)
+            self.meter.made_way(row)
+
+    def _commit(self, books: Books) -> None:
+        if books.changes:
+            self.store.commit(books.changes, books.decisions, now=self.now)
+
+    def _changed(self, before: Workload, after: Workload) -> None:
+        self.meter.changed(before, after)
+        self.dirty.add(after.id)
+        self.news = self.news or after.state not in HOLDING
+        if after.ended_at is not None:
+            work = self.machines.forget(after.id)
+            self.meter.lost += work.lost
+            arrival = work.arrival
+            if arrival.until is None:
+                ended = after.ended_at
+                delay = ended - arrival.submit - arrival.duration
+                first = self.meter.started.pop(after.id, ended)
+                done = Finished(after.id, arrival.team, held(before), arrival.submit, first, delay)
+                self.meter.finished.append(done)
+            else:
+                self.meter.started.pop(after.id, None)
+
+
+def replay(
+    estate: Estate,
+    arrivals: Iterable[Arrival],
+    planner: Planner,
+    *,
+    restart: float = 60.0,
+    round_to: float = 1.0,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Play a trace on an estate, with decisions by `planner`."""
+    return Replay(estate, planner, restart=restart, round_to=round_to).run(list(arrivals), progress)

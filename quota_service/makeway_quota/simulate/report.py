@@ -1,0 +1,110 @@
+"""What came out of simulations, side by side: as text, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from statistics import mean
+from typing import Any
+
+from ..engine.state import GPU
+from .meter import HOUR
+from .replay import Outcome
+
+BIG = 8 * GPU
+"""From so many milli-GPUs on, a job needs a whole node or more."""
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Give the value that `part` of all values do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, ceil(part * len(ordered)) - 1)] if ordered else 0.0
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Give one simulation as plain values: hours, GPUs, GPU-hours, percent."""
+    meter = outcome.meter
+    delays = [done.delay / HOUR for done in meter.finished]
+    big = [done.delay / HOUR for done in meter.finished if done.gpus >= BIG]
+    capacity = outcome.gpus / GPU * (outcome.ended - outcome.began)
+    used = [moment.used / GPU for moment in meter.moments]
+    return {
+        "name": outcome.name,
+        "gpus": outcome.gpus / GPU,
+        "jobs": len(delays),
+        "days": round((outcome.ended - outcome.began) / 86_400, 2),
+        "utilisation_percent": round(100 * outcome.work / capacity, 2) if capacity else 0.0,
+        "mean_gpus_in_use": round(mean(used), 2) if used else 0.0,
+        "delay_mean_h": round(mean(delays), 4) if delays else 0.0,
+        "delay_p95_h": round(percentile(delays, 0.95), 4),
+        "delay_max_h": round(max(delays, default=0.0), 4),
+        "delay_big_mean_h": round(mean(big), 4) if big else 0.0,
+        "unserved_guarantee_gpu_h": round(meter.unserved, 2),
+        "preemptions": sum(meter.preemptions.values()),
+        "waste_percent": round(100 * meter.lost / GPU / outcome.work, 4) if outcome.work else 0.0,
+        "teams": [_team(outcome, name) for name in meter.teams],
+        "borrowed_gpu_h": [
+            {"borrower": a, "lender": b or None, "gpu_h": round(amount / GPU / HOUR, 2)}
+            for (a, b), amount in sorted(meter.loans.items())
+        ],
+        "made_way": [
+            {"team": a, "for": b, "times": times} for (a, b), times in sorted(meter.preemptions.items())
+        ],
+    }  # fmt: skip
+
+
+def _team(outcome: Outcome, name: str) -> dict[str, Any]:
+    team = outcome.meter.teams[name]
+    delays = [done.delay / HOUR for done in outcome.meter.finished if done.team == name]
+    return {
+        "team": name,
+        "reserved": team.reserved / GPU,
+        "jobs": len(delays),
+        "delay_mean_h": round(mean(delays), 4) if delays else 0.0,
+        "delay_p95_h": round(percentile(delays, 0.95), 4),
+        "unserved_guarantee_gpu_h": round(team.unserved / GPU / HOUR, 2),
+        "preempted": team.preempted,
+    }
+
+
+COLUMNS = (
+    ("name", "what"),
+    ("gpus", "GPUs"),
+    ("jobs", "jobs"),
+    ("utilisation_percent", "use %"),
+    ("delay_mean_h", "mean delay h"),
+    ("delay_p95_h", "p95 h"),
+    ("delay_big_mean_h", ">=8 GPUs h"),
+    ("unserved_guarantee_gpu_h", "unserved GPU-h"),
+    ("preemptions", "preempted"),
+    ("waste_percent", "waste %"),
+)
+
+
+def text(found: Sequence[dict[str, Any]]) -> str:
+    """Write the comparison, and the teams of the first policy, as tables for a terminal."""
+    rows = [tuple(head for _, head in COLUMNS), *(tuple(_cell(one[key]) for key, _ in COLUMNS) for one in found)]
+    parts = [_table(rows)]
+    for one in found:
+        head = ("team", "reserved", "jobs", "mean delay h", "p95 h", "unserved GPU-h", "preempted")
+        teams = [tuple(_cell(value) for value in team.values()) for team in one["teams"]]
+        parts.append(f"{one['name']}\n{_table([head, *teams])}")
+    return "\n\n".join(parts)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if at == 0 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
+    return str(value)

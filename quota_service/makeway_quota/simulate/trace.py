@@ -1,0 +1,84 @@
+"""What arrived when, for which team: a recorded workload, read from a table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..engine.state import GPU
+
+REQUIRED = ("submit_s", "team", "num_gpu", "duration_s")
+OPTIONAL = ("id", "owner", "profile")
+
+
+class TraceInvalid(ValueError):
+    """The trace cannot be read; the sentence names the file, the line and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One job: milli-GPUs in all, submitted at `submit` seconds, with `duration` seconds of work.
+
+    `until`: it goes at this moment whether it ran or not (demand that was observed, not work to be done);
+    `duration` does not count then. `profile` empty: the one for its number of GPUs.
+    """
+
+    id: str
+    team: str
+    gpus: int
+    submit: float
+    duration: float
+    owner: str = ""
+    profile: str = ""
+    until: float | None = None
+
+
+def read_trace(file: Path) -> list[Arrival]:
+    """Read a CSV table (.gz too): submit_s, team, num_gpu, duration_s, and if you have them id, owner, profile."""
+    try:
+        with gzip.open(file, "rt", newline="") if file.suffix == ".gz" else file.open(newline="") as text:
+            reader = csv.DictReader(text)
+            _check_head(file, reader.fieldnames or ())
+            found = [_arrival(file, line, row) for line, row in enumerate(reader, 2)]
+    except (OSError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+        raise TraceInvalid(f"{file}: cannot be read: {error}") from None
+    if not found:
+        raise TraceInvalid(f"{file}: no jobs below the head line")
+    if len({arrival.id for arrival in found}) < len(found):
+        raise TraceInvalid(f"{file}: the column id names a job twice")
+    return sorted(found, key=lambda a: (a.submit, a.id))
+
+
+def _check_head(file: Path, names: Iterable[str]) -> None:
+    missing = [name for name in REQUIRED if name not in set(names)]
+    if missing:
+        raise TraceInvalid(f"{file}:1: the head line lacks {', '.join(missing)}; it needs {', '.join(REQUIRED)}")
+
+
+def _arrival(file: Path, line: int, row: Mapping[str, str | None]) -> Arrival:
+    numbers = []
+    for name in ("submit_s", "num_gpu", "duration_s"):
+        try:
+            value = float(row[name] or "")
+        except ValueError:
+            raise TraceInvalid(f"{file}:{line}: {name} must be a number, not {row[name]!r}") from None
+        if not 0 <= value < 1e12 or (name == "num_gpu" and not value):
+            raise TraceInvalid(f"{file}:{line}: {name} must be {'above' if name == 'num_gpu' else 'at least'} 0")
+        numbers.append(value)
+    submit, gpus, duration = numbers
+    team = (row["team"] or "").strip()
+    if not team:
+        raise TraceInvalid(f"{file}:{line}: team is empty")
+    id = (row.get("id") or f"j{line - 1:07}").strip()
+    return Arrival(
+        id,
+        team,
+        round(gpus * GPU),
+        submit,
+        duration,
+        (row.get("owner") or team).strip(),
+        (row.get("profile") or "").strip(),
+    )
