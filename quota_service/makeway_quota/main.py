@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from .backends.base import Backend
 from .config import ServiceConfig, load
 
 log = logging.getLogger("makeway.main")
+
+TROUBLE = "trouble.txt"
+"""In the state directory: why the service could not start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.add_argument("--format", choices=["yaml", "json"], default="yaml")
     snapshot.set_defaults(run=_snapshot)
 
+    _add_simulate(commands)
+
     policy = commands.add_parser("policy", help="work on policy documents without a running service")
     actions = policy.add_subparsers(required=True, metavar="ACTION")
     validate = actions.add_parser("validate", help="check a document; mistakes are listed with their lines")
@@ -76,6 +82,38 @@ def _parser() -> argparse.ArgumentParser:
     upgrade.add_argument("--config", help="a Python file of settings")
     upgrade.set_defaults(run=_upgrade)
     return parser
+
+
+def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    simulate = commands.add_parser("simulate", help="play a recorded workload against policies")
+    simulate.add_argument("--policy", action="append", required=True, metavar="FILE", help="may be repeated")
+    columns = "submit_s, team, num_gpu, duration_s"
+    simulate.add_argument("--trace", required=True, metavar="FILE", help=f"a CSV table (.gz too): {columns}")
+    simulate.add_argument("--gpus", type=int, help="GPUs of the cluster (default: all reservations together)")
+    simulate.add_argument("--node-gpus", type=int, default=8, help="GPUs of each node (8)")
+    simulate.add_argument("--restart", type=float, default=60.0, help="seconds to load a checkpoint again (60)")
+    baselines = ["static", "fifo", "backfill", "borrow"]
+    simulate.add_argument("--compare", action="append", default=[], choices=baselines, help="also this baseline")
+    simulate.add_argument("--json", metavar="FILE", help="also write the numbers")
+    simulate.add_argument("--html", metavar="FILE", help="also write one page with pictures")
+    simulate.set_defaults(run=_simulate)
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from .simulate.command import interactive, simulate_command
+
+    return simulate_command(
+        args.policy,
+        args.trace,
+        sys.stdout,
+        gpus=args.gpus,
+        node_gpus=args.node_gpus,
+        restart=args.restart,
+        compare=args.compare,
+        json_file=args.json,
+        html_file=args.html,
+        progress=interactive(),
+    )
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -136,8 +174,16 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    config = load(args.config)
-    return asyncio.run(serve(config))
+    """Serve; why it could not start is also left in the state directory, where `make run` finds it."""
+    trouble = Path(os.environ.get("MAKEWAY_STATE_DIR") or "var") / TROUBLE
+    try:
+        config = load(args.config)
+        trouble = config.state_dir / TROUBLE
+        return asyncio.run(serve(config, ready=lambda: trouble.unlink(missing_ok=True)))
+    except Exception as error:
+        with suppress(OSError):
+            trouble.write_text(f"{error}\n" if str(error) else f"{type(error).__name__}\n", encoding="utf-8")
+        raise
 
 
 def make_backend(config: ServiceConfig) -> Backend:
@@ -152,8 +198,11 @@ def make_backend(config: ServiceConfig) -> Backend:
     )
 
 
-async def serve(config: ServiceConfig) -> int:
-    """Serve until told to stop, or until the Hub that started this process is gone; answers the exit status."""
+async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: None) -> int:
+    """Serve until told to stop, or until the Hub that started this process is gone; answers the exit status.
+
+    `ready` is called once it decides and is about to listen.
+    """
     from .hubapi import HubApi
     from .service import Service
     from .web.app import create_app
@@ -175,6 +224,7 @@ async def serve(config: ServiceConfig) -> int:
     )
     server = _Server(settings, app.state.streams.close)
     await service.start()
+    ready()
     log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
     try:
         await server.run_until_told()
