@@ -25,6 +25,8 @@ from .state import is_free
 STOP_PATIENCE = 75.0
 """Seconds for jobs and notebooks to save and end after Ctrl-C."""
 START_PATIENCE = 90.0
+TROUBLE_PATIENCE = 3.0
+"""Seconds for a quota service that could not start to try again, as when its predecessor was just ending."""
 LOG_BYTES = 10_000_000
 _PR_SET_PDEATHSIG = 1
 _CONFIG = '''"""The Hub's configuration: what Makeway needs, then whatever this site wants to differ."""
@@ -63,6 +65,9 @@ class Portal:
         self.settings = settings
         self.log = settings.state.logs / "hub.log"
         self._signals = 0
+        self._up = False
+        self._trouble = ""
+        self._troubled_at = 0.0
 
     def run(self) -> int:
         """Start, announce, wait, stop."""
@@ -73,10 +78,16 @@ class Portal:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         print("Starting Makeway …", flush=True)
+        self.settings.state.trouble.unlink(missing_ok=True)
         with self._open_log() as log:
             hub = self._start(log)
-        if self._wait_until_up(hub):
+        self._up = self._wait_until_up(hub)
+        if self._up:
             print(announcement(self.settings), flush=True)
+        elif hub.poll() is None and self._trouble:
+            print(f"Makeway cannot start. {self._trouble}", file=sys.stderr, flush=True)
+            self._stop(hub)
+            return 1
         while hub.poll() is None and not self._signals:
             time.sleep(0.1)
         if hub.poll() is not None and not self._signals:
@@ -128,6 +139,8 @@ class Portal:
         while wanted and hub.poll() is None and not self._signals:
             if not is_free(self.settings.port) and answers(wanted[0]):
                 wanted.pop(0)
+            elif len(wanted) == 1 and self._hopeless():
+                return False
             elif time.monotonic() > deadline:
                 what = "JupyterHub" if len(wanted) == 2 else "The quota service"
                 print(f"{what} does not answer after {START_PATIENCE:g} s; its log is {self.log}.", file=sys.stderr)
@@ -136,7 +149,26 @@ class Portal:
                 time.sleep(0.25)
         return not wanted
 
+    def _hopeless(self) -> bool:
+        """Read why the quota service does not start; the Hub tries it again, so only what lasts counts."""
+        if not self._read_trouble():
+            self._troubled_at = 0.0
+            return False
+        self._troubled_at = self._troubled_at or time.monotonic()
+        return time.monotonic() - self._troubled_at > TROUBLE_PATIENCE
+
+    def _read_trouble(self) -> bool:
+        try:
+            self._trouble = self.settings.state.trouble.read_text(encoding="utf-8").strip()
+        except OSError:
+            self._trouble = ""
+        return bool(self._trouble)
+
     def _died(self, code: int) -> int:
+        if not self._up and self._read_trouble():
+            print(f"Makeway cannot start. {self._trouble}", file=sys.stderr)
+            leftovers.clear(self.settings)
+            return 1
         lines = self.log.read_text(errors="replace").splitlines()[-15:]
         print(f"JupyterHub ended unexpectedly (exit code {code}). The end of its log {self.log}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)

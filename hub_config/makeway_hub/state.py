@@ -51,6 +51,11 @@ class State:
         return self.root / "run"
 
     @property
+    def trouble(self) -> Path:
+        """Where the quota service writes why it cannot start."""
+        return self.root / "trouble.txt"
+
+    @property
     def password_file(self) -> Path:
         """The demo's generated password."""
         return self.secrets / "password"

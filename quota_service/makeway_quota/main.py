@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -119,15 +120,20 @@ def _simulate(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from .snapshot_file import plan_command
 
-    return plan_command(args.file, args.format, sys.stdout)
+    said = io.StringIO()
+    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, said)
+    print(said.getvalue(), end="", file=sys.stderr if status else sys.stdout)
+    return status
 
 
 def _policy_validate(args: argparse.Namespace) -> int:
     from .policy import PolicyInvalid, read
 
-    text = Path(args.file).read_text(encoding="utf-8")
     try:
-        document = read(text, args.file)
+        document = read(Path(args.file).read_text(encoding="utf-8"), args.file)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"{args.file} cannot be read: {why}.") from None
     except PolicyInvalid as invalid:
         for issue in invalid.issues:
             print(f"{issue.file}:{issue.line or 1}: {issue.where}: {issue.message}", file=sys.stderr)

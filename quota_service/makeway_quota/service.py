@@ -143,7 +143,7 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes
     if current is None:
         text, source = seed_text(config)
         comment = f"seeded from {Path(source).name}"
-        fitted = fit_text(text, source, sizes)
+        fitted = _seed(text, source, sizes)
         if fitted != text:
             text, comment = fitted, f"{comment}, scaled to the GPUs of this machine"
         current = store.add_policy(text, "makeway", comment, 0, now)
@@ -154,6 +154,20 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes
         raise
 
 
+def _seed(text: str, source: str, sizes: Sizes) -> str:
+    """The first document, fitted to the machine; ValueError lists what is wrong with it, line by line."""
+    try:
+        fitted = fit_text(text, source, sizes)
+        read(fitted, source, sizes)
+    except PolicyInvalid as invalid:
+        many = f"has {len(invalid.issues)} mistakes" if len(invalid.issues) > 1 else "has a mistake"
+        raise ValueError(
+            f"The policy file that it begins with {many}; mend it, or name another one in MAKEWAY_POLICY_FILE:\n"
+            f"{invalid}"
+        ) from None
+    return fitted
+
+
 def seed_text(config: ServiceConfig) -> tuple[str, str]:
     """The text that an empty database begins with, and where it came from."""
     if config.policy_file is None:
@@ -161,4 +175,11 @@ def seed_text(config: ServiceConfig) -> tuple[str, str]:
             "The database has no policy document yet: name one to begin with in MAKEWAY_POLICY_FILE "
             "(hub_config/policy.yaml is a sample)."
         )
-    return config.policy_file.read_text(encoding="utf-8"), str(config.policy_file)
+    try:
+        return config.policy_file.read_text(encoding="utf-8"), str(config.policy_file)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(
+            f"The policy file {config.policy_file} that Makeway begins with cannot be read: {why}. "
+            "Mend it, or name another one in MAKEWAY_POLICY_FILE."
+        ) from None

@@ -189,7 +189,8 @@ def _policy_validate(asked: argparse.Namespace) -> int:
     check: PolicyCheck = client().policy_validate(_document(asked.file))
     for issue in check.issues:
         where = ":".join(str(part) for part in (asked.file, issue.line) if part is not None)
-        print(f"{where}: {issue.message}", file=sys.stderr)
+        said = f"{issue.where}: {issue.message}" if issue.where else issue.message
+        print(f"{where}: {said}", file=sys.stderr)
     if check.ok:
         print(f"{asked.file} is valid. " + ("It would change:" if check.changes else "It changes nothing."))
         print(*(f"  {change}" for change in check.changes), sep="\n", end="\n" if check.changes else "")

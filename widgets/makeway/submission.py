@@ -113,6 +113,8 @@ def submit(
     if unknown:
         wrong = sorted(unknown)[0]
         raise Refused(f"submit() has no {wrong!r}.{did_you_mean(wrong, Submission.__dataclass_fields__)}")
+    if not isinstance(source, str):
+        raise Refused(f"code is given as text, not as a {type(source).__name__}; a command goes into command=['…'].")
     if not source and not details.get("command"):
         raise Refused("there is nothing to run: give the code as text, script='train.py' or command=['…'].")
     return send(Submission(source=source, **details), dry_run=dry_run)

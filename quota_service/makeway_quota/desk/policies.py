@@ -95,9 +95,10 @@ class Policies(Core):
         except PolicyInvalid as invalid:
             issues = _issues(invalid)
             first = issues[0]
-            where = f"line {first.line}: " if first.line else ""
+            where = "".join(f"{part}: " for part in (first.line and f"line {first.line}", first.where) if part)
+            more = "" if len(issues) == 1 else " (`makeway policy validate` lists all.)"
             raise MakewayError(
-                f"The policy document has {count(len(issues), 'mistake')}; {where}{first.message}",
+                f"The policy document has {count(len(issues), 'mistake')}; {where}{first.message}.{more}",
                 code="policy_invalid",
                 status=422,
                 errors=[issue.model_dump() for issue in issues],

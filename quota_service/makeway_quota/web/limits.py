@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from makeway_api.models import Problem
@@ -17,6 +19,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+MOST_DRAINED = 2**29
+DRAIN_SECONDS = 30.0
+"""So many bytes, for so long, are read and thrown away after a refusal."""
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -39,6 +44,8 @@ class Limits:
             refusal = _too_large(limit) if body is None else self._body_refusal(scope, body)
             receive = _replay(body or b"", receive)
         if refusal is not None:
+            if refusal.status == 413 and _header(scope, b"authorization"):
+                await _drain(receive)
             # A body that was not read to its end is dropped with its connection.
             await answer(refusal, {"Connection": "close"} if refusal.status == 413 else None)(scope, receive, send)
             return
@@ -93,6 +100,18 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
             return None
         if not message.get("more_body", False):
             return bytes(body)
+
+
+async def _drain(receive: Receive) -> None:
+    """Let somebody finish sending, within reason: a proxy says 503 where an answer comes before the end."""
+    left = MOST_DRAINED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
