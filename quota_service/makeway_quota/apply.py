@@ -6,11 +6,12 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, get_args
 
-from .engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
+from .engine.plan import Code, Evict, Move, Plan, Refusal, Start, Waiting
 from .engine.state import Placement
 from .machines import machine_of
 from .settle import HOLDS, Books, decide, with_names
@@ -18,13 +19,71 @@ from .store.records import Attempt, Change, Notice, Place, Workload
 
 Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
 
+WAITING = frozenset(get_args(Code))
+"""Reasons that the engine gave; other codes say what happened before."""
+
+AT_ONCE = 1e9
+"""A pace that nobody is too many for."""
+
 NOT_BEFORE_SLACK = 5.0
 """Seconds that a forecast may shift before it is written again."""
 
 
-def books_of(plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seconds: float) -> Books:
+class Reasons:
+    """What those who wait were told, so that only news is written.
+
+    A first reason and a claim are written at once. Where only the words or their numbers changed, at most `pace` are
+    written a second (thousands may wait, and their numbers change with every start); the others have their turn later.
+    """
+
+    def __init__(self, pace: float = 200.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pace = pace
+        self.behind = False
+        """Somebody's sentence is not what it should be; look again soon."""
+        self._clock = clock
+        self._told: dict[str, tuple[int, Waiting]] = {}
+        self._left = 2 * pace
+        self._at = clock()
+        self._last = ""
+
+    def news(self, pending: Iterable[Waiting], rows: Mapping[str, Workload]) -> list[Waiting]:
+        """Choose whom to write to."""
+        told = self._told
+        self._told = {}
+        first: list[Waiting] = []
+        other: list[Waiting] = []
+        for waiting in pending:
+            row = rows[waiting.id]
+            known = told.get(waiting.id)
+            if known is None or known[0] != row.version or not _alike(known[1], waiting):
+                if not _is_told(row, waiting, rows):
+                    urgent = row.reason_code not in WAITING or row.claim != places(waiting.claim)
+                    (first if urgent else other).append(waiting)
+                    continue
+                known = row.version, waiting
+            self._told[waiting.id] = known
+        return first + self._paced(other)
+
+    def _paced(self, waiting: list[Waiting]) -> list[Waiting]:
+        now = self._clock()
+        self._left = min(2 * self.pace, self._left + (now - self._at) * self.pace)
+        self._at = now
+        many = min(len(waiting), int(self._left))
+        self.behind = many < len(waiting)
+        self._left -= many
+        if self.behind:
+            waiting.sort(key=lambda each: (each.id <= self._last, each.id))
+            self._last = waiting[many - 1].id if many else self._last
+        return waiting[:many]
+
+
+def books_of(
+    plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seconds: float, reasons: Reasons | None = None
+) -> Books:
     """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
     books = Books()
+    pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows)
+    plan = replace(plan, pending=tuple(pending))
     plan = named(plan, rows)
     for start in plan.start:
         _start(books, start, rows[start.id], now, lease_seconds, lenders(plan, start))
@@ -141,13 +200,24 @@ def _wait(books: Books, waiting: Waiting, row: Workload) -> None:
         "claim": places(waiting.claim),
         "not_before": waiting.not_before,
     }
-    same = (row.reason_code, row.reason_message, row.claim) == (waiting.code, waiting.message, fields["claim"])
-    if same and _close_enough(row.not_before, waiting.not_before):
-        return
     said = None
     if row.reason_code != waiting.code:
         said = decide(row, "wait", waiting.rule, waiting.message, **_plain(waiting.numbers))
     books.add(Change(row.id, fields, row.version, ("pending",)), said)
+
+
+def _is_told(row: Workload, waiting: Waiting, rows: Mapping[str, Workload]) -> bool:
+    """Say whether the books have this reason already."""
+    if row.reason_code != waiting.code or not _close_enough(row.not_before, waiting.not_before):
+        return False
+    return row.claim == places(waiting.claim) and row.reason_message == with_names(waiting.message, rows)
+
+
+def _alike(a: Waiting, b: Waiting) -> bool:
+    """Say whether two reasons would be written the same."""
+    if a is b:
+        return True
+    return (a.code, a.message, a.claim) == (b.code, b.message, b.claim) and _close_enough(a.not_before, b.not_before)
 
 
 def _close_enough(a: float | None, b: float | None) -> bool:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from .apply import books_of
+from .apply import Reasons, books_of
 from .backends.base import Backend, BackendError
 from .engine.schedule import schedule
 from .leases import Leases
@@ -25,6 +25,12 @@ from .store.store import Store
 from .watch import Watch
 
 log = logging.getLogger("makeway.loop")
+
+SHORTEST_TURN = 0.01
+"""Seconds from one turn to the next: what happens within them is decided together."""
+
+CATCH_UP = 0.5
+"""Seconds after which reasons that could not all be written are looked at again."""
 
 MOST_ROUNDS = 5
 """Turns in a row without looking at the clock, where each one changed something."""
@@ -57,6 +63,7 @@ class Loop:
         self.turns = 0
         self.last_turn_at: float | None = None
 
+        self._reasons = Reasons()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -79,7 +86,7 @@ class Loop:
         self._wake.set()
         while not self._stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self.tick)
+                await asyncio.wait_for(self._wake.wait(), CATCH_UP if self._reasons.behind else self.tick)
             if self._stopping:
                 break
             self._wake.clear()
@@ -97,8 +104,10 @@ class Loop:
     async def settle_down(self) -> None:
         """Turn until nothing changes any more (at most MOST_ROUNDS times)."""
         for _ in range(MOST_ROUNDS):
+            began = time.monotonic()
             if not await self.turn():
                 return
+            await asyncio.sleep(max(0.0, began + SHORTEST_TURN - time.monotonic()))
         self._wake.set()
 
     async def turn(self) -> bool:
@@ -114,7 +123,7 @@ class Loop:
         rows = await self.watch.rows()
         snapshot = self.watch.snapshot(rows, now)
         plan = await asyncio.to_thread(schedule, snapshot)
-        books = books_of(plan, rows, now=now, lease_seconds=self.leases.seconds)
+        books = books_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
         changed |= await self._commit(books, now)
         rows = await self.watch.rows()
         failed = await self.orders.give(rows, seen, now)

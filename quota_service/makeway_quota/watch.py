@@ -6,12 +6,15 @@ The loop keeps it; the desk reads it. `snapshot` is the only place where books a
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from .backends.base import Seen
-from .engine.state import ADMITTED, PRIORITIES, Snapshot
+from .engine.state import ADMITTED, PRIORITIES, Node, Snapshot
 from .engine.state import Workload as EngineWorkload
 from .machines import Machines, divide, sizes
 from .policy import Document
@@ -21,8 +24,27 @@ from .store.store import Store
 NOTHING = Seen((), ())
 
 
+@dataclass(slots=True)
+class Follower:
+    """Somebody who waits for news of one workload; `row` is the newest that was told."""
+
+    loop: asyncio.AbstractEventLoop
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    row: Workload | None = None
+
+    async def heard(self, timeout: float) -> bool:
+        """Wait for news since the last time; False when time is up."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self.news.wait()
+        except TimeoutError:
+            return False
+        self.news.clear()
+        return True
+
+
 class Watch:
-    """The last observation, the active rows (read again only after a commit) and the document."""
+    """The last observation, the active rows (read once, then followed from commit to commit) and the document."""
 
     def __init__(self, store: Store, document: Document, policy_version: int) -> None:
         self._store = store
@@ -34,14 +56,40 @@ class Watch:
         self._divided = (self._raw.nodes, document)
         self.failure: str | None = None
         self._seen_at: float | None = None
-        self._commits = 0
-        self._rows: dict[str, Workload] = {}
-        self._rows_at = -1
+        self._rows: dict[str, Workload] | None = None
+        self._news: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
-        store.on_commit(self._committed)
+        self._shown = Shown()
+        self._followers: dict[str, list[Follower]] = {}
+        self._guard = threading.Lock()
+        store.on_change(self._committed)
 
-    def _committed(self) -> None:
-        self._commits += 1
+    def _committed(self, changed: Sequence[Workload]) -> None:
+        """Take what a commit changed, in the thread that wrote."""
+        self._news.append(changed)
+        waking: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+        with self._guard:
+            for row in changed:
+                for follower in self._followers.get(row.id, ()):
+                    follower.row = row
+                    waking.setdefault(follower.loop, []).append(follower.news)
+        for loop, events in waking.items():
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_set, events)
+
+    @contextmanager
+    def follow(self, id: str) -> Iterator[Follower]:
+        """Hear of every commit that changes one workload, from now on."""
+        follower = Follower(asyncio.get_running_loop())
+        with self._guard:
+            self._followers.setdefault(id, []).append(follower)
+        try:
+            yield follower
+        finally:
+            with self._guard:
+                self._followers[id].remove(follower)
+                if not self._followers[id]:
+                    del self._followers[id]
 
     def see(self, seen: Seen) -> None:
         """Take a new observation."""
@@ -58,7 +106,7 @@ class Watch:
     def _divide(self) -> None:
         """Put the machines into the pools of the document in force, if either is new."""
         nodes, document = self._divided
-        if self._raw.nodes is not nodes or self.document is not document:
+        if self._raw.nodes != nodes or self.document is not document:
             self._divided = (self._raw.nodes, self.document)
             self._machines = divide(self._raw.nodes, self.document)
         self.seen = replace(self._raw, nodes=self._machines.nodes)
@@ -73,31 +121,88 @@ class Watch:
         return any(node.virtual for node in self.seen.nodes)
 
     async def rows(self) -> dict[str, Workload]:
-        """Every workload that has not ended, by id; do not change it."""
-        async with self._reading:
-            mark = self._commits
-            if mark != self._rows_at:
-                self._rows = {row.id: row for row in await asyncio.to_thread(self._store.active)}
-                self._rows_at = mark
-            return self._rows
+        """Every workload that has not ended, by id; do not change it. What was committed before is in it."""
+        if self._rows is None:
+            async with self._reading:
+                if self._rows is None:
+                    self._rows = {row.id: row for row in await asyncio.to_thread(self._store.active)}
+        if self._news:
+            self._rows = self._followed(self._rows)
+        return self._rows
+
+    def _followed(self, rows: Mapping[str, Workload]) -> dict[str, Workload]:
+        """The rows after the commits that were told since; those who hold the old ones keep them as they were."""
+        found = dict(rows)
+        while self._news:
+            for row in self._news.popleft():
+                known = found.get(row.id)
+                if known is not None and known.version >= row.version:
+                    continue
+                if row.live:
+                    found[row.id] = row
+                else:
+                    found.pop(row.id, None)
+                self._shown.stale.add(row.id)
+        return found
 
     def snapshot(self, rows: Mapping[str, Workload], now: float, document: Document | None = None) -> Snapshot:
         """Show the engine the world; `document` other than the one in force asks what if."""
         doc = document or self.document
         machines = self._machines if document is None else divide(self._raw.nodes, document)
+        known = self._shown if document is None and rows is self._rows else Shown()
         return Snapshot(
             now=now,
             settings=doc.settings,
             pools=doc.pools,
-            nodes=machines.as_nodes(rows.values()),
+            nodes=known.nodes_of(rows, machines),
             profiles=doc.profiles,
             policies=doc.policies,
-            workloads=tuple(_workload(row, machines, doc) for row in rows.values() if row.team is not None),
+            workloads=known.workloads_of(rows, machines, doc),
         )
 
     def sizes(self, document: Document) -> dict[str, int]:
         """GPUs (whole devices) of every pool, were this document in force."""
         return sizes(self._raw.nodes, document)
+
+
+class Shown:
+    """What the engine was shown last, made anew only where it changed: `stale` are the rows that did."""
+
+    def __init__(self) -> None:
+        self.stale: set[str] = set()
+        self._of: tuple[Machines, Document] | None = None
+        self._workloads: dict[str, EngineWorkload] = {}
+        self._nodes: tuple[Machines, tuple[Node, ...]] | None = None
+
+    def workloads_of(
+        self, rows: Mapping[str, Workload], machines: Machines, document: Document
+    ) -> tuple[EngineWorkload, ...]:
+        """Show the rows that the engine decides about."""
+        fresh = self._of is None or self._of[0] is not machines or self._of[1] is not document
+        if fresh:
+            self._of = (machines, document)
+            self._workloads = {}
+        for id in rows.keys() if fresh else self.stale:
+            row = rows.get(id)
+            if row is None or row.team is None:
+                self._workloads.pop(id, None)
+            else:
+                self._workloads[id] = _workload(row, machines, document)
+        self.stale.clear()
+        return tuple(self._workloads.values())
+
+    def nodes_of(self, rows: Mapping[str, Workload], machines: Machines) -> tuple[Node, ...]:
+        """Show the nodes; where machines are divided among pools, they depend on what runs."""
+        if machines.divided:
+            return machines.as_nodes(rows.values())
+        if self._nodes is None or self._nodes[0] is not machines:
+            self._nodes = (machines, machines.as_nodes(()))
+        return self._nodes[1]
+
+
+def _set(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
 
 
 def _workload(row: Workload, machines: Machines, document: Document) -> EngineWorkload:

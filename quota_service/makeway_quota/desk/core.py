@@ -18,6 +18,7 @@ from ..store.records import Workload
 from ..store.store import Store
 from ..watch import Watch
 from .caller import Caller
+from .counter import Counter
 from .tape import Tape
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class Core:
         self.wake = wake
         self.clock = clock
         self.tape = Tape(store)
+        self.counter = Counter(store, clock)
 
     @property
     def document(self) -> Document:
@@ -71,17 +73,17 @@ class Core:
         return await asyncio.to_thread(function, *args, **kwargs)
 
     async def wait_for_change(
-        self, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None
+        self, id: str, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None
     ) -> Workload:
         """Read a workload, waiting up to `wait` seconds until it is newer than `version`."""
         deadline = time.monotonic() + min(max(wait, 0.0), LONGEST_WAIT)
-        while True:
-            mark = self.tape.mark()
-            row = await fetch()
-            left = deadline - time.monotonic()
-            if version is None or row.version > version or left <= 0 or not row.live:
-                return row
-            await self.tape.changed(mark, left)
+        with self.watch.follow(id) as follower:
+            while True:
+                row = await fetch()
+                left = deadline - time.monotonic()
+                if version is None or row.version > version or left <= 0 or not row.live:
+                    return row
+                await follower.heard(left)
 
 
 def when(seconds: float | None) -> datetime | None:

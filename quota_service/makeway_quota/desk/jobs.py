@@ -16,6 +16,7 @@ from ..engine.offer import offer
 from ..phrases import gpus
 from ..settle import HOLDS, decide
 from ..store.records import Change, NewDecision, Notice, Workload
+from ..watch import Follower
 from . import views
 from .caller import Caller
 from .core import LONGEST_WAIT, refuse
@@ -38,7 +39,7 @@ class Jobs(Estate):
         team = pick_team(self.document, caller.name, groups, ask.team)
         profile = pick_profile(self.document, caller.name, groups, team, ask.profile)
         check_words(ask)
-        files = await asyncio.to_thread(read_files, ask, self.config.max_files_bytes)
+        files = await asyncio.to_thread(read_files, ask, self.config.max_files_bytes) if ask.files else ()
         if ask.clone_of is not None:
             await self._seen_by(caller, ask.clone_of)
         if ask.dry_run:
@@ -48,17 +49,16 @@ class Jobs(Estate):
         decision = NewDecision(
             "submit", new.id, team, caller.name, "job", said, {"gpus": new.gpus * new.workers / 1000}
         )
-        mark = self.tape.mark()
-        row = await self.read(self.store.add_workload, new, files, decision, now=self.clock())
-        self.wake()
-        return await self._job(await self._after_first_decision(row, mark))
+        with self.watch.follow(new.id) as follower:
+            row = await self.counter.take(new, files, decision)
+            self.wake()
+            return await self._job(await self._after_first_decision(row, follower))
 
-    async def _after_first_decision(self, row: Workload, mark: int) -> Workload:
+    async def _after_first_decision(self, row: Workload, follower: Follower) -> Workload:
         deadline = time.monotonic() + FIRST_ANSWER
         while row.version <= 1 and not row.reason_code and (left := deadline - time.monotonic()) > 0:
-            await self.tape.changed(mark, left)
-            mark = self.tape.mark()
-            row = (await self.watch.rows()).get(row.id) or row
+            await follower.heard(left)
+            row = follower.row or row
         return row
 
     async def _dry_run(self, caller: Caller, ask: JobAsk, team: str, profile: str, size: int) -> DryRun:
@@ -77,7 +77,7 @@ class Jobs(Estate):
         async def fetch() -> Workload:
             return await self._seen_by(caller, id)
 
-        row = await self.wait_for_change(fetch, wait, version)
+        row = await self.wait_for_change(id, fetch, wait, version)
         return self._shown(caller, row, await self._job(row, whole=True))
 
     async def jobs(

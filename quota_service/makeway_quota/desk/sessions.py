@@ -128,7 +128,7 @@ class Sessions(Core):
         async def fetch() -> Workload:
             return await self._row(id)
 
-        return self._session(await self.wait_for_change(fetch, wait, version))
+        return self._session(await self.wait_for_change(id, fetch, wait, version))
 
     async def sessions(self, caller: Caller, all: bool = False) -> list[Session]:
         """The caller's live sessions; `all` those of their teams too."""
