@@ -1,0 +1,293 @@
+"""Wrong edits of the engine's rules, each of which some other test of this folder must catch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Where `new` instead of `old` (which is there exactly once) breaks a rule, and which."""
+
+    file: str
+    old: str
+    new: str
+    why: str
+
+
+EDITS = (
+    # Who counts how
+    Edit(
+        "state.py",
+        'else self.kind == "session"',
+        'else self.kind == "job"',
+        "sessions may never be stopped, jobs may",
+    ),
+    Edit(
+        "limits.py",
+        "return amount <= self.unreserved(account, pool, firm)",
+        "return amount < self.unreserved(account, pool, firm)",
+        "work that fills the reservation exactly is in quota",
+    ),
+    Edit(
+        "limits.py",
+        "(ln.firm if firm else ln.now + ln.claimed) for ln in lines",
+        "(ln.now + ln.claimed) for ln in lines",
+        "a session's reservation is used up by sessions only",
+    ),
+    Edit(
+        "limits.py",
+        "if used - (minus.get(line, 0) if minus else 0) + amount > limit:",
+        "if used - (minus.get(line, 0) if minus else 0) > limit:",
+        "a limit is hard: what asks counts",
+    ),
+    Edit(
+        "limits.py",
+        "used = line.future if later else max(line.now, line.future)",
+        "used = line.now",
+        "what was promised counts on the limit",
+    ),
+    Edit(
+        "limits.py",
+        "self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))",
+        "self.spare = 0",
+        "a static quota is kept free of others",
+    ),
+    Edit(
+        "place.py",
+        "if free - amount < wanted:",
+        "if free < wanted:",
+        "what asks must leave the static quota of others",
+    ),
+    Edit(
+        "place.py",
+        "not cluster.over_capacity(pool, amount, later)",
+        "True",
+        "the pool's capacity is never exceeded",
+    ),
+    # Who is next
+    Edit(
+        "order.py",
+        "first = (not queue.promised, last, *rank(queue, pool))",
+        "first = (not queue.promised, last)",
+        "ranks go before fairness",
+    ),
+    Edit(
+        "order.py",
+        "pool.rank.get(queue.profile.name, len(pool.rank)),",
+        "0,",
+        "the pool's order of profiles decides",
+    ),
+    Edit(
+        "order.py",
+        "-queue.account.policy.priority,",
+        "queue.account.policy.priority,",
+        "high priority policies go first",
+    ),
+    Edit(
+        "order.py",
+        "shares, -workload.priority, owner",
+        "shares, workload.priority, owner",
+        "high priority work goes first",
+    ),
+    Edit(
+        "order.py",
+        "if cluster.settings.user_fairness else 0",
+        "if False else 0",
+        "users of a team take turns",
+    ),
+    Edit(
+        "order.py",
+        'last = over and account.policy.weight == "Lowest"',
+        "last = False",
+        "Lowest takes only what nobody else can use",
+    ),
+    Edit("share.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"),
+    Edit(
+        "limits.py",
+        "self.over(pool) + self.policy.history",
+        "self.over(pool)",
+        "past use counts",
+    ),
+    # Who must leave
+    Edit(
+        "limits.py",
+        "+ extra > ln.quota.reserved for ln in lines",
+        "+ extra >= ln.quota.reserved for ln in lines",
+        "a policy at its reservation keeps what it has",
+    ),
+    Edit(
+        "limits.py",
+        "extra = amount if level in seeker.chain else 0",
+        "extra = 0",
+        "the seeker's own need counts first",
+    ),
+    Edit(
+        "victims.py",
+        "if tenancy.leaving or victim.firm or not tenancy.amount",
+        "if tenancy.leaving or not tenancy.amount",
+        "sessions are never victims",
+    ),
+    Edit(
+        "victims.py",
+        'if self.workload.kind == "job" and self._protected(victim):',
+        "if self._protected(victim):",
+        "min_runtime protects from jobs, not from sessions",
+    ),
+    Edit(
+        "victims.py",
+        "victim.priority >= self.workload.priority:",
+        "victim.priority > self.workload.priority:",
+        "only a higher priority preempts in the team",
+    ),
+    Edit("victims.py", "            -started,\n", "            started,\n", "who started last leaves first"),
+    Edit("victims.py", "-account.share(self.pool.pool.name),", "0,", "who is most over its share leaves first"),
+    Edit(
+        "victims.py",
+        "(self.cluster.now - max(since))",
+        "(self.cluster.now - min(since))",
+        "work that was saved is not lost",
+    ),
+    Edit(
+        "victims.py",
+        "return account is not self.account and self._above_fair(account, name)",
+        "return account is not self.account",
+        "fair share: only from those who are above theirs",
+    ),
+    Edit(
+        "reclaim.py",
+        "sum(t.amount for t in chosen), orders)",
+        "0, orders)",
+        "the node where the fewest GPUs have to leave",
+    ),
+    Edit(
+        "reclaim.py",
+        "        if left >= need.least and allowed(",
+        "        if False and allowed(",
+        "nobody leaves needlessly",
+    ),
+    Edit(
+        "consolidate.py",
+        'if victim.firm or victim.kind != "job" or tenancy.leaving',
+        "if tenancy.leaving",
+        "sessions are not moved",
+    ),
+    Edit(
+        "admit.py",
+        "            change = consolidate(seeker)\n",
+        "            change = None if queue else consolidate(seeker)\n",
+        "moving is better than stopping",
+    ),
+    Edit(
+        "admit.py",
+        "    if queue.patient:\n        return False\n",
+        "",
+        "reclaim_after waits before anybody is evicted",
+    ),
+    # Where
+    Edit(
+        "world.py",
+        "return self.usable and (not need.models",
+        "return (not need.models",
+        "cordoned and lost nodes take nothing",
+    ),
+    Edit(
+        "place.py",
+        "return tuple(parts) if len(parts) == need.least else ()",
+        "return tuple(parts)",
+        "gangs are all or nothing",
+    ),
+    Edit(
+        "cluster.py",
+        "            if self._takes(parts, need):\n                self.claim(workload, need, parts)\n",
+        "",
+        "nothing else takes what was promised",
+    ),
+    Edit(
+        "cluster.py",
+        "            _seat_foreign(node)\n",
+        "            pass\n",
+        "what strangers hold does not exist",
+    ),
+    Edit(
+        "grow.py",
+        "and tenancy.pool.pool.name not in wanted:",
+        "and wanted is not None:",
+        "gangs grow only where nobody in quota waits",
+    ),
+    Edit(
+        "scale.py",
+        "max(0, self.pool.pool.max_nodes - len(self.pool.nodes))",
+        "self.pool.pool.max_nodes + 1",
+        "pools grow within their budget",
+    ),
+)
+ROOT = Path(__file__).resolve().parents[2]
+LAST = ("test_second_opinion.py", "test_invariants.py", "test_holds.py")
+"""These take longest; most edits are caught before."""
+
+
+def broken(edit: Edit | None, place: Path) -> Path:
+    """Copy the packages and break one rule in the copy (None: leave it whole)."""
+    for package in ("makeway_api", "makeway_quota"):
+        source = ROOT / "quota_service" / package
+        shutil.copytree(
+            source, place / package, ignore=shutil.ignore_patterns("__pycache__", "web", "store", "backends")
+        )
+    if edit is None:
+        return place
+    file = place / "makeway_quota" / "engine" / edit.file
+    text = file.read_text(encoding="utf-8")
+    assert text.count(edit.old) == 1, f"engine/{edit.file} has changed; say anew how to break: {edit.why}"
+    file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
+    return place
+
+
+def caught_by(edit: Edit | None, place: Path) -> str | None:
+    """Name the first test that fails on the broken engine; None if all pass."""
+    here = Path(__file__).parent
+    tests = [file for file in here.glob("test_*.py") if file.name != Path(__file__).name]
+    tests.sort(key=lambda file: (LAST.index(file.name) if file.name in LAST else -1, file.name))
+    path = os.pathsep.join([str(broken(edit, place)), str(ROOT / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--tb=line", "-n0"]
+    command = [sys.executable, "-m", "pytest", *options, *map(str, tests)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0].split()[1] if failed else None
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[Edit | None, Future[str | None]]:
+    """Try all edits, two at a time; and none."""
+    pool = ThreadPoolExecutor(2)
+    return {edit: pool.submit(caught_by, edit, tmp_path_factory.mktemp("broken")) for edit in (None, *EDITS)}
+
+
+def test_there_are_enough_edits() -> None:
+    assert len({(edit.file, edit.old) for edit in EDITS}) == len(EDITS) >= 30
+    for edit in EDITS:
+        text = (ROOT / "quota_service" / "makeway_quota" / "engine" / edit.file).read_text(encoding="utf-8")
+        assert text.count(edit.old) == 1, f"engine/{edit.file} has changed; say anew how to break: {edit.why}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_copy_that_is_whole_passes(verdicts: dict[Edit | None, Future[str | None]]) -> None:
+    assert verdicts[None].result() is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.why.replace(" ", "-"))
+def test_a_wrong_edit_is_caught(edit: Edit, verdicts: dict[Edit | None, Future[str | None]]) -> None:
+    assert verdicts[edit].result(), f"No test notices: {edit.why} ({edit.file}: {edit.new.strip()})"
