@@ -153,4 +153,4 @@ async def running(
         app.state.streams.close()
         for client in run.clients.values():
             await client.close()
-        await service.stop(stop_jobs=True)
+        await run.service.stop(stop_jobs=True)

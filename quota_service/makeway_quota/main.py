@@ -229,7 +229,7 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
         server_header=False,
     )
     server = _Server(settings, app.state.streams.close)
-    await service.start()
+    await service.start(deposed=server.end_deposed)
     ready()
     log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
     try:
@@ -258,6 +258,12 @@ class _Server(uvicorn.Server):
             await self._serve()
         finally:
             watcher.cancel()
+
+    def end_deposed(self) -> None:
+        """Another service leads on the same database: nothing may be decided here any more."""
+        log.error("Another quota service took over this database: this one stops, running jobs go on")
+        self.orphaned = True
+        self._end()
 
     def _end(self) -> None:
         self._close_streams()

@@ -92,12 +92,14 @@ class Service:
         service._lock = lock
         return service
 
-    async def start(self) -> None:
-        """Lead, and go on deciding until stopped."""
+    async def start(self, deposed: Callable[[], object] = lambda: None) -> None:
+        """Lead, and go on deciding until stopped; `deposed` is called when another service took over."""
         self.loop.term = await asyncio.to_thread(
             self.store.take_term, f"{socket.gethostname()}:{os.getpid()}", self.clock()
         )
-        self._tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._keep_house())]
+        deciding = asyncio.create_task(self.loop.run())
+        deciding.add_done_callback(lambda task: deposed() if not task.cancelled() and task.exception() else None)
+        self._tasks = [deciding, asyncio.create_task(self._keep_house())]
 
     async def stop(self, *, stop_jobs: bool) -> None:
         """Stop deciding; with `stop_jobs` everything that runs saves and returns to the queue."""

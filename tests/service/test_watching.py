@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from makeway_api.models import JobAsk
 from makeway_quota.backends.base import Seen
+from makeway_quota.service import Service
 from makeway_quota.store.records import Workload
-from running import Running, running
+from running import IDLE, PEOPLE, Running, running
 
 
 @pytest.mark.covers("N19")
@@ -66,3 +69,20 @@ def _short_grace() -> str:
 async def noticed(run: Running, id: str) -> Workload | None:
     row = (await run.service.watch.rows()).get(id)
     return row if row and row.notice else None
+
+
+async def test_a_service_that_was_deposed_stops_deciding_and_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        told: list[bool] = []
+        await run.service.stop(stop_jobs=False)
+        again = await Service.open(run.service.config, run.service.backend)
+        await again.start(deposed=lambda: told.append(True))
+        again.store.take_term("another service", 0.0)
+        await again.desk.submit(PEOPLE["ana"], JobAsk(name="late", profile="gpu1", command=IDLE))
+        for _ in range(100):
+            if told:
+                break
+            await asyncio.sleep(0.05)
+        assert told == [True]
+        assert {row.state for row in (await again.watch.rows()).values()} == {"pending"}, "nothing was decided"
+        run.service = again
