@@ -34,6 +34,7 @@ def random_world(random: Random, departments: bool = False, gangs: bool = False)
         victim_order=random.choice(["newest", "cheapest"]),
         fair_share=random.choice(["order", "order", "reclaim"]),
         user_fairness=random.random() < 0.5,
+        starvation_after=random.choice([0, 600, 86_400]),
     )
     for name in ("p", "q")[: random.randint(1, 2)]:
         world.pool(
@@ -64,6 +65,7 @@ def random_world(random: Random, departments: bool = False, gangs: bool = False)
             random.choice([0.5, 1, 1, 2, 3, 4]),
             pools=random.choice([pools, pools[::-1], pools[:1]]),
             min_runtime=random.choice([0, 0, 0, 500]),
+            time_limit=random.choice([None, None, 300, 3000]),
             workers=random.randint(2, 3) if gang else 1,
             min_workers=random.choice([None, 1]) if gang else None,
         )

@@ -177,8 +177,10 @@ def above(sums: Sums, plan: Plan, victim: Workload, seeker: Workload, pool: str,
         promised.pop(seeker.id)
         claimed = sum(milli for i, milli in promised.items() if name in sums.family(sums.live[i].policy))
         own = sums.request(seeker) if name in sums.family(seeker.policy) else 0
-        out = sum(sums.held(sums.live[i]) for i in gone if name in sums.family(sums.live[i].policy))
-        if not any(sums.usage(name, ln, leaving=False) + extra + claimed + own - out > ln.reserved for ln in lines):
+        left = [sums.live[i] for i in gone if name in sums.family(sums.live[i].policy)]
+        out = [sum(sums.held(w) for w in left if ln.covers(sums.pool(w.placement))) for ln in lines]
+        used = [sums.usage(name, ln, leaving=False) - gone for ln, gone in zip(lines, out, strict=True)]
+        if not any(now + extra + claimed + own > ln.reserved for ln, now in zip(lines, used, strict=True)):
             return False
     return True
 

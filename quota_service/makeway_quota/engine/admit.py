@@ -11,7 +11,7 @@ from .order import Queue
 from .place import allowed, find
 from .reclaim import Choice, reclaim
 from .state import Workload
-from .victims import Right, Seeker, fair_over
+from .victims import Right, Seeker, within_fair_share
 from .world import Part, PoolState
 
 
@@ -155,7 +155,5 @@ def _seekers(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState
             yield seeker
     if workload.kind == "job" and cluster.settings.in_team_preemption and not queue.firm:
         yield by("own_team")
-    if over and line is None and cluster.settings.fair_share == "reclaim":
-        account = queue.account
-        if account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool, account):
-            yield by("fair_share")
+    if over and line is None and cluster.settings.fair_share == "reclaim" and within_fair_share(cluster, queue, pool):
+        yield by("fair_share")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .cluster import Cluster
 from .consolidate import Moving
+from .hold import Hold
 from .limits import Account
 from .order import Queue
 from .plan import Evict, Move, Plan, Refusal, Scale, Start, Waiting
@@ -41,6 +42,8 @@ class Draft:
         self.decisions = 0
         self.ahead: dict[str, list[str]] = {}
         """Pool to those that got its GPUs in this plan."""
+        self.holds: dict[str, Hold] = {}
+        """Pool to what is kept there for the one that waited too long."""
 
     def start(self, workload: Workload, tenancy: Tenancy, in_quota: bool) -> None:
         """Note a start."""

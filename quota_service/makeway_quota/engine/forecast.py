@@ -1,14 +1,14 @@
-"""When a waiting workload may start, as far as time limits say."""
+"""When a waiting workload may start, as far as time limits and past durations say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from .cluster import Cluster
+from .openings import UNKNOWN, first_room
 from .order import Queue
 from .plan import Code
-from .state import GPU
-from .world import PoolState, Tenancy, hosts
+from .world import PoolState, Tenancy
 
 
 def ends_at(cluster: Cluster, tenancy: Tenancy) -> float | None:
@@ -16,19 +16,30 @@ def ends_at(cluster: Cluster, tenancy: Tenancy) -> float | None:
     workload = tenancy.workload
     if workload.state == "checkpointing":
         return workload.deadline
-    limit = workload.time_limit
-    if limit is None:
-        profile = cluster.profiles.get(workload.profile)
-        limit = profile.time_limit if profile else None
+    if tenancy.leaving:
+        return cluster.now + cluster.grace(workload)
+    limit = cluster.time_limit(workload)
     if limit is None:
         return None
-    return max(cluster.now, (workload.started_at if workload.started_at is not None else cluster.now) + limit)
+    started = cluster.now if tenancy.fresh or workload.started_at is None else workload.started_at
+    return max(cluster.now, started + limit)
+
+
+def likely_end(cluster: Cluster, tenancy: Tenancy) -> float | None:
+    """Give when a running workload is over if it takes as long as such work took before; else its latest end."""
+    latest, workload = ends_at(cluster, tenancy), tenancy.workload
+    if tenancy.leaving or tenancy.fresh or workload.expected is None or workload.started_at is None:
+        return latest
+    likely = workload.started_at + workload.expected
+    if likely <= cluster.now:
+        return latest
+    return likely if latest is None else min(likely, latest)
 
 
 def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
-    """Give the time by which time limits alone let it start, nobody else coming; None where it cannot be known."""
+    """Give the time before which it does not start, nobody else coming; None where it cannot be known."""
     if code == "limit":
-        return _limit_falls(cluster, queue, pool)
+        return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
         asked = ("room", pool.pool.name, queue.need)
         if asked not in cluster.answers:
@@ -39,11 +50,12 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
 
 
 def _ending(cluster: Cluster, tenancies: Iterable[Tenancy]) -> list[tuple[float, str, Tenancy]]:
-    known = [(ends_at(cluster, t), t.workload.id, t) for t in tenancies]
+    known = [(likely_end(cluster, t), t.workload.id, t) for t in tenancies]
     return sorted(((end, name, t) for end, name, t in known if end is not None), key=lambda each: each[:2])
 
 
-def _limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
+def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
+    """Give when the limit in its way has room for it; None where nobody knows."""
     line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
     if line is None or line.quota.limit is None:
         return None
@@ -61,24 +73,6 @@ def _limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | Non
 
 
 def _room_appears(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
-    if queue.need.least > 1:
-        return None
-    best: float | None = None
-    for node in pool.nodes:
-        if not node.usable:
-            continue
-        left, cpu, memory = list(node.free), node.cpu_open, node.memory_open
-        here = [t for t in node.guests.values() if not t.leaving]
-        for end, _, tenancy in _ending(cluster, here):
-            if best is not None and end >= best:
-                break
-            for part in tenancy.parts:
-                if part.node is node:
-                    cpu += tenancy.need.cpu
-                    memory += tenancy.need.memory
-                    for at in part.devices:
-                        left[at] += part.milli
-            if hosts(queue.need, left, left.count(GPU), cpu, memory):
-                best = end
-                break
-    return best
+    found = first_room(pool, queue.need, cluster.now, lambda tenancy: likely_end(cluster, tenancy))
+    when = found[0][0] if found else UNKNOWN
+    return when if cluster.now < when < UNKNOWN else None

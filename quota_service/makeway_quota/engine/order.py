@@ -56,12 +56,14 @@ def queues(cluster: Cluster, pending: Iterable[Workload]) -> list[Queue]:
     """Put pending workloads that are alike into one queue, oldest first within an owner."""
     promised = {t.workload.promised_to for t in cluster.tenancies.values() if t.leaving}
     found: dict[tuple[object, ...], Queue] = {}
-    for w in sorted(pending, key=lambda w: (w.submitted_at, w.id)):
+    in_line = sorted(pending, key=lambda w: (w.submitted_at, w.id))
+    held_for = in_line[:1] and cluster.waits_too_long(in_line[0])  # then it matters who ends in time
+    for w in in_line:
         need = cluster.need(w)
         profile = cluster.profiles[w.profile]
         patient = cluster.now - w.submitted_at < profile.reclaim_after
         own = w.id if w.id in promised or w.claim else ""
-        key = (own, w.policy, w.profile, need, w.firm, w.kind, w.priority, patient)
+        key = (own, w.policy, w.profile, need, w.firm, w.kind, w.priority, patient, held_for and cluster.time_limit(w))
         queue = found.get(key)
         if queue is None:
             queue = found[key] = Queue(

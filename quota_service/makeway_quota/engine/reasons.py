@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from .cluster import Cluster
 from .draft import Draft, quota_numbers
 from .forecast import not_before
+from .hold import Hold
+from .limits import Line
 from .order import Queue
 from .place import kept_back
 from .plan import Code, Number, Refusal, Waiting
-from .say import amounts, count, gpus, listed, number, this
+from .say import amounts, count, gpus, listed, number, seconds, this, who
 from .state import GPU, Workload
 from .world import UNLIMITED, Need, NodeState, PoolState, hosts
 
@@ -107,15 +109,25 @@ def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, 
 
 
 def explain(cluster: Cluster, draft: Draft, queue: Queue) -> None:
-    """Say of everybody in a queue why they wait."""
+    """Say of everybody in a queue why they wait; who waited too long is not kept from what is held for it."""
     members = queue.members()
-    if not members:
-        return
-    able = [(pool, why(cluster, draft, queue, pool)) for pool in queue.pools]
+    for hold in draft.holds.values():
+        if hold.workload in members:
+            members.remove(hold.workload)
+            _explain(cluster, draft, queue, [hold.workload], hold)
+    if members:
+        _explain(cluster, draft, queue, members)
+
+
+def _explain(cluster: Cluster, draft: Draft, queue: Queue, members: list[Workload], hold: Hold | None = None) -> None:
+    able = [(pool, why(cluster, draft, queue, pool, hold is not None and pool is hold.pool)) for pool in queue.pools]
     pool, reason = min(able, key=lambda each: _TELLING.get(each[1].code, 1))
     earliest = not_before(cluster, queue, pool, reason.code)
+    more = ""
+    if hold is not None and hold.nodes:
+        more = f" {listed(hold.nodes)} {'is' if len(hold.nodes) == 1 else 'are'} held for it."
     for workload in members:
-        message = f"{reason.message}{_lost(workload)}"
+        message = f"{reason.message}{_lost(workload)}{more}"
         draft.wait(Waiting(workload.id, reason.code, reason.rule, message, reason.numbers, earliest))
 
 
@@ -123,12 +135,17 @@ def _lost(workload: Workload) -> str:
     return f" It was running on {workload.failed_node}, which was lost." if workload.failed_node else ""
 
 
-def why(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) -> Reason:
-    """Find the reason in one pool: what can never be, then what is not allowed, then what is not there."""
+def why(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState, mine: bool = False) -> Reason:
+    """Find the reason in one pool: what can never be, then what is not allowed, then what is not there.
+
+    `mine`: for the one that what is held in the pool is held for.
+    """
     return (
         _never_fits(cluster, queue, pool)
         or _not_allowed(cluster, queue, pool)
-        or _kept(cluster, queue, pool)
+        or _static(cluster, queue, pool)
+        or (None if mine else _held(cluster, draft, queue, pool))
+        or _promised(cluster, queue, pool)
         or _not_there(cluster, draft, queue, pool)
     )
 
@@ -169,6 +186,8 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
 
 def _capacity(node: NodeState, need: Need) -> int:
     """Count the workers that the node would host, were it empty."""
+    if need.models and node.node.model not in need.models:
+        return 0
     devices = len(node.open) - len(node.node.foreign_devices)
     cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED
     return hosts(need, [GPU] * devices, devices, cpu, memory)
@@ -207,13 +226,34 @@ def _quota(amount: int, used: int, reserved: int) -> dict[str, Number]:
     return {"needs": number(amount), "uses": number(used), "reserved": number(reserved)}
 
 
-def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
-    """Name the hold that keeps it from GPUs that are idle: a static quota, or a promise to somebody."""
+def _held(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) -> Reason | None:
+    """Name the one that waited too long, where it is what keeps others from idle GPUs."""
+    need, elsewhere = queue.need, next(iter(draft.holds.values()), None)
+    hold = draft.holds.get(pool.pool.name, elsewhere)
+    if hold is None or not _fits(cluster, pool, need, "free"):
+        return None
+    if cluster.ledger.in_quota(queue.account, pool.pool.name, need.total, queue.firm):
+        return None
+    whom = f"held for {who(hold.workload, hold.queue.account.policy.label)}"
+    since = f"which has waited {seconds(cluster.now - hold.workload.submitted_at)}; {_asks(queue)}."
+    numbers: dict[str, Number] = {"needs": number(need.total), "held_for": hold.workload.id, "nodes": tuple(hold.nodes)}
+    line = hold.line_in_the_way(queue)
+    if line is not None and line.quota.limit is not None:
+        uses = f"{line.account.policy.label} uses {number(line.now)} of its limit of {gpus(line.quota.limit)}"
+        verb = "is" if hold.queue.need.total == GPU else "are"
+        message = f"{uses}, and {number(hold.queue.need.total)} {verb} {whom}, {since}"
+    elif hold.nodes:
+        verb = "is" if len(hold.nodes) == 1 else "are"
+        message = f"{listed(hold.nodes)} {verb} {whom}, {since}"
+    else:
+        message = f"The capacity of pool {hold.pool.pool.name} is {whom}, {since}"
+    return Reason("held", "starvation", message, numbers)
+
+
+def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+    """Name the static quota that keeps it from GPUs that are idle."""
     need, name = queue.need, pool.pool.name
-    line = None
-    if need.total:
-        line = kept_back(cluster, queue.account, pool, need.total, False)
-        line = line or kept_back(cluster, queue.account, pool, need.total, True)
+    line = _keeper(cluster, queue, pool)
     if line is not None and _fits(cluster, pool, need, "free"):
         kept, team = max(line.held(False), line.held(True)), line.account.policy.label
         verb = "is" if kept == GPU else "are"
@@ -222,12 +262,24 @@ def _kept(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
             message = f"{gpus(kept)} of pool {name} {verb} kept free for {team}; {_asks(queue)}."
         numbers: dict[str, Number] = {"needs": number(need.total), "kept": number(kept)}
         return Reason("held", "lend", message, {**numbers, "team": line.account.policy.name})
-    if line is None and _fits(cluster, pool, need, "open"):
+    return None
+
+
+def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> Line | None:
+    account, amount = queue.account, queue.need.total
+    now = kept_back(cluster, account, pool, amount, False) if amount else None
+    return now or (kept_back(cluster, account, pool, amount, True) if amount else None)
+
+
+def _promised(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+    """Name those who were promised the GPUs that are idle."""
+    need, name = queue.need, pool.pool.name
+    if _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
         names = sorted(i for i, claim in cluster.claims.items() if claim.pool is pool)
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         verb = "is" if idle == GPU else "are"
         message = f"{gpus(idle)} of pool {name} {verb} idle but promised to {listed(names)}; {_asks(queue)}."
-        numbers = {"needs": number(need.total), "idle": number(idle), "promised_to": tuple(names)}
+        numbers: dict[str, Number] = {"needs": number(need.total), "idle": number(idle), "promised_to": tuple(names)}
         return Reason("held", "promise", message, numbers)
     return None
 
@@ -243,7 +295,7 @@ def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
 def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
     found = 0
     for node in pool.nodes:
-        if not node.usable:
+        if not node.suits(need):
             continue
         left = {"free": node.free, "open": node.open}.get(which) or pool.at_first[node.position]
         cpu, memory = node.cpu_open, node.memory_open
@@ -264,7 +316,7 @@ def _not_there(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) ->
         verb = "comes" if len(ahead) == 1 else "come"
         message = (
             f"{count(len(ahead), 'workload')} that {verb} first in pool {name} took its free GPUs "
-            f"({listed(ahead)}); {number(free)} are left, {_asks(queue)}."
+            f"({listed(ahead)}); {number(free)} {'is' if free == GPU else 'are'} left, {_asks(queue)}."
         )
         return Reason("outranked", "order", message, {**numbers, "ahead": len(ahead)})
     if free < need.total or not free:

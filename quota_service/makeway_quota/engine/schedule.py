@@ -8,12 +8,13 @@ from .admit import kept, promised, reclaimed, started
 from .cluster import Cluster
 from .draft import Draft
 from .grow import grow
+from .hold import hold, starving
 from .order import Queue, Turn, queues
 from .plan import Plan
 from .reasons import closed_or_paused, explain, refuse
 from .scale import scale
 from .state import Snapshot, Workload
-from .world import PoolState
+from .world import Part, PoolState
 
 _ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
@@ -26,6 +27,7 @@ def schedule(snapshot: Snapshot) -> Plan:
     waiting = queues(cluster, _admissible(cluster, draft))
     _until_nothing_changes(cluster, draft, waiting)
     grow(cluster, draft, waiting)
+    _let_go(draft)
     for queue in waiting:
         if queue.session and not any(_guaranteed(cluster, queue, pool) for pool in queue.pools):
             refuse(cluster, draft, queue)
@@ -59,11 +61,66 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
         if before == draft.decisions:
             break
         before = draft.decisions
+        _let_go(draft)
         _new_promises(cluster, draft)
         _serve(cluster, draft, [q for q in waiting if q.session], False)
         _serve(cluster, draft, [q for q in waiting if q.firm and not q.session], False)
         _serve(cluster, draft, [q for q in waiting if not q.firm], False)
+        _hold_for_the_starving(cluster, draft, waiting)
         _serve(cluster, draft, [q for q in waiting if not q.firm], True)
+
+
+def _let_go(draft: Draft) -> None:
+    for held in draft.holds.values():
+        held.lift()
+
+
+def _hold_for_the_starving(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
+    """Let those who waited too long go first, one a pool; where they do not fit, keep for them what would do."""
+    draft.holds = {}
+    for queue, workload in starving(cluster, waiting):
+        pools = [pool for pool in queue.pools if pool.pool.name not in draft.holds]
+        if any(_started_late(cluster, draft, queue, workload, pool) for pool in pools):
+            queue.pop(workload)
+            continue
+        found = next((found for pool in pools if (found := hold(cluster, queue, workload, pool))), None)
+        if found is not None:
+            found.put()
+            draft.holds[found.pool.pool.name] = found
+
+
+def _started_late(cluster: Cluster, draft: Draft, queue: Queue, workload: Workload, pool: PoolState) -> bool:
+    in_quota = _guaranteed(cluster, queue, pool)
+    return (in_quota or _over_quota(queue)) and started(draft, queue, workload, pool, (), in_quota)
+
+
+def _begun(draft: Draft, queue: Queue, workload: Workload, pool: PoolState, held: tuple[Part, ...], over: bool) -> bool:
+    """Start a workload if it fits now; over quota, it must not delay who waited too long."""
+    found = draft.holds.get(pool.pool.name)
+    if found is None:
+        return started(draft, queue, workload, pool, held, not over)
+    early = not over or found.ends_in_time(workload)
+    with found.being(put=not early):
+        if not early and (found.line_in_the_way(queue) or found.over_capacity(queue)):
+            return False
+        done = started(draft, queue, workload, pool, held, not over)
+    if done and not early:
+        found.count(draft.cluster.tenancies[workload.id])
+    return done
+
+
+def _reclaimed(draft: Draft, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
+    """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for."""
+    found = [draft.holds[pool.pool.name] for pool in pools if over and pool.pool.name in draft.holds]
+    mine = [each for each in found if each.workload is workload]
+    open_to_all = [pool for pool in pools if not any(each.pool is pool for each in found)]
+    if reclaimed(draft, queue, workload, open_to_all, over):
+        return True
+    for each in mine:
+        with each.being(put=False):
+            if reclaimed(draft, queue, workload, [each.pool], over):
+                return True
+    return False
 
 
 def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
@@ -125,13 +182,13 @@ def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool)
         held = cluster.unclaim(workload)
         able = [p for p in queue.pools if may(queue, p)]
         here = pool in able or (bool(able) and _over_quota(queue))
-        if here and started(draft, queue, workload, pool, held, not over and pool in able):
+        if here and _begun(draft, queue, workload, pool, held, over or pool not in able):
             _served(turn, queue, workload)
         elif able and at + 1 < len(queue.pools):
             if held:
                 cluster.claim(workload, queue.need, held)
             turn.enter(queue, at + 1)
-        elif promised(draft, queue, workload, able, held, over) or reclaimed(draft, queue, workload, able, over):
+        elif promised(draft, queue, workload, able, held, over) or _reclaimed(draft, queue, workload, able, over):
             _served(turn, queue, workload)
         else:
             turn.leave(queue)

@@ -8,12 +8,15 @@ from typing import Literal
 
 from .cluster import Cluster
 from .limits import Account, Line
-from .order import rank_in_profile
+from .order import Queue, rank_in_profile
 from .state import WEIGHTS, Workload
 from .world import Need, PoolState, Tenancy
 
 Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
 """By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
+
+_NOT_YET = -(1 << 30)
+"""Before every priority: a start of this very plan is struck out before anybody who runs has to leave."""
 
 
 @dataclass(slots=True)
@@ -112,7 +115,7 @@ class Seeker:
         account = self.cluster.account(victim)
         started = victim.started_at if victim.started_at is not None else self.cluster.now
         return (
-            account.policy.priority,
+            account.policy.priority if not tenancy.fresh else _NOT_YET,
             -account.share(self.pool.pool.name),
             victim.priority,
             self._lost(tenancy) if self.cluster.settings.victim_order == "cheapest" else 0,
@@ -137,6 +140,12 @@ class Seeker:
         if pool.capacity is None:
             return True
         return self.cluster.pool_future[pool.name] - self.minus_pool + self.amount <= pool.capacity
+
+
+def within_fair_share(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
+    """Say whether a team stays within its fair share with one more of a queue."""
+    account = queue.account
+    return account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool, account)
 
 
 def fair_over(cluster: Cluster, account: Account, pool: PoolState, seeker: Account) -> int:

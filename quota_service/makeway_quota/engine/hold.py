@@ -1,0 +1,151 @@
+"""Who waited too long: GPUs are held for it, and only what ends in time may use them meanwhile.
+
+One workload a pool at a time, the one that waits longest. The hold is on the nodes that will have room for it
+first, on its limits, and on the pool's capacity; it binds work over quota only (engine rule 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from .cluster import Cluster
+from .forecast import ends_at, limit_falls
+from .limits import Line
+from .openings import UNKNOWN, Opening, first_room
+from .order import Queue
+from .place import kept_back
+from .state import GPU, Workload
+from .victims import within_fair_share
+from .world import UNLIMITED, Need, Part, PoolState, Tenancy
+
+
+@dataclass(slots=True)
+class Hold:
+    """What is kept for one workload in one pool. `until` is when it can start; None where nobody knows."""
+
+    cluster: Cluster
+    workload: Workload
+    queue: Queue
+    pool: PoolState
+    until: float | None
+    rooms: list[Opening]
+    there: bool = False
+    """Whether it is in force at the moment."""
+    parts: list[tuple[Part, Need]] = field(default_factory=list)
+    """What is off the free GPUs while it is in force."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Name the nodes that are held."""
+        return sorted(room.node.node.name for room in self.rooms)
+
+    def put(self) -> None:
+        """Take what is held off what is free."""
+        self.there = True
+        for room in self.rooms:
+            for part, need in _held(room, self.queue.need):
+                part.node.shift(part, need, 0, -1)
+                self.parts.append((part, need))
+
+    def lift(self) -> None:
+        """Give it back for a while."""
+        self.there = False
+        for part, need in self.parts:
+            part.node.shift(part, need, 0, 1)
+        self.parts = []
+
+    @contextmanager
+    def being(self, put: bool) -> Iterator[None]:
+        """Look at the pool with the hold, or without it, then leave it as it was, over what is left."""
+        before = self.there
+        if before and not put:
+            self.lift()
+        if put and not before:
+            self.put()
+        try:
+            yield
+        finally:
+            if before and not self.there:
+                self.put()
+            if self.there and not before:
+                self.lift()
+
+    def count(self, tenancy: Tenancy) -> None:
+        """Take what was started beside the hold off what can be spared."""
+        for part in tenancy.parts:
+            for at, room in enumerate(self.rooms):
+                if room.node is part.node:
+                    whole = sum(part.milli + part.node.open[device] == GPU for device in part.devices)
+                    cpu, memory = room.cpu - tenancy.need.cpu, room.memory - tenancy.need.memory
+                    self.rooms[at] = replace(room, whole=room.whole - whole, cpu=cpu, memory=memory)
+
+    def ends_in_time(self, workload: Workload) -> bool:
+        """Say whether work that starts now is over, by its time limit, before it could be in the way."""
+        limit = self.cluster.time_limit(workload)
+        return limit is not None and self.until is not None and self.cluster.now + limit <= self.until
+
+    def line_in_the_way(self, queue: Queue) -> Line | None:
+        """Find a limit on which both count, and which has no room for both."""
+        both = self.queue.need.total + queue.need.total
+        for level in queue.account.chain:
+            for line in level.covering(self.pool.pool.name) if level in self.queue.account.chain else ():
+                if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
+                    return line
+        return None
+
+    def over_capacity(self, queue: Queue) -> bool:
+        """Say whether the pool's cap has no room for both."""
+        return self.cluster.over_capacity(self.pool, queue.need.total + self.queue.need.total)
+
+
+def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
+    """List what of a node's free GPUs, CPU and memory must stay free, so that there is room when it opens."""
+    node = room.node
+    free = [at for at, milli in enumerate(node.free) if milli == GPU]
+    spare = max(0, room.whole - room.workers * need.whole)
+    devices = free[: max(0, len(free) - spare)] if need.whole else []
+    cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), room.cpu - room.workers * need.cpu)
+    memory = _part(need.memory, min(node.memory_open, node.memory_future), room.memory - room.workers * need.memory)
+    yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory)
+    if need.whole and not spare:
+        for at, milli in enumerate(node.free):
+            if 0 < milli < GPU:
+                yield Part(0, node, (at,), milli), Need(0, 1, 1, 0, 0)
+
+
+def _part(need: int, free: int, spare: int) -> int:
+    return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
+
+
+def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
+    """List those who waited too long, the oldest first. `Lowest` takes what is left over, however long it waits."""
+    found = [
+        (queue, workload)
+        for queue in queues
+        if queue.need.total and not queue.session and queue.account.policy.weight != "Lowest"
+        for workload in queue.heads()
+        if cluster.waits_too_long(workload) and workload.id not in cluster.claims
+    ]
+    found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
+    return found
+
+
+def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
+    """Work out what to keep for a workload in a pool; None where nothing that is kept would help it."""
+    name, amount = pool.pool.name, queue.need.total
+    in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.firm)
+    if not in_quota and (queue.firm or queue.account.policy.weight == "None"):
+        return None
+    if kept_back(cluster, queue.account, pool, amount, True) is not None:
+        return None
+    if not in_quota and cluster.settings.fair_share == "reclaim" and not within_fair_share(cluster, queue, pool):
+        return None  # it would be made to leave at once
+    found = first_room(pool, queue.need, cluster.now, lambda tenancy: ends_at(cluster, tenancy))
+    if found is None:
+        return None
+    (until, _, _), rooms = found
+    if cluster.ledger.over_limit(queue.account, name, amount) is not None or cluster.over_capacity(pool, amount):
+        until, rooms = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
+    return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, rooms)

@@ -1,0 +1,157 @@
+"""Who waited too long gets its nodes held (engine rule 3), and nobody starves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from random import Random
+
+import pytest
+from engine.invariants import check
+from makeway_quota.engine import QuotaLine
+from worlds import World
+
+DAY = 86_400.0
+HOUR = 3_600.0
+
+
+def busy(**settings: object) -> World:
+    """Two nodes full of borrowed 2-GPU jobs that nobody knows the end of, and a gang that needs them both."""
+    world = World(**settings).pool("p", nodes=2, gpus=4).team("a").team("b")
+    world.profile("two", 2).profile("brief", 2, time_limit=HOUR).profile("gang", 4, workers=2)
+    world.jobs("a1 a2 a3 a4", "a", "two").settle()
+    return world.submit("g", "b", "gang")
+
+
+@pytest.mark.covers("F43")
+def test_nodes_are_held_for_who_waited_too_long() -> None:
+    world = busy()
+    world.now += DAY - 60
+    world.end("a4").submit("a5", "a", "two")
+    assert [s.id for s in world.step().start] == ["a5"], "not yet a day"
+    world.now += 60
+    world.end("a5").submit("a6", "a", "two")
+    plan = world.step()
+    assert not plan.start
+    waiting = {w.id: w for w in plan.pending}
+    assert (waiting["a6"].code, waiting["a6"].rule) == ("held", "starvation")
+    assert waiting["a6"].message == (
+        "p-1 and p-2 are held for b's job g of b-user, which has waited 24 h; this job needs 2."
+    )
+    assert waiting["g"].message.endswith("p-1 and p-2 are held for it.")
+    world.end("a1", "a2", "a3")
+    assert [s.id for s in world.step().start] == ["g"]
+
+
+def test_what_is_in_quota_is_not_held_back() -> None:
+    world = busy().team("c", 2)
+    world.profile("two", 2)
+    world.now += DAY
+    world.end("a4").submit("c1", "c", "two")
+    assert [s.id for s in world.step().start] == ["c1"]
+
+
+def test_what_ends_in_time_may_use_held_gpus() -> None:
+    world = busy()
+    for name in ("a1", "a2", "a3"):
+        world.change(name, time_limit=DAY + 2 * HOUR)
+    world.now += DAY
+    world.end("a4").submit("late", "a", "two").submit("timely", "a", "brief")
+    plan = world.step()
+    assert [s.id for s in plan.start] == ["timely"]
+    waiting = {w.id: w for w in plan.pending}
+    assert waiting["late"].code == "outranked"
+    assert waiting["g"].not_before == pytest.approx(world.workloads["a3"].started_at + DAY + 2 * HOUR)
+    assert not world.plan().acts
+
+
+def test_only_the_gpus_that_are_needed_are_held() -> None:
+    world = World().pool("p", gpus=8).team("a").team("b").profile("one", 1).profile("two", 2).profile("big", 6)
+    world.jobs("a1 a2 a3 a4", "a", "two").settle()
+    world.submit("big", "b", "big")
+    world.change("a1", time_limit=DAY + HOUR)
+    world.now += DAY
+    world.end("a3", "a4").jobs("a5 a6", "a", "one")
+    assert not world.step().start, "six GPUs in an hour"
+    assert world.reason("a5")[0] == "held"
+    world.profile("big", 5)
+    assert [s.id for s in world.step().start] == ["a5"], "six GPUs in an hour, so one of the four may be used"
+    assert world.reason("a6")[0] == "held"
+
+
+def test_a_limit_is_held_too() -> None:
+    world = World().pool("p", gpus=8).team("a", limit=4).profile("one", 1).profile("four", 4)
+    world.jobs("s1 s2 s3 s4", "a", "one").settle()
+    world.submit("big", "a", "four")
+    world.now += DAY
+    world.end("s1").submit("s5", "a", "one")
+    plan = world.step()
+    assert not plan.start
+    assert {w.id: w.code for w in plan.pending} == {"big": "limit", "s5": "held"}
+    message = (
+        "a uses 3 of its limit of 4 GPUs, and 4 are held for a's job big of a-user, which has waited 24 h; "
+        "this job needs 1."
+    )
+    assert world.reason("s5")[1] == message
+    world.end("s2", "s3", "s4")
+    assert [s.id for s in world.step().start] == ["big"]
+
+
+def test_the_lowest_weight_holds_nothing() -> None:
+    world = busy()
+    world.policies["b"] = replace(world.policies["b"], weight="Lowest")
+    world.now += DAY
+    world.end("a4").submit("a5", "a", "two")
+    assert [s.id for s in world.step().start] == ["a5"]
+
+
+def test_fair_share_goes_before_a_hold() -> None:
+    """Where work over quota reclaims, nothing is held beyond the fair share: it would be lost at once."""
+    world = busy(fair_share="reclaim")
+    world.now += DAY
+    world.end("a4").submit("a5", "a", "two")
+    assert [s.id for s in world.step().start] == ["a5"]
+
+
+def stream(random: Random) -> World:
+    """Small jobs of several teams without end, more than fit, and a few large ones among them."""
+    world = World(starvation_after=random.choice([0, HOUR, 6 * HOUR]))
+    world.pool("p", nodes=random.randint(2, 4), gpus=4).team("a").team("b", 2, weight="Low").team("c", priority=1)
+    world.policies["d"] = replace(world.policies["a"], name="d", quotas=(QuotaLine(limit=8000),))
+    world.profile("one", 1).profile("two", 2, time_limit=random.choice([None, HOUR]))
+    world.profile("whole", 4).profile("gang", 4, workers=2)
+    world.pools["p"] = replace(world.pools["p"], profiles=("one", "two"))
+    return world
+
+
+@pytest.mark.covers("F43")
+@pytest.mark.parametrize("start", range(20))
+def test_nobody_starves(start: int) -> None:
+    random = Random(start)
+    world = stream(random)
+    ends: dict[str, float] = {}
+    large: list[str] = []
+    served: set[str] = set()
+    longest = 2 * HOUR
+    names = count()
+    for turn in range(400):
+        while len(world.named("pending")) < 12:
+            world.submit(f"s{next(names):05}", random.choice("acd"), random.choice(["one", "two"]))
+        if turn in (20, 25, 30):
+            large.append(f"big{turn}")
+            world.submit(large[-1], random.choice("bd"), "gang" if turn == 20 else "whole")
+        if turn % 20:
+            world.step()
+        else:
+            check(world, Random(1))
+        served |= set(world.named()) & set(large)
+        if len(served) == 3:
+            return
+        for name in world.named():
+            limit = HOUR if world.workloads[name].profile == "two" else longest
+            ends.setdefault(name, world.now + random.uniform(60, limit))
+        world.release().now += random.uniform(60, 900)
+        for name in [n for n in world.named() if n in ends and ends[n] <= world.now]:
+            world.end(name)
+        world.workloads = {i: w for i, w in world.workloads.items() if w.state != "succeeded" or i in large}
+    raise AssertionError(f"only {served} of {large} ever started")
