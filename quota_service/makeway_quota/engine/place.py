@@ -63,7 +63,11 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
 
 
 def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
-    able = [(node.workers(need, later), node) for node in pool.nodes if node.suits(need)]
+    buckets = pool.by_future if later else pool.by_free
+    if need.whole and sum(len(b) * (size // need.whole) for size, b in enumerate(buckets)) < need.least:
+        return ()
+    nodes = (pool.nodes[at] for bucket in buckets[need.whole :] for at in bucket)
+    able = [(node.workers(need, later), node) for node in nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]
     able.sort(key=lambda each: (-each[0], each[1].whole_free, each[1].position))
     parts: list[Part] = []
