@@ -118,6 +118,8 @@ class Cluster:
                 continue
             if len(parts) < need.least or not all(p.node.usable for p in parts):
                 continue
+            if any(len(p.devices) * p.milli != need.gpus for p in parts):
+                continue  # a device of the promise is gone
             if self._takes(parts, need):
                 self.claim(workload, need, parts)
 

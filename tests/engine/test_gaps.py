@@ -1,0 +1,234 @@
+"""Worlds with gaps: records that name what is gone, promises that cannot be kept, nodes without room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from makeway_quota.engine import GPU, Node, Placed, Pool, QuotaLine, offer, offers, usage_by_team
+from makeway_quota.engine.share import decayed
+from worlds import World
+
+
+def pair(gpus: int = 4, **settings: object) -> World:
+    world = World(**settings).pool("p", gpus=gpus).team("a", reserved=gpus / 2).team("b", reserved=gpus / 2)
+    return world.profile("one", 1).profile("two", 2).profile("four", 4).profile("half", 0.5)
+
+
+# What the records say and what is there
+
+
+def test_a_node_may_name_a_pool_that_nobody_described() -> None:
+    world = pair()
+    world.nodes["x"] = Node("x", "elsewhere", 2)
+    world.profile("two", 2, pools=("elsewhere",))
+    assert [s.pool for s in world.submit("j", "a", "two").step().start] == ["elsewhere"]
+
+
+def test_work_counts_on_its_first_pool_when_its_node_is_gone() -> None:
+    world = pair().submit("j", "a", "two")
+    world.change("j", state="running", started_at=1.0, placement=(Placed(0, "gone", (0,)),))
+    (line, *_) = world.plan().usage
+    assert line.usage == 2 * GPU
+    world.pools, world.nodes = {}, {}
+    assert world.plan().keep == ("j",)
+
+
+def test_work_of_a_team_that_is_gone_borrows_and_makes_way() -> None:
+    world = pair().team("old").profile("two", 2).jobs("o1 o2", "old", "two")
+    world.step()
+    del world.policies["old"]
+    assert [e.id for e in world.submit("a1", "a", "two").step().evict] == ["o2"]
+
+
+def test_a_device_that_does_not_exist_is_ignored() -> None:
+    world = pair().submit("j", "a", "two")
+    world.change("j", state="running", started_at=1.0, placement=(Placed(0, "p-1", (0, 9)),))
+    assert [s.placement[0].devices for s in world.submit("k", "a", "one").step().start] == [(1,)]
+
+
+def test_more_work_on_a_node_than_it_has_devices() -> None:
+    world = pair()
+    world.run("j1", "a", "four", "p-1").run("j2", "b", "four", "p-1").submit("k", "a", "one")
+    plan = world.step()
+    assert not plan.start
+    assert set(plan.keep) | {e.id for e in plan.evict} == {"j1", "j2"}
+
+
+def test_strangers_on_devices_nobody_named_take_whole_ones_from_the_last_down() -> None:
+    world = pair()
+    world.nodes["p-1"] = replace(world.nodes["p-1"], foreign_gpus=1500)
+    world.run("j", "b", "one", "p-1")
+    plan = world.jobs("h1 h2 h3", "a", "half").step()
+    assert sorted(p.devices for s in plan.start for p in s.placement) == [(1,), (1,), (2,)]
+    world.nodes["p-1"] = replace(world.nodes["p-1"], foreign_gpus=9000)
+    assert world.submit("k", "a", "one").reason("k")[0] in ("too_large", "no_free_gpus")
+
+
+def test_work_without_gpus_runs_where_cpu_is_left() -> None:
+    world = World().pool("p", gpus=1, cpu=2000).team("a", 1).profile("cpu", 0, cpu=1500)
+    plan = world.jobs("c1 c2", "a", "cpu").step()
+    assert [(s.id, s.placement[0].devices) for s in plan.start] == [("c1", ())]
+
+
+def test_a_profile_without_pools_waits_and_says_so() -> None:
+    world = pair().profile("lost", 1, pools=("nowhere",)).submit("j", "a", "lost")
+    assert world.reason("j") == ("too_large", "Profile lost names no pool that exists.")
+
+
+def test_a_model_that_no_node_has() -> None:
+    world = pair().profile("rare", 1, models=("H200",)).submit("j", "a", "rare")
+    assert world.reason("j")[0] == "too_large"
+    world.nodes["q"] = Node("q", "p", 1, model="H200")
+    assert [s.placement[0].node for s in world.step().start] == ["q"]
+
+
+def test_a_gang_that_fits_no_set_of_nodes() -> None:
+    world = pair().profile("gang", 4, workers=2).submit("j", "a", "gang")
+    message = "Too large for pool p: all its nodes together have no room for it; this job needs 8 (2 × 4)."
+    assert world.reason("j") == ("too_large", message)
+
+
+# Promises
+
+
+@pytest.mark.parametrize(("what", "amount"), [("cpu", 4000), ("memory", 4000)])
+def test_a_promise_waits_for_cpu_and_memory_too(what: str, amount: int) -> None:
+    world = World().pool("p", gpus=2, **{what: 4000}).team("a", 0).team("b", 2)
+    world.profile("greedy", 1, **{what: amount}).profile("one", 1, **{what: 1000})
+    world.submit("a1", "a", "greedy").settle()
+    plan = world.submit("b1", "b", "one").step()
+    assert [e.id for e in plan.evict] == ["a1"]
+    assert not world.step().start, f"the GPU is free, the {what} is not"
+    assert world.reason("b1")[0] == "reclaiming"
+    world.release()
+    assert [s.id for s in world.step().start] == ["b1"]
+
+
+def test_a_promise_ends_with_its_node() -> None:
+    world = World().pool("p", nodes=2, gpus=2).team("a", 0).team("b", 2).profile("two", 2)
+    world.jobs("a1 a2", "a", "two").settle()
+    (claim,) = (w.claim for w in world.submit("b1", "b", "two").step().pending)
+    world.nodes[claim[0].node] = replace(world.nodes[claim[0].node], cordoned=True)
+    world.release()
+    assert all(p.node != claim[0].node for w in world.plan().pending for p in w.claim)
+
+
+@pytest.mark.parametrize(("what", "less"), [("gpus", 1), ("cpu", 500), ("memory", 500)])
+def test_a_promise_ends_when_the_node_shrinks(what: str, less: int) -> None:
+    world = World().pool("p", gpus=2, cpu=4000, memory=4000).team("a", 0).team("b", 2)
+    world.profile("two", 2, cpu=1000, memory=1000).submit("a1", "a", "two").settle()
+    world.submit("b1", "b", "two").step()
+    world.release()
+    world.nodes["p-1"] = replace(world.nodes["p-1"], **{what: less})
+    plan = world.step()
+    assert not plan.start
+    assert not any(w.claim for w in plan.pending)
+
+
+# Moving and leaving
+
+
+def test_a_job_does_not_move_where_nothing_is_free() -> None:
+    world = World().pool("p", nodes=2, gpus=4).team("a", reserved=6).team("b", reserved=2)
+    world.profile("one", 1).profile("three", 3).profile("two", 2)
+    world.run("a1", "a", "three", "p-1").run("a2", "a", "three", "p-2")
+    plan = world.submit("b1", "b", "two").step()
+    assert not plan.move
+    assert not plan.evict
+    assert world.reason("b1")[0] == "fragmented"
+
+
+def test_only_those_move_who_have_to() -> None:
+    world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
+    world.profile("one", 1).profile("two", 2).profile("three", 3)
+    world.run("a1", "a", "one", "p-1").run("a2", "a", "two", "p-1").run("a3", "a", "two", "p-2")
+    plan = world.submit("b1", "b", "three").step()
+    assert [m.id for m in plan.move] == ["a2"]
+
+
+def test_a_gang_over_two_nodes_does_not_move_and_an_elastic_one_keeps_its_size() -> None:
+    world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
+    world.profile("elastic", 1, workers=2, min_workers=1).profile("four", 4)
+    world.run("a1", "a", "elastic", "p-1", "p-1").run("a2", "a", "elastic", "p-2")
+    plan = world.submit("b1", "b", "four").step()
+    assert [m.id for m in plan.move] == ["a2"]
+
+
+def test_who_may_not_borrow_does_not_grow() -> None:
+    world = World().pool("p", nodes=3, gpus=2).team("a", reserved=2, weight="None")
+    world.profile("elastic", 2, workers=3, min_workers=1)
+    plan = world.submit("g", "a", "elastic").step()
+    assert [len(s.placement) for s in plan.start] == [1]
+
+
+def test_victims_of_another_line_where_a_limit_is_in_the_way() -> None:
+    """The session's own team is at its limit in one pool and others have to make way for it too."""
+    world = World().pool("p", gpus=4).team("a", reserved=2, limit=2).team("b", reserved=1).profile("one", 1)
+    world.profile("two", 2).submit("a1", "a", "one").jobs("b1 b2 b3", "b", "one").settle()
+    plan = world.session("s", "a", "two").step()
+    assert sorted((e.id, e.rule) for e in plan.evict) == [("a1", "reclaim_own_limit"), ("b3", "reclaim")]
+
+
+# The picker and the numbers of teams
+
+
+def test_offers_tell_who_moves_and_what_is_on_its_way() -> None:
+    world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
+    world.profile("one", 1).profile("two", 2).profile("four", 4)
+    world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
+    (found,) = offers(world.snapshot(), [("b", "four")], owner="bo")
+    assert found.message == "Ready in 30 s or less: 1 job moves over, nobody is stopped."
+    world = pair().jobs("b1 b2", "b", "two")
+    world.settle()
+    world.session("s", "a", "one").step()
+    world.end("s")
+    found = offer(world.snapshot(), "a", "one", owner="ana")
+    assert found.message == "Ready in 28 s or less: the GPUs are on their way."
+
+
+def test_what_a_team_could_start_minds_capacity_and_static_quotas() -> None:
+    world = World().pool("p", gpus=8, capacity=6000).team("a", reserved=2, lend=0).team("b", reserved=2)
+    world.profile("one", 1).jobs("b1", "b", "one").settle()
+    free = {team.policy: team.free for team in usage_by_team(world.snapshot())}
+    assert free == {"a": 5000, "b": 3000}
+
+
+def test_a_team_that_reserves_nothing_borrows_all_it_uses() -> None:
+    world = pair(gpus=8).team("c").profile("one", 1).jobs("c1 c2", "c", "one")
+    world.settle()
+    (team,) = (each for each in usage_by_team(world.snapshot()) if each.policy == "c")
+    assert (team.borrowed, team.in_quota) == (2000, 0)
+
+
+def test_departments_are_no_lenders_of_their_own_teams() -> None:
+    world = World().pool("p", gpus=4).team("top", 2).team("a", 1, parent="top").team("b", 1).profile("one", 1)
+    world.jobs("a1 a2 a3", "a", "one").settle()
+    lent = {team.policy: team.borrowed_from for team in usage_by_team(world.snapshot())}
+    assert lent["a"] == (("b", 1000),)
+
+
+# Pools that grow
+
+
+def test_pools_that_grow_are_asked_only_for_what_may_run_there() -> None:
+    world = World().team("a", reserved=0, limit=3).team("none", weight="None").team("b")
+    world.pools["cloud"] = Pool("cloud", kind="autoscaled", max_nodes=4, node_gpus=2)
+    world.profile("one", 1, pools=("cloud",)).profile("two", 2, pools=("cloud",))
+    world.jobs("a1 a2", "a", "two").submit("n", "none", "one").submit("b1", "b", "one")
+    (scale,) = world.step().scale
+    assert (scale.nodes, scale.beneficiaries) == (2, ("a1", "b1"))
+
+
+def test_past_use_fades_by_half_lives() -> None:
+    assert decayed(1000, 7200, 3600) == 250
+    assert decayed(1000, 7200, 0) == 0
+
+
+def test_departments_with_lines_of_their_own_in_other_pools() -> None:
+    world = World().pool("p", gpus=2).pool("q", gpus=2).team("top").team("a", 1, parent="top", pools=("p",))
+    world.policies["top"] = replace(world.policies["top"], quotas=(QuotaLine(("q",), reserved=1000),))
+    world.profile("one", 1, pools=("p", "q")).jobs("a1 a2 a3 a4", "a", "one")
+    plan = world.step()
+    assert {s.id: s.pool for s in plan.start if s.in_quota} == {"a1": "p", "a3": "q"}
+    assert len(plan.start) == 4
