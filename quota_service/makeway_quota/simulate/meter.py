@@ -70,6 +70,9 @@ class Meter:
         self.preemptions: dict[tuple[str, str], int] = {}
         """(team that left, team it made way for) to how often"""
         self.lost = 0.0
+        self.waiting = 0
+        self.waited = 0.0
+        """milli-GPU seconds that jobs asked for and waited"""
         self.started: dict[str, float] = {}
         self._now: float | None = None
         self._sample, self._next = sample, 0.0
@@ -91,6 +94,7 @@ class Meter:
         if passed > 0:
             for name, room in self._rooms.items():
                 self.teams[name].unserved += room * passed
+            self.waited += self.waiting * passed
             while self._next < now:
                 self._take(self._next, total)
                 self._next += self._sample
@@ -115,7 +119,7 @@ class Meter:
     @property
     def anybody_waits(self) -> bool:
         """Say whether some job waits."""
-        return any(team.queued for team in self.teams.values())
+        return self.waiting > 0 or any(team.queued for team in self.teams.values())
 
     def submitted(self, row: Workload) -> None:
         """Count a job as waiting."""
@@ -146,6 +150,7 @@ class Meter:
         """Count a job of `size` milli-GPUs as waiting, or with -1 as not waiting any more."""
         queued = self.teams[team].queued
         queued[size] = queued.get(size, 0) + sign
+        self.waiting += sign * size
         if not queued[size]:
             del queued[size]
         self._dirty.add(team)
