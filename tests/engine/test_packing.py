@@ -67,7 +67,7 @@ def test_cpu_that_runs_out_counts_as_lost_gpus() -> None:
     job = Shape(GPU, cpu=10_000)
     packing = standing({job: 1}, room(GPU, GPU, cpu=20_000), room(GPU, GPU, cpu=60_000))
     assert packing.best(Shape(0, cpu=5_000)) == (1, 0)
-    packing = standing({job: 1}, room(GPU, GPU, cpu=60_000), room(GPU, GPU, cpu=5_000))
+    packing = standing({job: 1}, room(GPU, GPU, cpu=20_000), room(GPU, GPU, cpu=5_000))
     assert packing.best(Shape(0, cpu=5_000)) == (1, 0), "GPUs without CPU for them are useless anyway"
 
 
