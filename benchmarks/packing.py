@@ -24,10 +24,12 @@ from makeway_quota.engine.state import GPU, Node, Policy, Pool, Profile, Snapsho
 
 from . import openb
 from .measure import machine
+from .numbers import insert, markdown
 from .openb import SEEDS, VARIANTS, Machine, NoTraces, Report, Task
 from .rivals import RIVALS, Rival
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+PAGE = "docs/explanation/packing.md"
 POOL = "openb"
 SPECS = ("gpuspec10", "gpuspec25", "gpuspec33")
 
@@ -216,6 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", action="append", choices=["P1", "P2", "P3", "P4", "P5"], help="may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
+    parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table into this page (e.g. {PAGE})")
     parser.add_argument("--workers", type=int, default=2, help="processes (2)")
     wanted = parser.parse_args(arguments)
     try:
@@ -229,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted.json:
         rows = [dict(zip(HEAD, line.cells, strict=True)) for line in lines]
         wanted.json.write_text(json.dumps({"machine": machine(), "checks": rows}, indent=1) + "\n", encoding="utf-8")
+    if wanted.page:
+        insert(wanted.page, "packing", markdown(HEAD, [line.cells for line in lines]))
     return 0 if all(line.met for line in lines) else 1
 
 

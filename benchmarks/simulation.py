@@ -26,8 +26,10 @@ from makeway_quota.simulate.standing import Standing
 from makeway_quota.simulate.trace import Arrival, read_trace
 
 from .measure import machine
+from .numbers import insert, markdown
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
+PAGE = "docs/reference/simulator.md"
 DAYS = 60 * 86_400
 STATIC_RHO = 0.5
 """Static partitions at this load take 2,336 GPUs for the ITP jobs."""
@@ -147,6 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("traces", nargs="?", type=Path, default=TRACES, help="the folder of public traces")
     parser.add_argument("--only", action="append", choices=["Q1", "Q2", "Q3"], help="may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
+    parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table into this page (e.g. {PAGE})")
     wanted = parser.parse_args(arguments)
     if not (wanted.traces / "itp_2021").is_dir():
         print(f"There are no traces at {wanted.traces}: give the folder that holds itp_2021/.", file=sys.stderr)
@@ -162,6 +165,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted.json:
         rows = [{"check": x.check, "what": x.what, "value": x.value, "goal": x.goal, "met": x.met} for x in lines]
         wanted.json.write_text(json.dumps({"machine": machine(), "checks": rows}, indent=1) + "\n", encoding="utf-8")
+    if wanted.page:
+        cells = [(x.check, x.what, f"{x.value:.4g}", x.goal, "yes" if x.met else "NO") for x in lines]
+        insert(wanted.page, "simulation", markdown(("check", "what", "value", "goal", "met"), cells))
     return 0 if all(line.met for line in lines) else 1
 
 
