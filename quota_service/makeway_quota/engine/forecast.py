@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from .cluster import Cluster
+from .limits import Line
 from .openings import UNKNOWN, first_room
 from .order import Queue
 from .plan import Code
 from .world import PoolState, Tenancy
+
+Ending = tuple[float, str, int]
+"""When somebody is gone, who, and the milli-GPUs that are free then."""
 
 
 def ends_at(cluster: Cluster, tenancy: Tenancy) -> float | None:
@@ -39,7 +43,9 @@ def likely_end(cluster: Cluster, tenancy: Tenancy) -> float | None:
 def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
     """Give the time before which it does not start, nobody else coming; None where it cannot be known."""
     if code == "limit":
-        return limit_falls(cluster, queue, pool)
+        if ("endings",) not in cluster.answers:
+            cluster.answers["endings",] = _endings_by_line(cluster)
+        return limit_falls(cluster, queue, pool, cluster.answers["endings",])
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
         asked = ("room", pool.pool.name, queue.need)
         if asked not in cluster.answers:
@@ -49,24 +55,34 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
     return None
 
 
-def _ending(cluster: Cluster, tenancies: Iterable[Tenancy]) -> list[tuple[float, str, Tenancy]]:
-    known = [(likely_end(cluster, t), t.workload.id, t) for t in tenancies]
-    return sorted(((end, name, t) for end, name, t in known if end is not None), key=lambda each: each[:2])
+def _endings(cluster: Cluster, tenancies: Iterable[Tenancy]) -> list[Ending]:
+    known = [(likely_end(cluster, t), t.workload.id, t.amount) for t in tenancies]
+    return sorted((end, name, amount) for end, name, amount in known if end is not None)
 
 
-def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
-    """Give when the limit in its way has room for it; None where nobody knows."""
+def _endings_by_line(cluster: Cluster) -> dict[Line, list[Ending]]:
+    """Put everybody who runs under each limit that counts them."""
+    covered: dict[Line, list[Tenancy]] = {}
+    for tenancy in cluster.tenancies.values():
+        for level in cluster.account(tenancy.workload).chain:
+            for line in level.covering(tenancy.pool.pool.name):
+                if line.quota.limit is not None:
+                    covered.setdefault(line, []).append(tenancy)
+    return {line: _endings(cluster, tenancies) for line, tenancies in covered.items()}
+
+
+def limit_falls(
+    cluster: Cluster, queue: Queue, pool: PoolState, known: Mapping[Line, list[Ending]] | None = None
+) -> float | None:
+    """Give when the limit in its way has room for it; None where nobody knows. `known`: who ends when, by limit."""
     line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
     if line is None or line.quota.limit is None:
         return None
+    if known is None:
+        known = _endings_by_line(cluster)
     used = max(line.now, line.future)
-    covered = (
-        t
-        for t in cluster.tenancies.values()
-        if line.account in cluster.account(t.workload).chain and line.quota.covers(t.pool.pool.name)
-    )
-    for end, _, tenancy in _ending(cluster, covered):
-        used -= tenancy.amount
+    for end, _, amount in known.get(line, ()):
+        used -= amount
         if used + queue.need.total <= line.quota.limit:
             return end
     return None
