@@ -7,7 +7,8 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, get_args
 
@@ -36,7 +37,7 @@ class Reasons:
     written a second (thousands may wait, and their numbers change with every start); the others have their turn later.
     """
 
-    def __init__(self, pace: float = 200.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pace: float = 100.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.pace = pace
         self.behind = False
         """Somebody's sentence is not what it should be; look again soon."""
@@ -46,35 +47,38 @@ class Reasons:
         self._at = clock()
         self._last = ""
 
-    def news(self, pending: Iterable[Waiting], rows: Mapping[str, Workload]) -> list[Waiting]:
-        """Choose whom to write to."""
+    def news(self, pending: Sequence[Waiting], rows: Mapping[str, Workload]) -> list[Waiting]:
+        """Choose whom to write to; `pending` is in the order of ids."""
         told = self._told
-        self._told = {}
         first: list[Waiting] = []
         other: list[Waiting] = []
         for waiting in pending:
             row = rows[waiting.id]
             known = told.get(waiting.id)
-            if known is None or known[0] != row.version or not _alike(known[1], waiting):
-                if not _is_told(row, waiting, rows):
-                    urgent = row.reason_code not in WAITING or row.claim != places(waiting.claim)
-                    (first if urgent else other).append(waiting)
+            if known is not None and known[0] == row.version:
+                if _alike(known[1], waiting):
                     continue
-                known = row.version, waiting
-            self._told[waiting.id] = known
+            elif _is_told(row, waiting, rows):
+                told[waiting.id] = row.version, waiting
+                continue
+            (other if _may_wait(row, waiting) else first).append(waiting)
+        if len(told) > 2 * len(pending) + 1000:
+            self._told = {waiting.id: told[waiting.id] for waiting in pending if waiting.id in told}
         return first + self._paced(other)
 
     def _paced(self, waiting: list[Waiting]) -> list[Waiting]:
+        """Choose as many as the pace allows, going on behind the one that was last."""
         now = self._clock()
         self._left = min(2 * self.pace, self._left + (now - self._at) * self.pace)
         self._at = now
         many = min(len(waiting), int(self._left))
-        self.behind = many < len(waiting)
         self._left -= many
+        self.behind = many < len(waiting)
         if self.behind:
-            waiting.sort(key=lambda each: (each.id <= self._last, each.id))
-            self._last = waiting[many - 1].id if many else self._last
-        return waiting[:many]
+            begin = bisect_right(waiting, self._last, key=lambda each: each.id)
+            waiting = (waiting[begin : begin + many] + waiting[:begin])[:many]
+            self._last = waiting[-1].id if waiting else self._last
+        return waiting
 
 
 def books_of(
@@ -210,14 +214,25 @@ def _is_told(row: Workload, waiting: Waiting, rows: Mapping[str, Workload]) -> b
     """Say whether the books have this reason already."""
     if row.reason_code != waiting.code or not _close_enough(row.not_before, waiting.not_before):
         return False
-    return row.claim == places(waiting.claim) and row.reason_message == with_names(waiting.message, rows)
+    return _claimed(row, waiting) and row.reason_message == with_names(waiting.message, rows)
+
+
+def _may_wait(row: Workload, waiting: Waiting) -> bool:
+    """Say whether the reason in the books will do for a moment: there is one, and no claim begins or ends."""
+    return row.reason_code in WAITING and _claimed(row, waiting)
+
+
+def _claimed(row: Workload, waiting: Waiting) -> bool:
+    """Say whether the books have this claim already."""
+    return row.claim == places(waiting.claim) if row.claim or waiting.claim else True
 
 
 def _alike(a: Waiting, b: Waiting) -> bool:
     """Say whether two reasons would be written the same."""
     if a is b:
         return True
-    return (a.code, a.message, a.claim) == (b.code, b.message, b.claim) and _close_enough(a.not_before, b.not_before)
+    same = a.message == b.message and a.code == b.code and a.claim == b.claim
+    return same and _close_enough(a.not_before, b.not_before)
 
 
 def _close_enough(a: float | None, b: float | None) -> bool:

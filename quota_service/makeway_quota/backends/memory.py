@@ -25,10 +25,14 @@ class Imagined:
     order: StartOrder
     seen: AttemptSeen
     notice: NoticeOrder | None = None
-    files: tuple[JobFile, ...] = ()
     log: bytearray = field(default_factory=bytearray)
     result: bytes | None = None
     error: bytes | None = None
+
+    @property
+    def files(self) -> tuple[JobFile, ...]:
+        """What would have been laid out for it."""
+        return self.order.files()
 
 
 class MemoryBackend:
@@ -105,7 +109,7 @@ class MemoryBackend:
         seen = AttemptSeen(order.workload, order.attempt, Phase.STARTING)
         if before is not None:
             seen = replace(seen, step=before.seen.step, checkpoint_at=before.seen.checkpoint_at)
-        self.attempts[key] = Imagined(order, seen, files=tuple(order.files()))
+        self.attempts[key] = Imagined(order, seen)
         self.starts += 1
         self._later(now + self.starts_after, key, "run")
         self._changed()
