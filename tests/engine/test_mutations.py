@@ -76,8 +76,8 @@ EDITS = (
     # Who is next
     Edit(
         "order.py",
-        "first = (not queue.promised, last, *rank(queue, pool))",
-        "first = (not queue.promised, last)",
+        "return (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)",
+        "return (not queue.promised, last, shares, -queue.priority)",
         "ranks go before fairness",
     ),
     Edit(
@@ -94,8 +94,8 @@ EDITS = (
     ),
     Edit(
         "order.py",
-        "shares, -workload.priority, owner",
-        "shares, workload.priority, owner",
+        "shares, -queue.priority)",
+        "shares, queue.priority)",
         "high priority work goes first",
     ),
     Edit(

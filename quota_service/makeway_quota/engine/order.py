@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from .cluster import Cluster
@@ -95,42 +95,49 @@ def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
     )
 
 
-def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:
-    """Give the place in the order of one class: smaller is earlier; it ends in the id, so it is total."""
+def common(queue: Queue, pool: PoolState, over: bool) -> Key:
+    """Give the part of the order of one class that everybody in a queue shares: smaller is earlier."""
     account = queue.account
     last = over and account.policy.weight == "Lowest"
     shares = tuple(level.share(pool.pool.name) for level in reversed(account.chain)) if over else (0,)
-    owner = account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
-    first = (not queue.promised, last, *rank(queue, pool))
-    return (*first, shares, -workload.priority, owner, workload.submitted_at, workload.id)
+    return (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
+
+
+def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:
+    """Give the place in the order of one class; it ends in the id, so it is total."""
+    owner = queue.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
+    return (*common(queue, pool, over), owner, workload.submitted_at, workload.id)
 
 
 class Turn:
     """Hands out who is next, again and again, while what is handed out changes the order.
 
     A queue competes in one pool at a time: `at` says in which of its pools. Keys only grow while a plan is
-    made, so an entry whose key is stale goes back with its new one.
+    made, so an entry whose key is stale goes back with its new one. A queue enters as one; its members only do
+    when it is the queue's turn (what they share is the beginning of their keys), and not where the queue is
+    `hopeless`: then nothing in it could be done for anybody.
     """
 
-    def __init__(self, cluster: Cluster, queues: Iterable[Queue], over: bool) -> None:
-        self.cluster, self.over = cluster, over
-        self.heap: list[tuple[Key, int, int, Queue, Workload]] = []
+    def __init__(
+        self, cluster: Cluster, queues: Iterable[Queue], over: bool, hopeless: Callable[[Queue], bool] | None = None
+    ) -> None:
+        self.cluster, self.over, self.hopeless = cluster, over, hopeless
+        self.heap: list[tuple[Key, int, int, Queue, Workload | None]] = []
         self.pushed = 0
         self.at: dict[int, int] = {}
         for queue in queues:
             self.enter(queue, 0)
 
     def enter(self, queue: Queue, at: int) -> None:
-        """Let every owner's first workload of a queue compete in the queue's pool number `at`."""
+        """Let a queue compete in its pool number `at`."""
         self.at[id(queue)] = at
-        for workload in queue.heads():
-            self._push(queue, workload)
+        self._push(queue, at, None)
 
     def again(self, queue: Queue, owner: str) -> None:
         """Let the owner's next workload compete, after one has been served."""
         line = queue.lines.get(owner)
         if line:
-            self._push(queue, line[0])
+            self._push(queue, self.at[id(queue)], line[0])
 
     def leave(self, queue: Queue) -> None:
         """Take a queue out: nothing it may do is left."""
@@ -139,9 +146,12 @@ class Turn:
     def __iter__(self) -> Iterator[tuple[Queue, Workload, int]]:
         while self.heap:
             old, at, _, queue, workload = heapq.heappop(self.heap)
-            if self.at[id(queue)] != at or not queue.lines[workload.owner]:
+            if self.at[id(queue)] != at:
                 continue
-            if queue.lines[workload.owner][0] is not workload:
+            if workload is None:
+                self._open(queue, at, old)
+                continue
+            if not queue.lines[workload.owner] or queue.lines[workload.owner][0] is not workload:
                 continue
             new = key(self.cluster, queue, queue.pools[at], workload, self.over)
             if new != old:
@@ -149,8 +159,18 @@ class Turn:
                 continue
             yield queue, workload, at
 
-    def _push(self, queue: Queue, workload: Workload) -> None:
-        at = self.at[id(queue)]
-        new = key(self.cluster, queue, queue.pools[at], workload, self.over)
+    def _open(self, queue: Queue, at: int, old: Key) -> None:
+        """Let every owner's first workload compete."""
+        if common(queue, queue.pools[at], self.over) != old:
+            self._push(queue, at, None)
+        elif self.hopeless is not None and self.hopeless(queue):
+            self.leave(queue)
+        else:
+            for workload in queue.heads():
+                self._push(queue, at, workload)
+
+    def _push(self, queue: Queue, at: int, workload: Workload | None) -> None:
+        pool = queue.pools[at]
+        new = key(self.cluster, queue, pool, workload, self.over) if workload else common(queue, pool, self.over)
         self.pushed += 1
         heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))

@@ -22,6 +22,16 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     return _gang(pool, need, later)
 
 
+def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
+    """Say whether there could be room, going by the GPUs alone: if not, there is none."""
+    if not need.whole:
+        return (pool.future if later else pool.free) >= need.total
+    buckets = pool.by_future if later else pool.by_free
+    if need.least == 1:
+        return any(buckets[need.whole :])
+    return sum(len(bucket) * (size // need.whole) for size, bucket in enumerate(buckets)) >= need.least
+
+
 def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
     """Find the place that keeps the most useful free GPUs for the pool's mix of work."""
     if pool.packing is None:
@@ -63,9 +73,9 @@ def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
 
 
 def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
-    buckets = pool.by_future if later else pool.by_free
-    if need.whole and sum(len(b) * (size // need.whole) for size, b in enumerate(buckets)) < need.least:
+    if not enough(pool, need, later):
         return ()
+    buckets = pool.by_future if later else pool.by_free
     nodes = (pool.nodes[at] for bucket in buckets[need.whole :] for at in bucket)
     able = [(node.workers(need, later), node) for node in nodes if node.suits(need)]
     able = [(count, node) for count, node in able if count]

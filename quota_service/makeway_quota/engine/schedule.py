@@ -10,6 +10,7 @@ from .draft import Draft
 from .grow import grow
 from .hold import hold, starving
 from .order import Queue, Turn, queues
+from .place import enough
 from .plan import Plan
 from .reasons import closed_or_paused, explain, refuse
 from .scale import scale
@@ -176,7 +177,10 @@ def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool)
     def may(queue: Queue, pool: PoolState) -> bool:
         return _over_quota(queue) if over else _guaranteed(cluster, queue, pool)
 
-    turn = Turn(cluster, (q for q in waiting if q.promised or any(may(q, pool) for pool in q.pools)), over)
+    def hopeless(queue: Queue) -> bool:
+        return over and _hopeless(cluster, draft, queue)
+
+    turn = Turn(cluster, (q for q in waiting if q.promised or any(may(q, pool) for pool in q.pools)), over, hopeless)
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.unclaim(workload)
@@ -196,6 +200,18 @@ def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool)
                 cluster.claim(workload, queue.need, held)
             elif held:
                 draft.decisions += 1  # a promise that cannot be kept any more: others may have these GPUs
+
+
+def _hopeless(cluster: Cluster, draft: Draft, queue: Queue) -> bool:
+    """Say whether work over quota finds no room, and nobody whom it could ask, whoever of the queue it is."""
+    if queue.promised or not queue.need.total or cluster.settings.fair_share == "reclaim":
+        return False
+    policy, preempts = queue.account.policy.name, cluster.settings.in_team_preemption
+    for pool in queue.pools:
+        lowest = cluster.stoppable.get(pool.pool.name, {}).get(policy, queue.priority)
+        if pool.pool.name in draft.holds or enough(pool, queue.need) or (preempts and lowest < queue.priority):
+            return False
+    return True
 
 
 def _served(turn: Turn, queue: Queue, workload: Workload) -> None:
