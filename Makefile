@@ -8,12 +8,12 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venvs/bin:$(CURDIR)/node_modules/.bin:$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-QUICK := not slow and not e2e and not browser
+QUICK := not slow and not e2e and not browser and not mutations
 PYTEST := .venv/bin/python -m pytest
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check coverage mutations lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -30,6 +30,13 @@ test: setup ## Run every test, the browser's too; installs Debian's chromium if 
 
 check: setup ## Run the quick tests only (under 90 seconds)
 	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+
+coverage: setup ## Check that the engine's own quick tests reach 98 % of its branches
+	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)
+	@.venv/bin/python -m coverage report --skip-covered --show-missing --fail-under=98
+
+mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
+	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)
 
 lint: setup ## Check format, style, types, import contracts and templates
 	@$(PYTEST) -q tests/house/test_tools.py $(ARGS)

@@ -14,12 +14,12 @@ from statistics import fmean
 from typing import Any
 
 from makeway_api.client import Client
-from makeway_api.errors import Unreachable
 from makeway_api.models import Decision
 
 from .idle import TICKS, ticks
 from .measure import Measured
 
+ROOT = Path(__file__).resolve().parent.parent
 GROUPS = 5
 QUEUES = 6
 """in each group, which share a pool and borrow from each other there"""
@@ -95,24 +95,25 @@ def policy() -> str:
 def measure(share: float = 1.0) -> Iterator[Measured]:
     """Start the service and the load, each a process of its own; takes about 80 seconds."""
     with tempfile.TemporaryDirectory(prefix="makeway-mix-") as folder:
-        answers = Path(folder) / "answers.json"
-        service = subprocess.Popen([sys.executable, "-m", "benchmarks.queue_service", folder], stdout=subprocess.PIPE)
-        try:
-            assert service.stdout is not None
-            url = service.stdout.readline().decode().strip()
-            begin = ticks(service.pid)
-            load = [sys.executable, "-m", "benchmarks.queue_load", url, str(share), str(answers)]
-            subprocess.run(load, check=True)
-            said = json.loads(answers.read_text(encoding="utf-8"))
-            with Client(url, "root") as root:
-                wait_for_end(root)
-                cpu = (ticks(service.pid) - begin) / TICKS
-                found = outcome(read_log(root), said, share)
-                turns = turn_facts(root)
-        finally:
-            service.terminate()
-            service.wait(30)
-    yield row(found, said, share, cpu, turns)
+        command = [sys.executable, "-m", "benchmarks.queue_service", folder]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as service:
+            try:
+                yield measured(service, Path(folder) / "said.json", share)
+            finally:
+                service.terminate()
+
+
+def measured(service: subprocess.Popen[bytes], file: Path, share: float) -> Measured:
+    """Let the load run against the service, wait for the end, and read the log; `file` is what the load has to say."""
+    assert service.stdout is not None
+    url = service.stdout.readline().decode().strip()
+    begin = ticks(service.pid)
+    subprocess.run([sys.executable, "-m", "benchmarks.queue_load", url, str(share), str(file)], check=True, cwd=ROOT)
+    said = json.loads(file.read_text(encoding="utf-8"))
+    with Client(url, "root") as root:
+        wait_for_end(root)
+        cpu = (ticks(service.pid) - begin) / TICKS
+        return row(outcome(read_log(root), said, share), said, share, cpu, turn_facts(root))
 
 
 def wait_for_end(client: Client) -> None:
@@ -125,10 +126,7 @@ def read_log(client: Client) -> list[Decision]:
     """The whole decision log, oldest first."""
     found: list[Decision] = []
     while True:
-        try:
-            page = client.decisions(limit=1000, before=found[-1].id if found else None)
-        except Unreachable:
-            continue
+        page = client.decisions(limit=1000, before=found[-1].id if found else None)
         found += page
         if len(page) < 1000:
             return found[::-1]

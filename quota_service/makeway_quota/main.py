@@ -225,6 +225,7 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=2,
+        timeout_keep_alive=75,  # longer than any client keeps an idle connection: none is closed under a request
         proxy_headers=False,
         server_header=False,
     )

@@ -168,7 +168,8 @@ def test_two_hundred_megabytes_of_form(untouched: Portal) -> None:
         answer = ana.post(action, data={"choice": "rnd/gpu1"}, files={"file": b"x" * 200_000_000})
     except httpx2.TransportError:  # refused before all of it was sent
         return
-    assert 400 <= answer.status_code < 500
+    # JupyterHub hangs up on what is too large for it; its proxy answers then, with a page of its own.
+    assert answer.status_code in (400, 413, 503)
     assert untouched.browser("ana").get("/hub/home").status_code == 200
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.mutations
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:

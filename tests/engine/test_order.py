@@ -8,9 +8,9 @@ import pytest
 from worlds import World
 
 
-def teams(*names: str, reserved: float = 0, gpus: int = 1) -> World:
+def teams(*names: str, reserved: float = 0, gpus: int = 1, **settings: object) -> World:
     """One node, teams that are alike, a profile of one GPU."""
-    world = World().pool("p", gpus=gpus)
+    world = World(**settings).pool("p", gpus=gpus)
     for name in names:
         world.team(name, reserved=reserved)
     return world.profile("one", 1)
@@ -26,7 +26,8 @@ def test_the_policy_with_the_higher_priority_goes_first(reserved: float) -> None
 
 
 def test_the_workload_with_the_higher_priority_goes_first() -> None:
-    world = teams("a").submit("low", "a", "one", priority=-1).submit("high", "a", "one", priority=1)
+    world = teams("a", in_team_preemption=False)
+    world.submit("low", "a", "one", priority=-1).submit("high", "a", "one", priority=1)
     assert [s.id for s in world.step().start] == ["high"]
 
 

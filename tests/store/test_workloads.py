@@ -276,7 +276,7 @@ def test_of_many_submissions_each_has_its_own_answer(store: Store, job) -> None:
         "ValueError",
         "Workload",
     ]
-    assert [w.id for w in store.active()] == ["old", "j1", "j2", "s1"]
+    assert [w.id for w in store.active()] == ["old", "j1", "s1", "j2"]
     assert store.files("j1") == store.files("j2") == (("a.py", b"1", False),)
     assert [d.workload for d in store.decisions()] == ["j1"]
     assert [e.workload for e in store.events(1)] == ["j1", "s1", "j2", "j1"]
