@@ -49,6 +49,8 @@ def accounts(people: Mapping[str, str]) -> Iterator[None]:
         for group in groups:
             subprocess.run(["groupadd", "--force", group], check=True)
         for name, group in people.items():
+            # A run that was killed leaves its accounts behind.
+            subprocess.run(["userdel", "--force", "--remove", name], check=False, capture_output=True)
             command = ["useradd", "--create-home", "--shell", "/bin/bash", "--groups", group, name]
             subprocess.run(command, check=True, capture_output=True)
         passwords = "".join(f"{name}:{PASSWORD}\n" for name in people)

@@ -26,7 +26,8 @@ TEAM = "mkw-team"
 def people() -> Iterator[dict[str, pwd.struct_passwd]]:
     """Two accounts with homes, one of them in a group of its team."""
     subprocess.run(["groupadd", "--force", TEAM], check=True)
-    for name in PEOPLE:
+    for name in PEOPLE:  # a run that was killed leaves its accounts behind
+        subprocess.run(["userdel", "--force", "--remove", name], check=False, capture_output=True)
         subprocess.run(["useradd", "--create-home", "--shell", "/bin/sh", name], check=True, capture_output=True)
     subprocess.run(["usermod", "--append", "--groups", TEAM, PEOPLE[0]], check=True)
     yield {name: pwd.getpwnam(name) for name in PEOPLE}
