@@ -84,7 +84,8 @@ class DotProd(Rival):
     def score(self, task: Task, rows: Array) -> Array:
         """Score by 1 − (cpu · cpu + gpu · gpu) / 2, each as a part of the largest node."""
         product = self.cpu[rows] * (task.cpu / MOST_CPU**2) + self.free[rows].sum(axis=1) * (task.gpus / MOST_GPU**2)
-        return np.floor(100 * (1 - product / 2))
+        score: Array = np.floor(100 * (1 - product / 2))
+        return score
 
 
 class BestFit(Rival):
@@ -94,7 +95,8 @@ class BestFit(Rival):
         """Score by what is left of CPU and GPUs, half and half."""
         cpu = (self.cpu[rows] - task.cpu) / MOST_CPU
         gpu = (self.free[rows].sum(axis=1) - task.gpus) / MOST_GPU
-        return np.floor(100 * (1 - (0.5 * cpu + 0.5 * gpu)))
+        score: Array = np.floor(100 * (1 - (0.5 * cpu + 0.5 * gpu)))
+        return score
 
 
 class GpuClustering(Rival):
@@ -117,7 +119,8 @@ class GpuClustering(Rival):
             (75 if len(self.kinds[at]) == 1 else 50) if self.kinds[at][kind] else 0 if self.kinds[at] else 25
             for at in rows
         ]
-        return np.array(base) + 25 * (MOST_GPU - self.free[rows].sum(axis=1)) // MOST_GPU
+        score: Array = np.array(base) + 25 * (MOST_GPU - self.free[rows].sum(axis=1)) // MOST_GPU
+        return score
 
     def placed(self, task: Task, at: int) -> None:
         """Remember the kind."""
@@ -139,7 +142,8 @@ class GpuPacking(Rival):
         least = np.where(free >= task.milli, free, 2 * GPU).min(axis=1)
         shared = np.maximum(100 - least * 100 // GPU // 10, 50)
         used = np.maximum(50 - task.devices, 33)
-        return np.where(whole == self.devices[rows], idle, np.where(least == GPU, used, shared))
+        score: Array = np.where(whole == self.devices[rows], idle, np.where(least == GPU, used, shared))
+        return score
 
 
 class Fgd(Rival):
@@ -206,7 +210,8 @@ class Fgd(Rival):
         enough = free[..., None] >= self.need_milli
         able = (enough.sum(axis=2) >= self.need_devices) & (cpu[:, None, None] >= self.need_cpu)
         usable = np.where(enough, free[..., None], 0).sum(axis=2) * (able & self.reach[model][:, None, :])
-        return free.sum(axis=2) * self.share.sum() - usable @ self.share
+        score: Array = free.sum(axis=2) * self.share.sum() - usable @ self.share
+        return score
 
     def choose(self, task: Task, at: int) -> Array:
         """Choose the device that scored best."""

@@ -127,7 +127,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     """Make the state directory ours until the file is closed; AlreadyRunning when another service has it."""
     state_dir.mkdir(parents=True, exist_ok=True)
     file = open(state_dir / "service.lock", "a")  # noqa: SIM115 (held as long as the service lives)
-    for _ in range(50):
+    for _ in range(200):  # one that is just stopping needs a while
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file

@@ -118,8 +118,9 @@ def test_two_hundred_megabytes_of_files(untouched: Portal) -> None:
         yield b'"}]}'
 
     answer = ask(untouched, "POST", "/jobs", content=body())
-    assert answer.status_code == 413
-    assert "MiB" in problem(answer)
+    # The proxy may find the connection closed before it has passed all of it on, and says 503 then.
+    assert answer.status_code in (413, 503)
+    assert answer.status_code == 503 or "MiB" in problem(answer)
 
 
 def test_a_little_more_than_fifty_megabytes_of_files(untouched: Portal) -> None:

@@ -276,6 +276,8 @@ def _promised(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     need, name = queue.need, pool.pool.name
     if _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
         names = sorted(i for i, claim in cluster.claims.items() if claim.pool is pool)
+        if not names:  # what is idle is held for this very workload until it is enough
+            return None
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         verb = "is" if idle == GPU else "are"
         message = f"{gpus(idle)} of pool {name} {verb} idle but promised to {listed(names)}; {_asks(queue)}."
