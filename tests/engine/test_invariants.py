@@ -37,7 +37,7 @@ def test_invariants_hold_over_fixed_histories(start: int) -> None:
 @pytest.mark.covers(*ROWS)
 @pytest.mark.timeout(3600)
 @seed(20260101)
-@settings(max_examples=400, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**9))
 def test_invariants_hold_over_long_random_histories(start: int) -> None:
     live_through(Random(start), 200)
