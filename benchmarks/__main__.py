@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import engine_size, idle, lease, queue_mix, reclaim, train
+from . import books, engine_size, idle, lease, queue_mix, reclaim, train
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "reclaim": reclaim.measure,
     "train": train.measure,
     "idle": idle.measure,
+    "books": books.measure,
     "queue-mix": queue_mix.measure,
     "engine": engine_size.measure,
 }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from makeway_quota.store import Deposed, Store, open_store
@@ -210,30 +209,6 @@ def test_a_killed_service_leaves_whole_commits_only(sqlite_url: str, job) -> Non
         assert [attempt.number for attempt in store.attempts("a")] == list(range(1, newest + 1))
         assert len(store.attempts("b")) == newest
         store.close()
-
-
-def best(action: Callable[[], object], times: int) -> float:
-    """Measure the processor's time in this thread, so that a busy machine does not count."""
-
-    def once() -> float:
-        began = time.thread_time()
-        action()
-        return time.thread_time() - began
-
-    return min(once() for _ in range(times))
-
-
-def test_it_is_fast_enough(sqlite_url: str, job) -> None:
-    store = open_store(sqlite_url)
-    for number in range(1000):
-        store.add_workload(job(f"j{number}", command=("python", "t.py"), env={"A": "b"}, source="x" * 5000), now=1.0)
-    place = (Place("n1", (0,), (1000,)),)
-    running = {"state": "running", "placement": place, "reason_numbers": {"gpus": 1}}
-    store.commit([Change(f"j{number}", running) for number in range(1000)], now=2.0)
-    assert len(store.active()) == 1000
-    assert best(store.active, 10) < 0.030
-    assert best(lambda: store.commit([Change("j1", running)], [decision("j1")], now=3.0), 50) < 0.003
-    store.close()
 
 
 def test_who_follows_is_told_every_row_in_the_order_of_the_commits(store: Store, job) -> None:
