@@ -89,6 +89,7 @@ def end_session(row: Workload, now: float, code: str, message: str) -> Change:
         "message": message,
         "over_quota": False,
         "borrowed_from": (),
+        "ran": row.ran + (max(0.0, now - row.started_at) if row.placement and row.started_at is not None else 0.0),
     }
     close = {"ended_at": now, "outcome": "succeeded" if code == "released" else "preempted" if row.notice else "lost"}
     return Change(row.id, fields, expect_states=SESSION_LIVE, close_attempt=close)

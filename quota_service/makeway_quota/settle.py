@@ -115,6 +115,7 @@ def _finish(books: Books, row: Workload, seen: AttemptSeen, now: float, state: s
         "not_before": None,
         "over_quota": False,
         "borrowed_from": (),
+        "ran": _ran(row, seen, now),
     } | _progress(row, seen)
     if state == "failed":
         fields["failures"] = row.failures + 1
@@ -187,6 +188,7 @@ def _requeue(
         "reason_numbers": {},
         "over_quota": False,
         "borrowed_from": (),
+        "ran": _ran(row, seen, now),
     }
     close = _close(row, seen, now, outcome, lost)
     books.add(
@@ -206,6 +208,13 @@ def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: flo
         "lost_seconds": lost,
         "evicted_for": row.notice.by_workload if row.notice else None,
     }
+
+
+def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
+    """Seconds that it ran in all, now that this attempt is over."""
+    if row.started_at is None:
+        return row.ran
+    return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
 
 
 def _saved(row: Workload, seen: AttemptSeen) -> str:

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from .backends.base import Seen
-from .engine.state import ADMITTED, PRIORITIES, Node, Snapshot
+from .durations import Durations
+from .engine.state import Node, Snapshot
 from .engine.state import Workload as EngineWorkload
 from .machines import Machines, divide, sizes
 from .policy import Document
+from .shown import as_workload
 from .store.records import Workload
 from .store.store import Store
 
@@ -59,7 +61,8 @@ class Watch:
         self._rows: dict[str, Workload] | None = None
         self._news: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
-        self._shown = Shown()
+        self.durations = Durations()
+        self._shown = Shown(self.durations)
         self._followers: dict[str, list[Follower]] = {}
         self._guard = threading.Lock()
         store.on_change(self._committed)
@@ -125,6 +128,7 @@ class Watch:
         if self._rows is None:
             async with self._reading:
                 if self._rows is None:
+                    self.durations.add(await asyncio.to_thread(self._store.past_runs))
                     self._rows = {row.id: row for row in await asyncio.to_thread(self._store.active)}
         if self._news:
             self._rows = self._followed(self._rows)
@@ -140,8 +144,9 @@ class Watch:
                     continue
                 if row.live:
                     found[row.id] = row
-                else:
-                    found.pop(row.id, None)
+                elif found.pop(row.id, None) is not None and self.durations.learn(row):
+                    alike = (row.team, row.profile)
+                    self._shown.stale.update(w.id for w in found.values() if (w.team, w.profile) == alike)
                 self._shown.stale.add(row.id)
         return found
 
@@ -149,7 +154,7 @@ class Watch:
         """Show the engine the world; `document` other than the one in force asks what if."""
         doc = document or self.document
         machines = self._machines if document is None else divide(self._raw.nodes, document)
-        known = self._shown if document is None and rows is self._rows else Shown()
+        known = self._shown if document is None and rows is self._rows else Shown(self.durations)
         return Snapshot(
             now=now,
             settings=doc.settings,
@@ -168,7 +173,8 @@ class Watch:
 class Shown:
     """What the engine was shown last, made anew only where it changed: `stale` are the rows that did."""
 
-    def __init__(self) -> None:
+    def __init__(self, durations: Durations) -> None:
+        self.durations = durations
         self.stale: set[str] = set()
         self._of: tuple[Machines, Document] | None = None
         self._workloads: dict[str, EngineWorkload] = {}
@@ -187,9 +193,16 @@ class Shown:
             if row is None or row.team is None:
                 self._workloads.pop(id, None)
             else:
-                self._workloads[id] = _workload(row, machines, document)
+                self._workloads[id] = self._workload(row, machines, document)
         self.stale.clear()
         return tuple(self._workloads.values())
+
+    def _workload(self, row: Workload, machines: Machines, document: Document) -> EngineWorkload:
+        """Show one row; on a divided machine it is in the pool that its profile would choose."""
+        pools: tuple[str, ...] = ()
+        if machines.divided and (profile := document.profile(row.profile)) is not None:
+            pools = profile.pools
+        return as_workload(row, lambda places: machines.placement(places, pools), self.durations.left(row))
 
     def nodes_of(self, rows: Mapping[str, Workload], machines: Machines) -> tuple[Node, ...]:
         """Show the nodes; where machines are divided among pools, they depend on what runs."""
@@ -203,35 +216,3 @@ class Shown:
 def _set(events: Sequence[asyncio.Event]) -> None:
     for event in events:
         event.set()
-
-
-def _workload(row: Workload, machines: Machines, document: Document) -> EngineWorkload:
-    """Show one row to the engine."""
-    pools: tuple[str, ...] = ()
-    if machines.divided and (profile := document.profile(row.profile)) is not None:
-        pools = profile.pools
-    return EngineWorkload(
-        id=row.id,
-        policy=row.team or "",
-        profile=row.profile,
-        owner=row.owner,
-        kind=row.kind,
-        priority=PRIORITIES[row.priority],
-        preemptible=row.preemptible,
-        submitted_at=row.submitted_at,
-        state=row.state,
-        started_at=row.started_at if row.state in ADMITTED else None,
-        placement=machines.placement(row.placement, pools),
-        attempt=max(1, row.attempt),
-        last_checkpoint_at=row.checkpoint_at,
-        promised_to=row.promised_to,
-        deadline=row.notice.deadline if row.notice else None,
-        claim=machines.placement(row.claim, pools),
-        failed_node=row.failed_node,
-        gpus=row.gpus,
-        workers=row.workers,
-        min_workers=row.min_workers,
-        cpu=row.cpu,
-        memory=row.memory,
-        time_limit=row.time_limit,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from makeway_quota.durations import Durations
 from makeway_quota.engine.state import GPU
 from makeway_quota.simulate.baselines import NAMES, baseline
 from makeway_quota.simulate.estate import Estate, of_quotas, profile_name
@@ -13,6 +14,7 @@ from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary, text
 from makeway_quota.simulate.standing import Standing
 from makeway_quota.simulate.trace import Arrival, TraceInvalid
+from makeway_quota.store.records import PastRun
 
 HOUR = 3600.0
 
@@ -51,6 +53,19 @@ def test_idle_is_lent_and_given_back(planner: type[Standing] | type[WholePasses]
     assert got["waste_percent"] == pytest.approx(100 * 8 * 120 / (56 * HOUR), abs=0.001)
     assert got["made_way"] == [{"team": "a", "for": "b", "times": 1}]
     assert {(r["borrower"], r["lender"]) for r in got["borrowed_gpu_h"]} == {("a", "b")}
+
+
+def test_what_ended_teaches_how_long_such_work_runs() -> None:
+    """a2 is told to make way after an hour: it saves (60 s), loads again (60 s), and counts with both attempts."""
+    trace = [job("a1", "a", 8, 0, 3), job("a2", "a", 8, 0.001, 3), job("b1", "b", 8, 1, 1)]
+    trace += [job("a3", "a", 8, 10, 2)]
+    made, known = estate(trace, a=8, b=8), Durations()
+    replay(made, trace, WholePasses(made, known), durations=known)
+    assert known.expected("a", "a", "gpu8") == 2 * HOUR
+    assert known.expected("b", "b", "gpu8") is None
+    replay(made, trace[:3], Standing(made), durations=(two := Durations()))
+    two.add([PastRun("a", "a", "gpu8", 9 * HOUR)])
+    assert two.expected("a", "a", "gpu8") == pytest.approx(3 * HOUR, abs=1)
 
 
 def test_a_gang_takes_whole_nodes_or_waits() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..durations import Durations
 from ..store.records import LIVE, Change, NewDecision, NewWorkload, Workload
 from ..store.rows import submitted
 
@@ -15,14 +16,15 @@ Listener = Callable[[Workload, Workload], None]
 class MemoryStore:
     """What `apply` and `settle` write to, with the same expectations as the database's store.
 
-    Only what has not ended is kept; `on_change` hears of every change as (before, after).
+    Only what has not ended is kept; `on_change` hears of every change as (before, after), `durations` of what ended.
     """
 
-    def __init__(self, on_change: Listener) -> None:
+    def __init__(self, on_change: Listener, durations: Durations | None = None) -> None:
         self.rows: dict[str, Workload] = {}
         self.decided: dict[str, int] = {}
         """How many decisions of each verb were made."""
         self._on_change = on_change
+        self._durations = durations
 
     def add_workload(self, new: NewWorkload, *, now: float) -> Workload:
         """Remember a submission; ValueError if its id is taken."""
@@ -53,6 +55,8 @@ class MemoryStore:
                 self.rows[row.id] = after
             else:
                 del self.rows[row.id]
+                if self._durations is not None:
+                    self._durations.learn(after)
             self._on_change(row, after)
         for decision in decisions:
             if decision.workload is None or decision.workload in applied:

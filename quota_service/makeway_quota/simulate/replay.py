@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..apply import books_of
 from ..backends.base import AttemptSeen, Phase, Seen
+from ..durations import Durations
 from ..engine.plan import Plan
 from ..engine.state import Profile
 from ..settle import Books, settle
@@ -40,7 +41,15 @@ class Outcome:
 class Replay:
     """One trace on one estate. `round_to`: events within so many seconds are decided together."""
 
-    def __init__(self, estate: Estate, planner: Planner, *, restart: float = 60.0, round_to: float = 1.0) -> None:
+    def __init__(
+        self,
+        estate: Estate,
+        planner: Planner,
+        *,
+        restart: float = 60.0,
+        round_to: float = 1.0,
+        durations: Durations | None = None,
+    ) -> None:
         self.estate = estate
         self.planner = planner
         self.round_to = round_to
@@ -49,7 +58,7 @@ class Replay:
         grace = max((p.grace for p in estate.profiles if p.grace is not None), default=estate.settings.grace)
         self.machines = Machines(grace, restart)
         self.meter = Meter(estate.reserved())
-        self.store = MemoryStore(self._changed)
+        self.store = MemoryStore(self._changed, durations)
         self.dirty: set[str] = set()
         self.news = False
         self.passes = 0
@@ -193,7 +202,9 @@ def replay(
     *,
     restart: float = 60.0,
     round_to: float = 1.0,
+    durations: Durations | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Play a trace on an estate, with decisions by `planner`."""
-    return Replay(estate, planner, restart=restart, round_to=round_to).run(list(arrivals), progress)
+    """Play a trace on an estate, with decisions by `planner`; `durations` learns how long the jobs ran."""
+    played = Replay(estate, planner, restart=restart, round_to=round_to, durations=durations)
+    return played.run(list(arrivals), progress)

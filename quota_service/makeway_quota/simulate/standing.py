@@ -19,9 +19,10 @@ from ..engine.schedule import _let_go, _until_nothing_changes
 from ..engine.state import ADMITTED, Snapshot
 from ..engine.state import Workload as Live
 from ..engine.world import PoolState, Tenancy, need_of
+from ..shown import as_workload
 from ..store.records import Workload
 from .estate import Estate
-from .planner import engine_workload
+from .planner import placed
 
 
 class Standing:
@@ -102,7 +103,7 @@ class Standing:
             if known is not None:
                 cluster.unclaim(known)
             return
-        workload = cluster.workloads[id] = engine_workload(row)
+        workload = cluster.workloads[id] = as_workload(row, placed, None)
         if id in cluster.claims:
             cluster.claims[id].workload = workload
         if row.state not in ADMITTED:

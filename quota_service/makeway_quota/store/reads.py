@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, union_all
 
 from . import rows
-from .records import LIVE, Attempt, Decision, Event, File, PolicyVersion, Workload
+from .records import ENDED, LIVE, Attempt, Decision, Event, File, PastRun, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, policies, sources, terms, workloads
 
 W = workloads.c
@@ -175,24 +175,15 @@ def event_range(connection: Connection) -> tuple[int, int]:
     return min(first, last), max(first, last)
 
 
-def durations(connection: Connection, team: str | None, profile: str, owner: str | None, limit: int) -> list[float]:
-    """Tell how long the last attempts that succeeded took, newest first."""
+def past_runs(connection: Connection, limit: int) -> list[PastRun]:
+    """Tell how long the last jobs ran that are over, first submitted first."""
     query = (
-        select(attempts.c.ended_at - attempts.c.started_at)
-        .join_from(workloads, attempts)
-        .where(
-            W.state == "succeeded",
-            W.team == rows.clean(team),
-            W.profile == rows.clean(profile),
-            attempts.c.outcome == "succeeded",
-        )
-        .where(attempts.c.ended_at.is_not(None))
-        .order_by(W.ended_at.desc(), W.id.desc())
-        .limit(bounded(limit))
+        select(W.team, W.owner, W.profile, W.ran)
+        .where(W.kind == "job", W.state.in_(ENDED), W.ran > 0)
+        .order_by(W.submitted_at.desc(), W.id.desc())
+        .limit(limit)
     )
-    if owner is not None:
-        query = query.where(W.owner == rows.clean(owner))
-    return [float(seconds) for seconds in connection.execute(query).scalars()]
+    return [PastRun(*row) for row in connection.execute(query)][::-1]
 
 
 def policy(connection: Connection, version: int | None) -> PolicyVersion | None:

@@ -140,6 +140,8 @@ class Workload:
     command: tuple[str, ...]
     env: Mapping[str, str]
     clone_of: str | None
+    ran: float
+    """seconds that its attempts held their GPUs, those that are over"""
     version: int
     source: str = ""
 
@@ -166,6 +168,15 @@ class Attempt:
     lost_seconds: float | None = None
     evicted_for: str | None = None
     over_quota: bool = False
+
+
+class PastRun(NamedTuple):
+    """How many seconds a job that is over ran, all its attempts together."""
+
+    team: str | None
+    owner: str
+    profile: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

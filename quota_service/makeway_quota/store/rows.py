@@ -207,6 +207,7 @@ def submitted(new: NewWorkload, now: float) -> Workload:
         promised_to=None,
         cancel_requested=False,
         server_started=False,
+        ran=0.0,
         version=1,
     )
 

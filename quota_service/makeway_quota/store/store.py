@@ -18,6 +18,7 @@ from .records import (
     File,
     NewDecision,
     NewWorkload,
+    PastRun,
     PolicyVersion,
     Pruned,
     Workload,
@@ -219,10 +220,10 @@ class Store:
             id = writes.add_event(connection, kind, team, owner, data, now)
         return Event(id, now, kind, team, owner, None, data)
 
-    def durations(self, team: str | None, profile: str, owner: str | None = None, limit: int = 50) -> list[float]:
-        """Tell how many seconds the last attempts that succeeded took, newest first (for forecasts)."""
+    def past_runs(self, limit: int = 20_000) -> list[PastRun]:
+        """Tell how long the jobs ran that are over, first submitted first; the last `limit` of them (for forecasts)."""
         with self._database.read() as connection:
-            return reads.durations(connection, team, profile, owner, limit)
+            return reads.past_runs(connection, limit)
 
     # -- policy
 

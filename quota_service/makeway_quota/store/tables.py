@@ -35,7 +35,6 @@ metadata = MetaData(
 Serial = BigInteger().with_variant(Integer, "sqlite")
 """SQLite counts by itself only in a column that is called INTEGER."""
 LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
-SUCCEEDED = text("state = 'succeeded'")
 
 
 def where(condition: TextClause) -> dict[str, Any]:
@@ -94,12 +93,12 @@ workloads = Table(
     Column("command", Text, nullable=False),
     Column("env", Text, nullable=False),
     Column("clone_of", Text),
+    Column("ran", Double, nullable=False, server_default=text("0")),
     Column("version", Integer, nullable=False),
     Index("ix_workloads_state", "state"),
     Index("ix_workloads_submitted_at_id", "submitted_at", "id"),
     Index("ix_workloads_owner_submitted_at", "owner", "submitted_at"),
     Index("uq_workloads_live_session", "owner", "server", unique=True, **where(LIVE_SESSION)),
-    Index("ix_workloads_succeeded", "team", "profile", "ended_at", **where(SUCCEEDED)),
 )
 
 sources = Table(

@@ -1,0 +1,94 @@
+"""How long past work ran, what that leads one to expect, and that those who wait are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from makeway_quota.durations import KEPT, KINDS, Durations, low
+from makeway_quota.engine.state import Workload as EngineWorkload
+from makeway_quota.service import Service
+from makeway_quota.store.records import NewWorkload, PastRun, Workload
+from makeway_quota.store.rows import submitted
+from running import running
+
+
+def past(*seconds: float, owner: str = "ana", team: str = "rnd", profile: str = "gpu3") -> list[PastRun]:
+    return [PastRun(team, owner, profile, each) for each in seconds]
+
+
+def row(**fields: object) -> Workload:
+    made = submitted(NewWorkload("j1", "job", "rnd", "gpu3", "ana"), 0.0)
+    return replace(made, **{"state": "running", "started_at": 100.0, "attempt": 1, **fields})
+
+
+def test_a_low_quantile_is_given() -> None:
+    assert low([50.0, 30.0, 40.0], 0.1) == 30, "of three, the shortest"
+    assert low(range(1, 20), 0.1) == 2, "of nineteen, the second: the next is below it with a chance of 2 in 20"
+    assert low(range(1, 19), 0.1) == 1
+    assert low(range(1, 51), 0.1) == 5
+    assert low(range(1, 51), 0.5) == 25
+
+
+def test_the_owners_own_runs_come_before_the_teams() -> None:
+    known = Durations(past(500, 600))
+    assert known.expected("rnd", "ana", "gpu3") is None, "two are too few"
+    known.add(past(50, owner="bo"))
+    assert known.expected("rnd", "ana", "gpu3") == known.expected("rnd", "cy", "gpu3") == 50, "three of the team"
+    known.add(past(700))
+    assert known.expected("rnd", "ana", "gpu3") == 500, "three of ana"
+    assert known.expected("rnd", "bo", "gpu3") == 50
+    assert known.expected("devops", "ana", "gpu3") is known.expected("rnd", "ana", "gpu1") is None
+
+
+def test_only_the_last_runs_are_remembered() -> None:
+    known = Durations(past(*[1.0] * 100))
+    known.add(past(*[9.0] * KEPT))
+    assert known.expected("rnd", "ana", "gpu3") == 9
+    for number in range(KINDS):
+        known.add(past(1.0, team=f"t{number}"))
+    assert known.expected("rnd", "ana", "gpu3") is None
+
+
+def test_a_restarted_job_has_its_earlier_attempts_behind_it() -> None:
+    known = Durations(past(3600, 4000, 5000))
+    assert known.left(row()) == 3600
+    assert known.left(row(attempt=2, ran=1000.0)) == 2600
+    assert known.left(row(attempt=2, ran=9000.0)) == 0
+    assert known.left(row(state="pending")) is None
+    assert known.left(row(kind="session")) is None
+
+
+def test_what_ended_teaches_and_what_never_ran_does_not() -> None:
+    known = Durations()
+    learnt = [known.learn(row(state=state, ran=float(at))) for at, state in enumerate(["cancelled", "failed"])]
+    learnt.append(known.learn(row(state="succeeded", ran=2.0)))
+    learnt += [known.learn(row(ran=9.0)), known.learn(row(kind="session", state="stopped", ran=9.0))]
+    assert learnt == [False] * 5, "two runs are too few; the others do not count"
+    assert known.learn(row(state="succeeded", owner="bo", ran=3.0))
+    assert known.expected("rnd", "ana", "gpu3") == 1
+    assert known.learn(row(state="succeeded", ran=3.0)), "now the owner is known"
+    assert not known.learn(row(state="succeeded", ran=3.0))
+
+
+async def test_the_engine_is_shown_what_past_work_took(tmp_path: Path) -> None:
+    """Three jobs end one after the other; the fourth is expected to run as long as the shortest of them at least."""
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
+        for at in range(3):
+            job = await run.submit("ana", "train", profile="gpu3")
+            await run.job(job.id, "running")
+            held = await shown(run.service, job.id)
+            assert held.expected is None, f"only {at} are known"
+            await run.client("ana").cancel(job.id)
+            await run.job(job.id, "cancelled")
+        job = await run.submit("ana", "train", profile="gpu3")
+        await run.job(job.id, "running")
+        held = await shown(run.service, job.id)
+        ran = [each.seconds for each in run.service.store.past_runs()]
+        assert len(ran) == 3
+        assert held.expected == min(ran) > 0
+
+
+async def shown(service: Service, id: str) -> EngineWorkload:
+    rows = await service.watch.rows()
+    return next(w for w in service.watch.snapshot(rows, 0.0).workloads if w.id == id)
