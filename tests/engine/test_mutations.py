@@ -41,9 +41,15 @@ EDITS = (
     ),
     Edit(
         "limits.py",
-        "(ln.firm if firm else ln.now + ln.claimed) for ln in lines",
-        "(ln.now + ln.claimed) for ln in lines",
+        "(ln.firm if firm else ln.taken) for ln in lines",
+        "ln.taken for ln in lines",
         "a session's reservation is used up by sessions only",
+    ),
+    Edit(
+        "limits.py",
+        "return self.now + self.claimed - self.moving",
+        "return self.now + self.claimed",
+        "who moves counts once on its reservation",
     ),
     Edit(
         "limits.py",

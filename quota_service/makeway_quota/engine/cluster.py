@@ -245,7 +245,10 @@ class Cluster:
         """Promise GPUs of the future to a workload."""
         tenancy = self._tenancy(workload, need, parts)
         self.claims[workload.id] = tenancy
-        self._book(tenancy, claimed=tenancy.amount)
+        old = self.tenancies.get(workload.id)
+        if old is not None and old.pool is tenancy.pool:
+            tenancy.moving = min(old.amount, tenancy.amount)
+        self._book(tenancy, claimed=tenancy.amount, moving=tenancy.moving)
         for part in parts:
             part.node.shift(part, need, 0, -1)
         return tenancy
@@ -255,7 +258,7 @@ class Cluster:
         tenancy = self.claims.pop(workload.id, None)
         if tenancy is None:
             return ()
-        self._book(tenancy, claimed=-tenancy.amount)
+        self._book(tenancy, claimed=-tenancy.amount, moving=-tenancy.moving)
         for part in tenancy.parts:
             part.node.shift(part, tenancy.need, 0, 1)
         return tenancy.parts
@@ -272,10 +275,10 @@ class Cluster:
     def _tenancy(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Tenancy:
         return Tenancy(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
 
-    def _book(self, tenancy: Tenancy, now: int = 0, leaving: int = 0, claimed: int = 0) -> None:
+    def _book(self, tenancy: Tenancy, now: int = 0, leaving: int = 0, claimed: int = 0, moving: int = 0) -> None:
         workload, pool = tenancy.workload, tenancy.pool.pool.name
-        account = self.account(workload)
-        self.ledger.book(account, pool, workload.firm, workload.owner, now=now, leaving=leaving, claimed=claimed)
+        account, firm, owner = self.account(workload), workload.firm, workload.owner
+        self.ledger.book(account, pool, firm, owner, now=now, leaving=leaving, claimed=claimed, moving=moving)
         self.pool_now[pool] += now
         self.pool_future[pool] += now - leaving + claimed
 

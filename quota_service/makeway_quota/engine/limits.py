@@ -13,20 +13,26 @@ class Line:
     """One quota line and what it counts now. All amounts are milli-GPUs.
 
     `now` is what admitted work holds, `leaving` the part of it that was told to go, `claimed` what waiting
-    work has been promised, `firm` what work holds or was promised that may never be stopped.
+    work has been promised, `moving` the part of that which whoever it is for holds elsewhere until it moves, `firm`
+    what work holds or was promised that may never be stopped.
     """
 
-    __slots__ = ("account", "claimed", "firm", "leaving", "now", "quota", "spare")
+    __slots__ = ("account", "claimed", "firm", "leaving", "moving", "now", "quota", "spare")
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
-        self.now = self.leaving = self.claimed = self.firm = 0
+        self.now = self.leaving = self.claimed = self.moving = self.firm = 0
         self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
 
     @property
     def future(self) -> int:
         """Give what it will count once the leaving have left and claims are honoured."""
         return self.now - self.leaving + self.claimed
+
+    @property
+    def taken(self) -> int:
+        """Give how much of the reservation is spoken for: who moves counts once, with the larger of its two places."""
+        return self.now + self.claimed - self.moving
 
     def held(self, later: bool) -> int:
         """Give how much is kept free of other teams' work, beyond what runs (`later`: and was promised)."""
@@ -102,7 +108,16 @@ class Ledger:
         return self.accounts[name]
 
     def book(
-        self, account: Account, pool: str, firm: bool, owner: str, *, now: int = 0, leaving: int = 0, claimed: int = 0
+        self,
+        account: Account,
+        pool: str,
+        firm: bool,
+        owner: str,
+        *,
+        now: int = 0,
+        leaving: int = 0,
+        claimed: int = 0,
+        moving: int = 0,
     ) -> None:
         """Add to every line of the account and its departments that covers the pool."""
         later = now - leaving + claimed
@@ -114,6 +129,7 @@ class Ledger:
                 line.now += now
                 line.leaving += leaving
                 line.claimed += claimed
+                line.moving += moving
                 if firm:
                     line.firm += now + claimed
         account.owners[owner] = account.owners.get(owner, 0) + later
@@ -128,7 +144,7 @@ class Ledger:
         if guarantor is None:
             return 0
         lines = guarantor.reserving(pool)
-        return max(0, min(ln.quota.reserved - (ln.firm if firm else ln.now + ln.claimed) for ln in lines))
+        return max(0, min(ln.quota.reserved - (ln.firm if firm else ln.taken) for ln in lines))
 
     def over_limit(
         self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None

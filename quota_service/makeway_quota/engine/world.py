@@ -162,6 +162,8 @@ class Tenancy:
     leaving: bool = False
     fresh: bool = False
     """Started by this very plan: it is not evicted but its start withdrawn, and it is not moved."""
+    moving: int = 0
+    """Of a claim: how much of it the workload holds elsewhere until it moves, and so counts once."""
 
 
 class PoolState:
