@@ -155,3 +155,54 @@ def test_nobody_starves(start: int) -> None:
             world.end(name)
         world.workloads = {i: w for i, w in world.workloads.items() if w.state != "succeeded" or i in large}
     raise AssertionError(f"only {served} of {large} ever started")
+
+
+def outranked(**settings: object) -> World:
+    """A small job of `a` runs, a large one waited too long, and an urgent one of the same team comes."""
+    world = World(**settings).pool("p", gpus=4).team("a").profile("two", 2).profile("three", 3).profile("eight", 8)
+    world.submit("low", "a", "two", priority=-1).settle()
+    world.submit("late", "a", "three", priority=-1)
+    world.now += DAY
+    return world
+
+
+def test_who_waited_too_long_stands_behind_its_own_teams_higher_priority() -> None:
+    world = outranked().submit("urgent", "a", "three", priority=1)
+    plan = world.step()
+    assert [(e.id, e.rule) for e in plan.evict] == [("low", "preempt_in_team")]
+    assert world.release().step().start[0].id == "urgent"
+    assert not world.plan().acts
+    assert world.reason("low")[1].endswith("p-1 is held for it."), "the one of its team that waits longest, again"
+    calm = outranked(in_team_preemption=False).submit("urgent", "a", "three", priority=1)
+    assert calm.reason("late")[1].endswith("p-1 is held for it.")
+
+
+def test_a_job_that_waited_too_long_is_not_started_to_be_preempted() -> None:
+    world = outranked().submit("urgent", "a", "three", priority=1)
+    world.end("low")
+    assert [s.id for s in world.step().start] == ["urgent"]
+    world.now += HOUR
+    assert not world.plan().acts
+
+
+def test_a_higher_priority_that_can_never_start_takes_nothing_from_who_waited_too_long() -> None:
+    world = outranked().submit("urgent", "a", "eight", priority=1)
+    assert world.reason("late")[1].endswith("p-1 is held for it.")
+
+
+@pytest.mark.parametrize("capacity", [None, 3000])
+def test_nothing_is_held_for_what_can_never_start(capacity: int | None) -> None:
+    world = World(starvation_after=0).pool("p", gpus=4, capacity=capacity).team("a", limit=None if capacity else 3)
+    world.profile("two", 2).profile("four", 4).submit("never", "a", "four").submit("small", "a", "two")
+    assert [s.id for s in world.step().start] == ["small"]
+
+
+def test_a_gang_that_grows_may_end_a_hold_and_then_others_start_at_once() -> None:
+    """Over quota, the wider gang of `c` takes from the fair share of `b`, for whom nothing is held then."""
+    world = World(starvation_after=0, fair_share="reclaim").pool("p", nodes=2, gpus=4)
+    world.team("b").team("c", 1, weight="High").team("d", 2)
+    world.profile("one", 1).profile("three", 3).profile("four", 4).profile("elastic", 1, workers=2, min_workers=1)
+    world.run("s1", "d", "one", "p-1", kind="session").run("s2", "d", "one", "p-2", kind="session")
+    world.submit("large", "b", "four").submit("small", "b", "three").submit("gang", "c", "elastic")
+    assert len(world.step().start) == 2
+    assert not world.plan().acts

@@ -11,8 +11,11 @@ from .place import allowed, find
 from .world import Tenancy
 
 
-def grow(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
-    """Give the gangs that this plan starts more workers, up to what they asked for, in the order of their starts."""
+def grow(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> bool:
+    """Give the gangs that this plan starts more workers, up to what they asked for, in the order of their starts.
+
+    Say whether any got more.
+    """
     wanted = {
         pool.pool.name
         for queue in waiting
@@ -20,13 +23,15 @@ def grow(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
         if any(queue.lines.values())
         and cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
     }
+    grew = False
     for name in draft.started:
         tenancy = cluster.tenancies[name]
         if tenancy.need.workers > tenancy.need.least and tenancy.pool.pool.name not in wanted:
-            _widen(cluster, draft, tenancy)
+            grew |= _widen(cluster, draft, tenancy)
+    return grew
 
 
-def _widen(cluster: Cluster, draft: Draft, tenancy: Tenancy) -> None:
+def _widen(cluster: Cluster, draft: Draft, tenancy: Tenancy) -> bool:
     need = replace(tenancy.need, least=1, workers=1)
     account, pool, firm = cluster.account(tenancy.workload), tenancy.pool, tenancy.workload.firm
     may_borrow = not firm and account.policy.weight != "None"
@@ -37,5 +42,7 @@ def _widen(cluster: Cluster, draft: Draft, tenancy: Tenancy) -> None:
         if not found:
             break
         cluster.widen(tenancy, replace(found[0], worker=len(tenancy.parts)))
-    if len(tenancy.parts) > tenancy.need.least:
+    wider = len(tenancy.parts) > tenancy.need.least
+    if wider:
         draft.widen(tenancy)
+    return wider

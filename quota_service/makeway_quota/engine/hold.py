@@ -14,7 +14,7 @@ from .cluster import Cluster
 from .forecast import ends_at, limit_falls
 from .limits import Line
 from .openings import UNKNOWN, Opening, first_room
-from .order import Queue
+from .order import Queue, rank
 from .place import kept_back
 from .state import GPU, Workload
 from .victims import within_fair_share
@@ -119,17 +119,36 @@ def _part(need: int, free: int, spare: int) -> int:
     return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
 
 
-def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
-    """List those who waited too long, the oldest first. `Lowest` takes what is left over, however long it waits."""
-    found = [
-        (queue, workload)
-        for queue in queues
-        if queue.need.total and not queue.session and queue.account.policy.weight != "Lowest"
-        for workload in queue.heads()
-        if cluster.waits_too_long(workload) and workload.id not in cluster.claims
-    ]
+def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload, list[PoolState]]]:
+    """List those who waited too long, the oldest first, with the pools in which nobody of their own team goes first.
+
+    `Lowest` takes what is left over, however long it waits.
+    """
+    waiting = list(queues)
+    found = []
+    for queue in waiting:
+        if not queue.need.total or queue.session or queue.account.policy.weight == "Lowest":
+            continue
+        late = [w for w in queue.heads() if cluster.waits_too_long(w) and w.id not in cluster.claims]
+        pools = [pool for pool in queue.pools if not _outranked(cluster, queue, pool, waiting)] if late else []
+        found += [(queue, workload, pools) for workload in late if pools]
     found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
     return found
+
+
+def _outranked(cluster: Cluster, queue: Queue, pool: PoolState, waiting: Iterable[Queue]) -> bool:
+    """Say whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
+    if not cluster.settings.in_team_preemption:
+        return False
+    return any(
+        other.account is queue.account
+        and other.priority > queue.priority
+        and not (other.firm or other.promised)
+        and pool in other.pools
+        and rank(other, pool) <= rank(queue, pool)
+        and any(w.kind == "job" and hold(cluster, other, w, pool) is not None for w in other.heads())
+        for other in waiting
+    )
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
@@ -138,7 +157,7 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
     in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.firm)
     if not in_quota and (queue.firm or queue.account.policy.weight == "None"):
         return None
-    if kept_back(cluster, queue.account, pool, amount, True) is not None:
+    if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return None
     if not in_quota and cluster.settings.fair_share == "reclaim" and not within_fair_share(cluster, queue, pool):
         return None  # it would be made to leave at once
@@ -149,3 +168,10 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
     if cluster.ledger.over_limit(queue.account, name, amount) is not None or cluster.over_capacity(pool, amount):
         until, rooms = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
     return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, rooms)
+
+
+def _never(queue: Queue, pool: PoolState) -> bool:
+    """Say whether a limit or the pool's cap is smaller than what one of the queue needs."""
+    lines = [line for level in queue.account.chain for line in level.covering(pool.pool.name)]
+    caps = [pool.pool.capacity, *(line.quota.limit for line in lines)]
+    return any(cap is not None and cap < queue.need.total for cap in caps)

@@ -27,7 +27,8 @@ def schedule(snapshot: Snapshot) -> Plan:
     draft = Draft(cluster)
     waiting = queues(cluster, _admissible(cluster, draft))
     _until_nothing_changes(cluster, draft, waiting)
-    grow(cluster, draft, waiting)
+    if grow(cluster, draft, waiting):
+        _until_nothing_changes(cluster, draft, waiting)  # who grew has a larger share now
     _let_go(draft)
     for queue in waiting:
         if queue.session and not any(_guaranteed(cluster, queue, pool) for pool in queue.pools):
@@ -79,8 +80,8 @@ def _let_go(draft: Draft) -> None:
 def _hold_for_the_starving(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
     """Let those who waited too long go first, one a pool; where they do not fit, keep for them what would do."""
     draft.holds = {}
-    for queue, workload in starving(cluster, waiting):
-        pools = [pool for pool in queue.pools if pool.pool.name not in draft.holds]
+    for queue, workload, able in starving(cluster, waiting):
+        pools = [pool for pool in able if pool.pool.name not in draft.holds]
         if any(_started_late(cluster, draft, queue, workload, pool) for pool in pools):
             queue.pop(workload)
             continue
