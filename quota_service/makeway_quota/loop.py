@@ -134,6 +134,7 @@ class Loop:
         rows = await self.watch.rows()
         failed = await self.orders.give(rows, seen, now)
         changed |= await self._commit(failed, now)
+        await self._keep_histories(now)
         self.turns += 1
         self.last_turn_at = time.monotonic()
         TURN_SECONDS.observe(time.perf_counter() - began)
@@ -146,6 +147,12 @@ class Loop:
         count_decisions(d for d in books.decisions if d.workload is None or d.workload in applied)
         return bool(applied)
 
+    async def _keep_histories(self, now: float, at_once: bool = False) -> None:
+        """Write what was borrowed, where it is not what it would be without a word."""
+        milli = self.watch.accounting.news(at_once)
+        if milli is not None:
+            await asyncio.to_thread(self.store.keep_histories, milli, now=now, term=self.term)
+
     async def close(self, *, stop_jobs: bool) -> None:
         """Let the jobs save and stop, or leave them running, and write down how they ended."""
         try:
@@ -154,5 +161,7 @@ class Loop:
                 seen = await self.backend.observe()
                 rows = await self.watch.rows()
                 await self._commit(settle(rows, seen, now=self.clock(), lost_budget=self.lost_budget), self.clock())
+                await self.watch.rows()
+            await self._keep_histories(self.clock(), at_once=True)
         except (BackendError, Deposed, OSError) as error:
             log.warning("Stopping the jobs did not go as it should: %s", error)

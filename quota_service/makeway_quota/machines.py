@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from .backends.base import NodeSeen
 from .engine.state import Node, Placed, Placement
@@ -16,12 +17,16 @@ from .policy import Document
 from .store.records import Place, Workload
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machines:
     """The nodes by pool. `nodes` holds a divided machine once for each of its pools; `divided` its parts by name."""
 
     nodes: tuple[NodeSeen, ...] = ()
     divided: Mapping[str, tuple[NodeSeen, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def _pools(self) -> dict[str, str]:
+        return {seen.name: seen.pool for seen in self.nodes}
 
     def as_nodes(self, rows: Iterable[Workload]) -> tuple[Node, ...]:
         """Show the engine the nodes; what runs over the border of two pools is a stranger in the second."""
@@ -37,6 +42,13 @@ class Machines:
             Placed(worker, self._name_for(place, pools), place.devices, place.milli[0] if place.milli else 0)
             for worker, place in enumerate(places)
         )
+
+    def pool_of(self, place: Place, pools: Sequence[str] = ()) -> str | None:
+        """Say in which pool a worker counts; None where its node is gone. `pools` as for `placement`."""
+        parts = self.divided.get(place.node)
+        if parts is not None:
+            return _home(parts, place, pools).pool
+        return self._pools.get(place.node)
 
     def _node(self, seen: NodeSeen, strays: tuple[int, ...]) -> Node:
         whole = {index for index, milli in seen.foreign.items() if milli >= 1000}.union(strays)

@@ -86,7 +86,7 @@ class Service:
         except BaseException:
             lock.close()
             raise
-        watch = Watch(store, document, version)
+        watch = Watch(store, document, version, clock)
         watch.see(seen)
         service = cls(config, backend, store, watch, hub, clock)
         service._lock = lock

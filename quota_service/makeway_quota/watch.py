@@ -9,10 +9,11 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from .accounting import Accounting
 from .backends.base import Seen
 from .durations import Durations
 from .engine.state import Node, Snapshot
@@ -48,8 +49,11 @@ class Follower:
 class Watch:
     """The last observation, the active rows (read once, then followed from commit to commit) and the document."""
 
-    def __init__(self, store: Store, document: Document, policy_version: int) -> None:
+    def __init__(
+        self, store: Store, document: Document, policy_version: int, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
+        self._clock = clock
         self.document = document
         self.policy_version = policy_version
         self.seen = NOTHING
@@ -62,9 +66,11 @@ class Watch:
         self._news: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
         self.durations = Durations()
+        self.accounting = Accounting()
         self._shown = Shown(self.durations)
         self._followers: dict[str, list[Follower]] = {}
         self._guard = threading.Lock()
+        self._account(())
         store.on_change(self._committed)
 
     def _committed(self, changed: Sequence[Workload]) -> None:
@@ -112,7 +118,22 @@ class Watch:
         if self._raw.nodes != nodes or self.document is not document:
             self._divided = (self._raw.nodes, self.document)
             self._machines = divide(self._raw.nodes, self.document)
+            self._account((self._rows or {}).values())
         self.seen = replace(self._raw, nodes=self._machines.nodes)
+
+    def _account(self, rows: Iterable[Workload]) -> None:
+        """Count past over-quota use by the document and the machines as they are now."""
+        document, machines = self.document, self._machines
+
+        def held(row: Workload) -> Iterator[tuple[str, int]]:
+            profile = document.profile(row.profile)
+            for place in row.placement:
+                pool = machines.pool_of(place, profile.pools if profile else ())
+                if pool is not None:
+                    yield pool, row.gpus
+
+        half_life = document.settings.history_half_life
+        self.accounting.use(document.policies, [p.name for p in document.pools], half_life, held, rows)
 
     def age(self) -> float | None:
         """Seconds since the last observation; None before the first."""
@@ -129,7 +150,11 @@ class Watch:
             async with self._reading:
                 if self._rows is None:
                     self.durations.add(await asyncio.to_thread(self._store.past_runs))
-                    self._rows = {row.id: row for row in await asyncio.to_thread(self._store.active)}
+                    kept, at = await asyncio.to_thread(self._store.histories)
+                    rows = {row.id: row for row in await asyncio.to_thread(self._store.active)}
+                    self._account(rows.values())
+                    self.accounting.recall(kept, self._clock() - at)
+                    self._rows = rows
         if self._news:
             self._rows = self._followed(self._rows)
         return self._rows
@@ -137,6 +162,7 @@ class Watch:
     def _followed(self, rows: Mapping[str, Workload]) -> dict[str, Workload]:
         """The rows after the commits that were told since; those who hold the old ones keep them as they were."""
         found = dict(rows)
+        taken: list[Workload] = []
         while self._news:
             for row in self._news.popleft():
                 known = found.get(row.id)
@@ -147,7 +173,9 @@ class Watch:
                 elif found.pop(row.id, None) is not None and self.durations.learn(row):
                     alike = (row.team, row.profile)
                     self._shown.stale.update(w.id for w in found.values() if (w.team, w.profile) == alike)
+                taken.append(row)
                 self._shown.stale.add(row.id)
+        self.accounting.follow(taken)
         return found
 
     def snapshot(self, rows: Mapping[str, Workload], now: float, document: Document | None = None) -> Snapshot:
@@ -155,13 +183,17 @@ class Watch:
         doc = document or self.document
         machines = self._machines if document is None else divide(self._raw.nodes, document)
         known = self._shown if document is None and rows is self._rows else Shown(self.durations)
+        if document is None:
+            policies = self.accounting.policies()
+        else:
+            policies = self.accounting.applied(doc.policies, doc.settings.history_half_life)
         return Snapshot(
             now=now,
             settings=doc.settings,
             pools=doc.pools,
             nodes=known.nodes_of(rows, machines),
             profiles=doc.profiles,
-            policies=doc.policies,
+            policies=policies,
             workloads=known.workloads_of(rows, machines, doc),
         )
 

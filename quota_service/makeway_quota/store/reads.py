@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, se
 from . import rows
 from .records import ENDED, LIVE, Attempt, Decision, Event, File, PastRun, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, policies, sources, terms, workloads
+from .tables import histories as known
 
 W = workloads.c
 COLUMNS = [workloads.c[name] for name in rows.WORKLOAD_FIELDS]
@@ -184,6 +185,12 @@ def past_runs(connection: Connection, limit: int) -> list[PastRun]:
         .limit(limit)
     )
     return [PastRun(*row) for row in connection.execute(query)][::-1]
+
+
+def histories(connection: Connection) -> tuple[dict[str, float], float]:
+    """Read what every policy borrowed of late, and when that was written."""
+    found = connection.execute(select(known.c.policy, known.c.milli, known.c.at)).all()
+    return {policy: milli for policy, milli, _ in found}, max((at for _, _, at in found), default=0.0)
 
 
 def policy(connection: Connection, version: int | None) -> PolicyVersion | None:

@@ -225,6 +225,18 @@ class Store:
         with self._database.read() as connection:
             return reads.past_runs(connection, limit)
 
+    def histories(self) -> tuple[dict[str, float], float]:
+        """Read every policy's decayed over-quota use (milli-GPUs), and when it was written (0: never)."""
+        with self._database.read() as connection:
+            return reads.histories(connection)
+
+    def keep_histories(self, milli: Mapping[str, float], *, now: float, term: int | None = None) -> None:
+        """Write every policy's decayed over-quota use in place of what was known."""
+        with self._database.write() as connection:
+            if term is not None:
+                writes.lead(connection, term)
+            writes.keep_histories(connection, milli, now)
+
     # -- policy
 
     def policy_current(self) -> PolicyVersion | None:

@@ -183,6 +183,14 @@ policies = Table(
     Column("document", Text, nullable=False),
 )
 
+histories = Table(
+    "histories",
+    metadata,
+    Column("policy", Text, primary_key=True, comment="its decayed over-quota use"),
+    Column("milli", Double, nullable=False),
+    Column("at", Double, nullable=False),
+)
+
 terms = Table(
     "terms",
     metadata,

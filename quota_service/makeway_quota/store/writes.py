@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from . import reads, rows
 from .errors import Conflict, Deposed
 from .records import ENDED, Change, File, NewDecision, PolicyVersion, Pruned, Workload
-from .tables import attempts, blobs, decisions, events, files, policies, sources, terms, workloads
+from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 ADD_WORKLOAD = insert(workloads)
 ADD_ATTEMPT = insert(attempts)
@@ -226,6 +226,14 @@ def add_policy(connection: Connection, new: PolicyVersion, base: int | None) -> 
     added = replace(new, version=number + 1)
     connection.execute(insert(policies), {name: rows.clean(value) for name, value in asdict(added).items()})
     return added
+
+
+def keep_histories(connection: Connection, milli: Mapping[str, float], now: float) -> None:
+    """Write what every policy borrowed of late, instead of what was there."""
+    connection.execute(delete(histories))
+    if milli:
+        values = [{"policy": rows.clean(policy), "milli": each, "at": now} for policy, each in milli.items()]
+        connection.execute(insert(histories), values)
 
 
 def take_term(connection: Connection, holder: str, now: float) -> int:
