@@ -171,7 +171,7 @@ EDITS = (
         "fair share: only from those who are above theirs",
     ),
     Edit(
-        "reclaim.py",
+        "cheapest.py",
         "sum(t.amount for t in chosen), orders)",
         "0, orders)",
         "the node where the fewest GPUs have to leave",

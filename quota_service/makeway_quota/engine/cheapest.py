@@ -2,7 +2,8 @@
 
 A node where only one team could be asked keeps its rank within that team until something happens on it: the
 team's share moves all its nodes alike. Such nodes wait in one heap per team and are scored again only when
-touched. Nodes where several teams could be asked are scored for every seeker.
+touched, or when the team may be asked for more than before. Nodes where several teams could be asked are scored
+for every seeker, those where more GPUs have to leave than elsewhere not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from .limits import Account
 from .victims import Seeker
 from .world import NodeState, Tenancy
 
@@ -26,9 +26,8 @@ class Ranking:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.heaps: dict[str, list[tuple[Score, int]]] = {}
-        self.scores: dict[int, tuple[str, Score]] = {}
+        self.scores: dict[int, tuple[str, Score, list[Tenancy]]] = {}
         self.mixed: set[int] = set()
-        self.own = False
         self.touched = self.grown = -1
 
     def best(self, seeker: Seeker) -> list[Tenancy] | None:
@@ -39,50 +38,59 @@ class Ranking:
             scored = self._judge(seeker, position)[1]
             if scored is not None:
                 found.append(scored)
+            else:
+                self.mixed.discard(position)
         return min(found, key=lambda scored: scored[0])[1] if found else None
 
     def _catch_up(self, seeker: Seeker) -> None:
-        """Score what was touched since the last seeker; all, if some team grew and so is easier to ask now."""
-        pool, ledger = seeker.pool, seeker.cluster.ledger
-        news: set[Account] = set(ledger.grown[self.grown :]) if self.grown >= 0 else set()
-        if self.grown < 0 or (news and (self.own or not news <= set(seeker.account.chain))):
-            self.heaps, self.scores, self.mixed, self.own = {}, {}, set(), len(seeker.account.chain) > 1
-            positions = range(len(pool.nodes))
-            for position in positions:
-                self._score(seeker, position)
+        """Score what was touched since the last seeker, and where a team grew and so is easier to ask now."""
+        pool, grown = seeker.pool, seeker.cluster.ledger.grown
+        if self.grown < 0 or (seeker.right == "fair_share" and len(grown) > self.grown):
+            self.heaps, self.scores, self.mixed = {}, {}, set()
+            positions = set(range(len(pool.nodes)))
         else:
-            for position in sorted(set(pool.touched[self.touched :])):
-                self._score(seeker, position)
-        self.touched, self.grown = len(pool.touched), len(ledger.grown)
+            positions = set(pool.touched[self.touched :])
+            easier = seeker.easier(grown[self.grown :]) if len(grown) > self.grown else ()
+            if easier:
+                positions.update(node.position for node in pool.nodes if _hosts_any(node, easier))
+        for position in sorted(positions):
+            self._score(seeker, position)
+        self.touched, self.grown = len(pool.touched), len(grown)
 
     def _score(self, seeker: Seeker, position: int) -> None:
         teams, scored = self._judge(seeker, position)
         self.mixed.discard(position)
         self.scores.pop(position, None)
-        if seeker.account.policy.name in teams:
-            self.own = True
+        if scored is None:
+            return
         if len(teams) > 1:
             self.mixed.add(position)
-        elif teams and scored is not None:
+        else:
             (team,) = teams
             plain = _without_share(scored[0])
-            self.scores[position] = team, plain
+            self.scores[position] = team, plain, scored[1]
             heapq.heappush(self.heaps.setdefault(team, []), (plain, position))
 
     def _judge(self, seeker: Seeker, position: int) -> tuple[set[str], Scored | None]:
         node = seeker.pool.nodes[position]
-        if not node.suits(seeker.need) or not node.guests:
+        if not node.guests or not node.suits(seeker.need):
             return set(), None
-        able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
-        return {t.workload.policy for t in able}, self.judge(seeker, node, able) if able else None
+        able = [t for t in node.guests.values() if seeker.may_ask(t)]
+        if not able or not enough_devices(seeker, node, able):
+            return set(), None
+        able.sort(key=seeker.order)
+        return {t.workload.policy for t in able}, self.judge(seeker, node, able)
 
     def _top(self, seeker: Seeker, team: str) -> Scored | None:
         heap = self.heaps[team]
         while heap:
             plain, position = heap[0]
-            if self.scores.get(position) != (team, plain):
+            known = self.scores.get(position)
+            if known is None or known[:2] != (team, plain):
                 heapq.heappop(heap)
                 continue
+            if len(known[2]) == 1 and seeker.may_ask(known[2][0]):
+                return score(seeker, known[2]), known[2]
             scored = self._judge(seeker, position)[1]
             if scored is not None and _without_share(scored[0]) == plain:
                 return scored
@@ -91,6 +99,24 @@ class Ranking:
             if scored is not None:
                 self._score(seeker, position)
         return None
+
+
+def _hosts_any(node: NodeState, teams: set[str]) -> bool:
+    return any(t.workload.policy in teams for t in node.guests.values())
+
+
+def enough_devices(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> bool:
+    """Say whether a node could have the GPUs for a worker, going by their number alone: if not, it has no room."""
+    wanted = seeker.need.whole - node.whole_future
+    if wanted <= 0:
+        return True
+    return sum(len(part.devices) for t in able for part in t.parts if part.node is node) >= wanted
+
+
+def score(seeker: Seeker, chosen: Sequence[Tenancy]) -> Score:
+    """Give what a set of victims costs: the highest priority among them, GPUs, then the order of leaving."""
+    orders = sorted(seeker.order(t) for t in chosen)
+    return (max(order[0] for order in orders), sum(t.amount for t in chosen), orders)  # type: ignore[type-var]
 
 
 def _without_share(score: Score) -> Score:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from .cheapest import Ranking, Scored
+from .cheapest import Ranking, Scored, enough_devices, score
 from .place import allowed, find
 from .state import GPU
 from .victims import Seeker
@@ -36,7 +36,23 @@ def reclaim(seeker: Seeker) -> Choice | None:
         choice = _on_many_nodes(seeker)
         if choice is not None:
             return choice
-    return _anywhere(seeker)
+    return None if _hopeless(seeker) else _anywhere(seeker)
+
+
+def _hopeless(seeker: Seeker) -> bool:
+    """Say whether there is no room for the seeker even if everybody left who could be asked."""
+    workers = 0
+    for node in seeker.pool.nodes:
+        if not node.suits(seeker.need):
+            continue
+        have = node.workers(seeker.need, True)
+        if have < seeker.need.least and node.guests:
+            able = [t for t in node.guests.values() if seeker.may_ask(t)]
+            have = _most(seeker, node, able) if able and enough_devices(seeker, node, able) else have
+        workers += have
+        if workers >= seeker.need.least:
+            return False
+    return True
 
 
 # One worker: the node where the fewest GPUs have to leave
@@ -62,7 +78,7 @@ def _ranking(seeker: Seeker) -> Ranking:
 
 def _judge(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> Scored | None:
     chosen = _fewest(seeker, node, able) if _room(seeker, node, able) else None
-    return (_score(seeker, chosen), chosen) if chosen else None
+    return (score(seeker, chosen), chosen) if chosen else None
 
 
 def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
@@ -70,8 +86,10 @@ def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need) or not node.guests:
             continue
-        able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
-        exact = _exact(seeker, node, able) if able and _room(seeker, node, able) else None
+        able = [t for t in node.guests.values() if seeker.may_ask(t)]
+        if not able or not enough_devices(seeker, node, able) or not _room(seeker, node, able):
+            continue
+        exact = _exact(seeker, node, sorted(able, key=seeker.order))
         if exact is not None and (best is None or exact[0] < best[0]):
             best = exact
     return best[1] if best else None
@@ -84,7 +102,7 @@ def _fewest(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Te
     if not singles:
         return greedy
     single = min(singles, key=lambda t: (seeker.order(t)[0], t.amount, seeker.order(t)))
-    if greedy is None or _score(seeker, [single]) <= _score(seeker, greedy):
+    if greedy is None or score(seeker, [single]) <= score(seeker, greedy):
         return [single]
     return greedy
 
@@ -119,7 +137,7 @@ def _exact(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> tuple[tu
                 continue
             legal = in_legal_order(seeker, group)
             if legal is not None:
-                scored = (_score(seeker, legal), legal)
+                scored = (score(seeker, legal), legal)
                 if best is None or scored[0] < best[0]:
                     best = scored
         if best is not None:
@@ -160,11 +178,6 @@ def _room(seeker: Seeker, node: NodeState, gone: Iterable[Tenancy], workers: int
     return hosts(seeker.need, left, whole, cpu, memory) >= workers
 
 
-def _score(seeker: Seeker, chosen: Sequence[Tenancy]) -> tuple[object, ...]:
-    orders = sorted(seeker.order(t) for t in chosen)
-    return (max(order[0] for order in orders), sum(t.amount for t in chosen), orders)  # type: ignore[type-var]
-
-
 # Gangs: the nodes that are cheapest to clear, one after the other
 
 
@@ -173,7 +186,7 @@ def _on_many_nodes(seeker: Seeker) -> Choice | None:
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need):
             continue
-        able = sorted((t for t in node.guests.values() if seeker.may_take(t)), key=seeker.order)
+        able = sorted((t for t in node.guests.values() if seeker.may_ask(t)), key=seeker.order)
         have = node.workers(seeker.need, True)
         most = _most(seeker, node, able)
         if most:
@@ -220,7 +233,7 @@ def _clear(seeker: Seeker, node: NodeState, able: Sequence[Tenancy], workers: in
 
 def _anywhere(seeker: Seeker) -> Choice | None:
     everyone = {t.workload.id: t for n in seeker.pool.nodes for t in n.guests.values()}
-    able = sorted((t for t in everyone.values() if seeker.may_take(t)), key=seeker.order)
+    able = sorted((t for t in everyone.values() if seeker.may_ask(t)), key=seeker.order)
     if not able:
         return None
     for tenancy in able:

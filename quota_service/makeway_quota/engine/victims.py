@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +34,8 @@ class Seeker:
     minus: dict[Line, int] = field(default_factory=dict)
     """What those chosen so far take off each line."""
     minus_pool: int = 0
+    first: dict[str, bool] = field(default_factory=dict)
+    """Policy to whether its work could be asked before anybody was chosen."""
 
     @property
     def amount(self) -> int:
@@ -89,6 +91,28 @@ class Seeker:
         if self.right == "fair_share":
             return account is not self.account and self._above_fair(account, name)
         return self.cluster.ledger.above(account, name, self.account, self.amount, self.minus)
+
+    def may_ask(self, tenancy: Tenancy) -> bool:
+        """Say whether this one could be asked before anybody else is chosen: who cannot be then, never can be."""
+        name = tenancy.workload.policy
+        known = self.first.get(name)
+        if known is None:
+            known = self.first[name] = self.entitled(tenancy)
+        return known and self.may_take(tenancy)
+
+    def easier(self, grown: Iterable[Account]) -> set[str]:
+        """Name the teams that may be asked, and give more than before these accounts came to use more."""
+        pool, ledger = self.pool.pool.name, self.cluster.ledger
+        levels = {level for account in grown for level in account.chain}
+        levels.difference_update((self.account.guarantor(pool) or self.account).chain[1:])
+        if not levels:
+            return set()
+        return {
+            name
+            for name in self.cluster.stoppable.get(pool, {})
+            if not levels.isdisjoint((account := ledger.account(name)).chain)
+            and ledger.above(account, pool, self.account, self.amount, {})
+        }
 
     def right_over(self, account: Account) -> Right:
         """Say by which right somebody of this account was asked: a limit only stands between their own."""
