@@ -7,6 +7,7 @@ from random import Random
 
 from engine.invariants import check
 from makeway_quota.engine import QuotaLine
+from makeway_quota.engine.state import LIVE
 from worlds import World, milli
 
 WEIGHTS = ("None", "Lowest", "Low", "Medium", "High")
@@ -27,8 +28,13 @@ EVENTS = (
 )
 
 
-def random_world(random: Random, departments: bool = False, gangs: bool = False) -> World:
-    """Make up a small cluster with a few teams and profiles."""
+MOST_WAITING = 20
+"""With more work than this waiting, new work is cancelled work instead: long lines teach nothing."""
+
+
+def random_world(random: Random) -> World:
+    """Make up a small cluster with a few teams and profiles; some have departments, some gangs."""
+    departments, gangs = random.random() < 0.4, random.random() < 0.5
     world = World(
         consolidation=random.random() < 0.7,
         victim_order=random.choice(["newest", "cheapest"]),
@@ -79,13 +85,14 @@ def random_world(random: Random, departments: bool = False, gangs: bool = False)
 def happen(world: World, random: Random) -> None:
     """Let one thing happen."""
     event = random.choice(EVENTS)
-    running = world.named("running")
-    leaving = world.named("checkpointing")
-    if event in ("job", "session"):
+    running, leaving, waiting = world.named("running"), world.named("checkpointing"), world.named("pending")
+    if event in ("job", "session") and len(waiting) > MOST_WAITING:
+        world.end(*random.sample(waiting, 3), state="cancelled")
+    elif event in ("job", "session"):
         many = random.randint(1, 4) if event == "job" else 1
         for _ in range(many):
             world.submit(
-                f"w{len(world.workloads):03}",
+                f"w{int(world.now)}",
                 random.choice([n for n in world.policies if n != "top"]),
                 random.choice(list(world.profiles)),
                 kind=event,
@@ -96,7 +103,7 @@ def happen(world: World, random: Random) -> None:
     elif event in ("end", "fail") and running:
         world.end(random.choice(running), state="succeeded" if event == "end" else "failed")
     elif event == "cancel":
-        live = running + leaving + world.named("pending")
+        live = running + leaving + waiting
         if live:
             world.end(random.choice(live), state="cancelled")
     elif event == "release" and leaving:
@@ -115,11 +122,13 @@ def happen(world: World, random: Random) -> None:
         world.policies[name] = replace(world.policies[name], quotas=(changed,))
 
 
-def live_through(random: Random, events: int, departments: bool = False, gangs: bool = False) -> World:
-    """Let a random history happen, and check every plan on the way."""
-    world = random_world(random, departments, gangs)
+def live_through(random: Random, events: int) -> World:
+    """Let a random history happen, check every plan on the way, and see the world come to rest at its end."""
+    world = random_world(random)
     for _ in range(events):
         happen(world, random)
         check(world, Random(7))
         world.now += random.choice([1, 5, 600])
+        world.workloads = {i: w for i, w in world.workloads.items() if w.state in LIVE}
+    world.settle()
     return world

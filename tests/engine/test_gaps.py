@@ -126,6 +126,13 @@ def test_a_promise_ends_when_the_node_shrinks(what: str, less: int) -> None:
     assert not any(w.claim for w in plan.pending)
 
 
+def test_a_promise_that_ended_gives_no_precedence() -> None:
+    world = World().pool("p", nodes=2, gpus=1).team("a").profile("one", 1).jobs("first second", "a", "one")
+    world.nodes["p-2"] = replace(world.nodes["p-2"], ready=False)
+    world.change("second", claim=(Placed(0, "p-2", (0,)),))
+    assert [s.id for s in world.step().start] == ["first"]
+
+
 # Moving and leaving
 
 

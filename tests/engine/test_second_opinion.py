@@ -7,7 +7,7 @@ from itertools import combinations, permutations
 from random import Random
 
 import pytest
-from engine.invariants import Sums
+from engine.sums import Sums
 from makeway_quota.engine import GPU, Workload
 from worlds import World
 

@@ -143,12 +143,17 @@ def _outranked(cluster: Cluster, queue: Queue, pool: PoolState, waiting: Iterabl
     return any(
         other.account is queue.account
         and other.priority > queue.priority
-        and not (other.firm or other.promised)
+        and not other.firm
         and pool in other.pools
         and rank(other, pool) <= rank(queue, pool)
-        and any(w.kind == "job" and hold(cluster, other, w, pool) is not None for w in other.heads())
+        and any(_goes_first(cluster, other, workload, pool) for workload in other.heads())
         for other in waiting
     )
+
+
+def _goes_first(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> bool:
+    promised = workload.id in cluster.claims
+    return workload.kind == "job" and not promised and hold(cluster, queue, workload, pool) is not None
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:

@@ -62,7 +62,7 @@ def queues(cluster: Cluster, pending: Iterable[Workload]) -> list[Queue]:
         need = cluster.need(w)
         profile = cluster.profiles[w.profile]
         patient = cluster.now - w.submitted_at < profile.reclaim_after
-        own = w.id if w.id in promised or w.claim else ""
+        own = w.id if w.id in promised or w.id in cluster.claims else ""
         key = (own, w.policy, w.profile, need, w.firm, w.kind, w.priority, patient, held_for and cluster.time_limit(w))
         queue = found.get(key)
         if queue is None:

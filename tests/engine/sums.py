@@ -1,0 +1,101 @@
+"""Who holds what in a snapshot, counted the plain way: not with the engine's sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from makeway_quota.engine import GPU, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.state import ADMITTED, LIVE, Placement
+
+
+class Sums:
+    """Who holds what in a snapshot, counted the plain way."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.nodes = {n.name: n for n in snapshot.nodes}
+        self.profiles = {p.name: p for p in snapshot.profiles}
+        self.policies = {p.name: p for p in snapshot.policies}
+        self.live = {w.id: w for w in snapshot.workloads if w.state in LIVE}
+
+    def gpus(self, w: Workload) -> int:
+        return w.gpus if w.gpus is not None else self.profiles[w.profile].gpus
+
+    def workers(self, w: Workload) -> int:
+        profile = self.profiles[w.profile]
+        return profile.min_workers or profile.workers
+
+    def request(self, w: Workload) -> int:
+        return self.gpus(w) * self.workers(w)
+
+    def held(self, w: Workload) -> int:
+        return held(w.placement)
+
+    def pool(self, placement: Placement) -> str:
+        return self.nodes[placement[0].node].pool
+
+    def usage(self, policy: str, line: QuotaLine, firm: bool = False) -> int:
+        return sum(
+            self.held(w)
+            for w in self.live.values()
+            if w.state in ADMITTED
+            and w.placement
+            and policy in self.family(w.policy)
+            and line.covers(self.pool(w.placement))
+            and (w.firm or not firm)
+        )
+
+    def claimed(self, policy: str, line: QuotaLine, firm: bool = False) -> int:
+        """Count what waits and was promised GPUs; who is still to move holds as much already."""
+        return sum(
+            held(w.claim)
+            for w in self.live.values()
+            if w.state == "pending"
+            and w.claim
+            and policy in self.family(w.policy)
+            and line.covers(self.pool(w.claim))
+            and (w.firm or not firm)
+        )
+
+    def family(self, policy: str) -> list[str]:
+        found: list[str] = []
+        at: str | None = policy
+        while at is not None and at in self.policies and at not in found:
+            found.append(at)
+            at = self.policies[at].parent
+        return found or [policy]
+
+    def left(self, gone: Iterable[str] = ()) -> dict[str, list[int]]:
+        """Give what is free per node and device, had those in `gone` left."""
+        gone = set(gone)
+        free = {n.name: [GPU] * n.gpus for n in self.nodes.values()}
+        for w in self.live.values():
+            if w.state in ADMITTED and w.id not in gone:
+                for placed in w.placement:
+                    for device in placed.devices:
+                        free[placed.node][device] -= placed.milli
+        return free
+
+
+def held(placement: Placement) -> int:
+    return sum(p.milli * len(p.devices) for p in placement)
+
+
+def take(free: dict[str, list[int]], placement: Placement) -> None:
+    for placed in placement:
+        for device in placed.devices:
+            free[placed.node][device] -= placed.milli
+
+
+def fits(profile: Profile, sums: Sums, free: dict[str, list[int]], pool: str) -> bool:
+    """Say whether the least number of workers fits on usable nodes of a pool (GPUs only)."""
+    count = 0
+    for name, devices in free.items():
+        node = sums.nodes[name]
+        if node.pool != pool or not node.ready or node.cordoned:
+            continue
+        if profile.gpus >= GPU:
+            count += devices.count(GPU) // (profile.gpus // GPU)
+        else:
+            count += sum(each // profile.gpus for each in devices if each > 0)
+    return count >= (profile.min_workers or profile.workers)
