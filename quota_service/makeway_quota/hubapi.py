@@ -64,14 +64,14 @@ class HubApi:
             offset += len(users)
 
     async def stop_server(self, user: str, server: str) -> None:
-        """Ask the Hub to stop a server; one that is not there is fine."""
+        """Ask the Hub to stop a server; one that is not there is fine, HubUnreachable where it is not stopped."""
         path = f"/users/{quote(user, safe='')}/servers/{quote(server, safe='')}" if server else None
         path = path or f"/users/{quote(user, safe='')}/server"
         try:
             response = await self._http.delete(path)
         except httpx2.TransportError as error:
             raise HubUnreachable(str(error)) from error
-        if response.status_code >= 500:
+        if not response.is_success and response.status_code != 404:
             raise HubUnreachable(f"the Hub answered {response.status_code}")
 
     async def _get(self, path: str, params: dict[str, object] | None = None) -> dict | list | None:  # type: ignore[type-arg]
@@ -83,4 +83,7 @@ class HubApi:
             return None
         if not response.is_success:
             raise HubUnreachable(f"the Hub answered {response.status_code}")
-        return response.json()  # type: ignore[no-any-return]
+        try:
+            return response.json()  # type: ignore[no-any-return]
+        except ValueError as error:
+            raise HubUnreachable("what answered at the Hub's address is not the Hub") from error

@@ -6,7 +6,7 @@ Every order may be repeated, so nothing here has to be remembered over a restart
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from .backends.base import (
     AttemptSeen,
@@ -38,6 +38,7 @@ class Orders:
         self._backend = backend
         self._hub = hub
         self._noticed: dict[tuple[str, int], float] = {}
+        self._failing: dict[tuple[str, int], str] = {}
 
     async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float) -> Books:
         """Tell the backend everything; answer what could not be done, for the books."""
@@ -53,6 +54,7 @@ class Orders:
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
+        self._failing = {key: what for key, what in self._failing.items() if key in reported}
         return books
 
     async def _job(self, books: Books, row: Workload, seen: AttemptSeen | None, now: float) -> None:
@@ -65,17 +67,21 @@ class Orders:
             return
         if seen.phase not in ALIVE:
             return
+        key = (row.id, row.attempt)
         if row.cancel_requested:
-            await self._backend.kill(row.id, row.attempt)
-        elif row.notice is not None and self._noticed.get((row.id, row.attempt)) != row.notice.at:
-            await self._backend.notice(row.id, row.attempt, _notice(row.notice))
-            self._noticed[(row.id, row.attempt)] = row.notice.at
+            await self._told("killed", key, self._backend.kill(*key))
+            return
+        notice = row.notice
+        if notice is None or self._noticed.get(key) == notice.at:
+            return
+        if await self._told("given its notice", key, self._backend.notice(*key, _notice(notice))):
+            self._noticed[key] = notice.at
 
     async def _start(self, books: Books, row: Workload, now: float) -> None:
         try:
             await self._backend.start(self._order(row))
-        except BackendError as error:
-            message = f"{row.name or row.id} of {row.owner} could not be started: {error}"
+        except (BackendError, OSError) as error:
+            message = f"{row.name or row.id} of {row.owner} could not be started: {_said(error)}"
             books.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
 
     def _order(self, row: Workload) -> StartOrder:
@@ -116,11 +122,32 @@ class Orders:
         """An attempt that the books know to be over, or do not know at all."""
         if row is not None and row.attempt == seen.attempt and row.state in HOLDS:
             return
+        key = (seen.workload, seen.attempt)
         if seen.phase in ALIVE:
-            log.warning("Attempt %s of %s runs but should not: it is stopped", seen.attempt, seen.workload)
-            await self._backend.kill(seen.workload, seen.attempt)
+            if key not in self._failing:
+                log.warning("Attempt %s of %s runs but should not: it is stopped", seen.attempt, seen.workload)
+            await self._told("stopped", key, self._backend.kill(*key))
         else:
-            await self._backend.forget(seen.workload, seen.attempt)
+            await self._told("forgotten", key, self._backend.forget(*key))
+
+    async def _told(self, what: str, key: tuple[str, int], order: Awaitable[None]) -> bool:
+        """Give an order about one attempt; where it cannot be done all others go on, and it is given again."""
+        try:
+            await order
+        except (BackendError, OSError) as error:
+            if self._failing.get(key) != what:
+                log.warning("Attempt %s of %s could not be %s: %s", key[1], key[0], what, _said(error))
+            self._failing[key] = what
+            return False
+        self._failing.pop(key, None)
+        return True
+
+
+def _said(error: Exception) -> str:
+    """What an error says to people: of the system's own only the words, and the file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error) or type(error).__name__
 
 
 def _notice(notice: Notice) -> NoticeOrder:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from .backends.base import Backend
+from .backends.base import Backend, BackendError
 from .config import ServiceConfig
 from .desk import Desk
 from .hubapi import HubApi
@@ -22,6 +22,7 @@ from .loop import Loop
 from .machines import sizes
 from .orders import Orders
 from .policy import Document, PolicyInvalid, Sizes, fit_text, read
+from .store.errors import StoreError
 from .store.store import Store, open_store
 from .watch import Watch
 
@@ -118,9 +119,12 @@ class Service:
         """Forget old events and decisions once an hour."""
         while True:
             await asyncio.sleep(PRUNE_EVERY)
-            pruned = await asyncio.to_thread(self.store.prune, self.clock())
-            for workload in pruned.workloads:
-                await self.backend.purge(workload)
+            try:
+                pruned = await asyncio.to_thread(self.store.prune, self.clock())
+                for workload in pruned.workloads:
+                    await self.backend.purge(workload)
+            except (StoreError, BackendError, OSError) as error:
+                log.warning("What is old could not be forgotten; it is tried again in an hour: %s", error)
 
 
 def take_state_dir(state_dir: Path) -> IO[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .backends.base import AttemptSeen, Phase, Seen
 from .phrases import duration, gpus
@@ -16,6 +16,9 @@ from .store.records import Change, NewDecision, Workload
 
 WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
 """How the desk names workloads."""
+
+SKEW = 60.0
+"""Seconds that a machine's clock may be ahead of ours."""
 
 HOLDS = ("starting", "running", "checkpointing")
 
@@ -52,15 +55,28 @@ def decide(row: Workload, verb: str, code: str, message: str, **numbers: object)
 def settle(rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int) -> Books:
     """Compare the books with the machines; `lost_budget` is how often a vanished attempt is started again."""
     books = Books()
-    for attempt in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
-        row = rows.get(attempt.workload)
-        if row is None or row.attempt != attempt.attempt or row.state not in HOLDS:
+    for told in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
+        row = rows.get(told.workload)
+        if row is None or row.attempt != told.attempt or row.state not in HOLDS:
             continue
+        attempt = _possible(told, now)
         if attempt.phase in (Phase.EXITED, Phase.LOST):
             _ended(books, row, attempt, now, lost_budget)
         else:
             _alive(books, row, attempt)
     return books
+
+
+def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
+    """Take no time on trust: a job may write into its reports what it likes, and machines have their own clocks."""
+    ended, saved = seen.ended_at, seen.checkpoint_at
+    if ended is not None and not 0 <= ended <= now:
+        ended = now
+    if saved is not None and not 0 <= saved <= now + SKEW:
+        saved = None
+    if ended is seen.ended_at and saved is seen.checkpoint_at:
+        return seen
+    return replace(seen, ended_at=ended, checkpoint_at=saved)
 
 
 def _alive(books: Books, row: Workload, seen: AttemptSeen) -> None:
@@ -83,7 +99,7 @@ def _ended(books: Books, row: Workload, seen: AttemptSeen, now: float, lost_budg
     if row.cancel_requested:
         _finish(books, row, seen, now, "cancelled", f"{_name(row)} was cancelled by its owner.")
     elif finished:
-        ran = duration((seen.ended_at or now) - (row.started_at or now))
+        ran = duration(_ran(row, seen, now) - row.ran)
         _finish(books, row, seen, now, "succeeded", f"{_name(row)} ended well after {ran}; {_freed(row)}")
     elif row.notice is not None:
         _made_way(books, row, seen, now)

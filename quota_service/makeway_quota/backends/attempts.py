@@ -20,6 +20,8 @@ PATIENCE = 8.0
 KILL_PATIENCE = 3.0
 TRIES = 3
 """How often a launcher that never came up is started again."""
+FOREVER = 1e11
+"""Seconds since the epoch that no clock shows; NaN and infinity are not below it."""
 LOST = "its launcher vanished without a report (killed, or out of memory)"
 REBOOTED = "the machine was restarted"
 
@@ -234,7 +236,9 @@ def _notice_of(words: Mapping[str, Any]) -> NoticeOrder | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < FOREVER else None
 
 
 def _whole(value: object) -> int | None:
