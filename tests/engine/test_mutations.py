@@ -53,8 +53,8 @@ EDITS = (
     ),
     Edit(
         "limits.py",
-        "if used - (minus.get(line, 0) if minus else 0) + amount > limit:",
-        "if used - (minus.get(line, 0) if minus else 0) > limit:",
+        "+ amount > (line.quota.limit or 0):",
+        "> (line.quota.limit or 0):",
         "a limit is hard: what asks counts",
     ),
     Edit(
@@ -214,21 +214,21 @@ EDITS = (
         "gangs are all or nothing",
     ),
     Edit(
-        "cluster.py",
-        "            if self._takes(parts, need):\n                self.claim(workload, need, parts)\n",
+        "seats.py",
+        "        if _takes(parts, need):\n            cluster.claim(workload, need, parts)\n",
         "",
         "nothing else takes what was promised",
     ),
     Edit(
-        "cluster.py",
-        "            _seat_foreign(node)\n",
-        "            pass\n",
+        "seats.py",
+        "        _seat_foreign(node)\n",
+        "",
         "what strangers hold does not exist",
     ),
     Edit(
         "grow.py",
-        "and tenancy.pool.pool.name not in wanted:",
-        "and wanted is not None:",
+        "if tenancy.pool.pool.name not in wanted:",
+        "if wanted is not None:",
         "gangs grow only where nobody in quota waits",
     ),
     Edit(

@@ -15,6 +15,7 @@ from .plan import (
     Waiting,
 )
 from .schedule import schedule
+from .standing import Standing
 from .state import (
     GPU,
     Node,
@@ -46,6 +47,7 @@ __all__ = [
     "Scale",
     "Settings",
     "Snapshot",
+    "Standing",
     "Start",
     "TeamUsage",
     "Victim",

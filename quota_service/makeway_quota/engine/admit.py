@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from .book import Queue
 from .cluster import Cluster
 from .consolidate import consolidate
 from .draft import Draft
-from .order import Queue
 from .place import allowed, find
 from .reclaim import Choice, reclaim
 from .state import Workload

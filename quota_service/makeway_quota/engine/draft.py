@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .book import Queue
 from .cluster import Cluster
 from .consolidate import Moving
 from .hold import Hold
 from .limits import Account
-from .order import Queue
+from .pending import Alike, Pending
 from .plan import Evict, Move, Plan, Refusal, Scale, Start, Waiting
 from .say import count, gpus, listed, number, seconds, this, who
-from .state import ADMITTED, GPU, Workload
+from .state import GPU, Workload
 from .usage import line_usage
 from .victims import Right, Seeker
 from .world import Part, PoolState, Tenancy, placement_of
@@ -39,7 +40,12 @@ class Draft:
         self.promised: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
+        self.groups: dict[Queue, list[Alike]] = {}
+        """Queue to what those in it are told."""
+        self._instead: dict[str, Waiting] = {}
         self.decisions = 0
+        self.eased = 0
+        """How many times somebody left, moved or was struck out, which may make room for others."""
         self.ahead: dict[str, list[str]] = {}
         """Pool to those that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
@@ -88,6 +94,7 @@ class Draft:
         start = self.started.pop(workload.id)
         self.ahead[start.pool].remove(workload.id)
         self.decisions += 1
+        self.eased += 1
 
     def evict(self, asking: Seeker, victims: Sequence[Tenancy]) -> None:
         """Note who leaves for a workload. The victims have been told to go already, in this order."""
@@ -120,6 +127,7 @@ class Draft:
                 },
             )
         self.decisions += 1
+        self.eased += 1
 
     def _why(self, asking: Seeker, right: Right, used: int, reserved: int, tenancy: Tenancy) -> str:
         seeker, account = asking.account, self.cluster.account(tenancy.workload)
@@ -157,6 +165,7 @@ class Draft:
                 {"gpus": number(moving.tenancy.amount), "from": nodes[0], "to": nodes[1]},
             )
         self.decisions += 1
+        self.eased += 1
 
     def promise(
         self,
@@ -217,19 +226,33 @@ class Draft:
         """Note that a workload waits, and why."""
         self.waiting[waiting.id] = waiting
 
+    def wait_alike(self, queue: Queue, group: Alike) -> None:
+        """Note why those of a queue wait."""
+        self.groups.setdefault(queue, []).append(group)
+
+    def wait_instead(self, waiting: Waiting) -> None:
+        """Tell one of a queue something better than the others."""
+        self._instead[waiting.id] = waiting
+
+    def _pending(self) -> Pending:
+        groups = [group for told in self.groups.values() for group in told]
+        if self._instead:
+            groups = [Alike(tuple(w for w in members if w.id not in self._instead), told) for members, told in groups]
+        return Pending(self.waiting | self._instead, groups)
+
     def plan(self) -> Plan:
         """Write the plan."""
         left = self.evicted.keys() | self.moved.keys()
-        stays = [w for i, w in self.cluster.workloads.items() if w.state in ADMITTED and i not in left]
+        staying = self.cluster.staying
         return Plan(
             start=tuple(self.started.values()),
             evict=tuple(self.evicted.values()),
             move=tuple(self.moved.values()),
             scale=tuple(self.scaled),
-            pending=tuple(self.waiting[i] for i in sorted(self.waiting)),
+            pending=self._pending(),
             refused=tuple(self.refused[i] for i in sorted(self.refused)),
-            keep=tuple(w.id for w in stays if w.state != "checkpointing"),
-            leaving=tuple(w.id for w in stays if w.state == "checkpointing"),
+            keep=tuple(i for i in staying if i not in left) if left else tuple(staying),
+            leaving=tuple(self.cluster.leaving),
             usage=line_usage(self.cluster),
         )
 

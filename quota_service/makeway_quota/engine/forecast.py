@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from .book import Queue
 from .cluster import Cluster
 from .limits import Line
-from .openings import UNKNOWN, first_room
-from .order import Queue
+from .openings import UNKNOWN, Foreseen
 from .plan import Code
 from .world import PoolState, Tenancy
 
 Ending = tuple[float, str, int]
 """When somebody is gone, who, and the milli-GPUs that are free then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Who ends when under one limit, as it was `asked`; it stands `until` somebody should have ended."""
+
+    found: list[Ending]
+    changes: int
+    asked: float
+    until: float
 
 
 def ends_at(cluster: Cluster, tenancy: Tenancy) -> float | None:
@@ -43,52 +53,35 @@ def likely_end(cluster: Cluster, tenancy: Tenancy) -> float | None:
 def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
     """Give the time before which it does not start, nobody else coming; None where it cannot be known."""
     if code == "limit":
-        if ("endings",) not in cluster.answers:
-            cluster.answers["endings",] = _endings_by_line(cluster)
-        return limit_falls(cluster, queue, pool, cluster.answers["endings",])
+        return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
-        asked = ("room", pool.pool.name, queue.need)
-        if asked not in cluster.answers:
-            cluster.answers[asked] = _room_appears(cluster, queue, pool)
-        found: float | None = cluster.answers[asked]
-        return found
+        asked = (pool.pool.name, queue.need)
+        room = cluster.rooms.get(asked)
+        if room is None:
+            room = cluster.rooms[asked] = Foreseen(pool, queue.need)
+        return room.when(cluster.now, lambda tenancy: likely_end(cluster, tenancy))
     return None
 
 
-def _endings(cluster: Cluster, tenancies: Iterable[Tenancy]) -> list[Ending]:
-    known = [(likely_end(cluster, t), t.workload.id, t.amount) for t in tenancies]
-    return sorted((end, name, amount) for end, name, amount in known if end is not None)
-
-
-def _endings_by_line(cluster: Cluster) -> dict[Line, list[Ending]]:
-    """Put everybody who runs under each limit that counts them."""
-    covered: dict[Line, list[Tenancy]] = {}
-    for tenancy in cluster.tenancies.values():
-        for level in cluster.account(tenancy.workload).chain:
-            for line in level.covering(tenancy.pool.pool.name):
-                if line.quota.limit is not None:
-                    covered.setdefault(line, []).append(tenancy)
-    return {line: _endings(cluster, tenancies) for line, tenancies in covered.items()}
-
-
-def limit_falls(
-    cluster: Cluster, queue: Queue, pool: PoolState, known: Mapping[Line, list[Ending]] | None = None
-) -> float | None:
-    """Give when the limit in its way has room for it; None where nobody knows. `known`: who ends when, by limit."""
+def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
+    """Give when the limit in its way has room for it; None where nobody knows."""
     line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
     if line is None or line.quota.limit is None:
         return None
-    if known is None:
-        known = _endings_by_line(cluster)
     used = max(line.now, line.future)
-    for end, _, amount in known.get(line, ()):
+    for end, _, amount in _endings(cluster, line):
         used -= amount
         if used + queue.need.total <= line.quota.limit:
-            return end
+            return max(end, cluster.now)
     return None
 
 
-def _room_appears(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
-    found = first_room(pool, queue.need, cluster.now, lambda tenancy: likely_end(cluster, tenancy))
-    when = found[0][0] if found else UNKNOWN
-    return when if cluster.now < when < UNKNOWN else None
+def _endings(cluster: Cluster, line: Line) -> list[Ending]:
+    """List when those whom a limit counts will be gone."""
+    known = cluster.endings.get(line)
+    if known is None or known.changes != line.changes or not known.asked <= cluster.now < known.until:
+        each = [(likely_end(cluster, t), t.workload.id, t.amount) for t in line.tenants.values()]
+        found = sorted((end, name, amount) for end, name, amount in each if end is not None)
+        until = next((end for end, _, _ in found if end > cluster.now), UNKNOWN)
+        known = cluster.endings[line] = Endings(found, line.changes, cluster.now, until)
+    return known.found

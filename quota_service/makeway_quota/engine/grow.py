@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .book import Queue
 from .cluster import Cluster
 from .draft import Draft
-from .order import Queue
 from .place import allowed, find
 from .world import Tenancy
 
@@ -16,6 +16,9 @@ def grow(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> bool:
 
     Say whether any got more.
     """
+    elastic = [t for name in draft.started if (t := cluster.tenancies[name]).need.workers > t.need.least]
+    if not elastic:
+        return False
     wanted = {
         pool.pool.name
         for queue in waiting
@@ -24,9 +27,8 @@ def grow(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> bool:
         and cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
     }
     grew = False
-    for name in draft.started:
-        tenancy = cluster.tenancies[name]
-        if tenancy.need.workers > tenancy.need.least and tenancy.pool.pool.name not in wanted:
+    for tenancy in elastic:
+        if tenancy.pool.pool.name not in wanted:
             grew |= _widen(cluster, draft, tenancy)
     return grew
 

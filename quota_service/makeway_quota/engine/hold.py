@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from .book import Queue
 from .cluster import Cluster
 from .forecast import ends_at, limit_falls
 from .limits import Line
 from .openings import UNKNOWN, Opening, first_room
-from .order import Queue, rank
+from .order import rank
 from .place import kept_back
 from .state import GPU, Workload
 from .victims import within_fair_share

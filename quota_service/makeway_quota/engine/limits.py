@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from .share import over_per_weight
 from .state import Policy, QuotaLine
+
+if TYPE_CHECKING:
+    from .world import Tenancy
 
 
 class Line:
@@ -17,12 +21,16 @@ class Line:
     what work holds or was promised that may never be stopped.
     """
 
-    __slots__ = ("account", "claimed", "firm", "leaving", "moving", "now", "quota", "spare")
+    __slots__ = ("account", "changes", "claimed", "firm", "leaving", "moving", "now", "quota", "spare", "tenants")
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
         self.now = self.leaving = self.claimed = self.moving = self.firm = 0
         self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
+        self.tenants: dict[str, Tenancy] = {}
+        """Whom it counts, where it has a limit: their endings tell when it falls."""
+        self.changes = 0
+        """How many times they changed."""
 
     @property
     def future(self) -> int:
@@ -33,6 +41,14 @@ class Line:
     def taken(self) -> int:
         """Give how much of the reservation is spoken for: who moves counts once, with the larger of its two places."""
         return self.now + self.claimed - self.moving
+
+    def see(self, name: str, tenancy: Tenancy | None) -> None:
+        """Note that somebody counts on this limit (None: no longer)."""
+        self.changes += 1
+        if tenancy is None:
+            del self.tenants[name]
+        else:
+            self.tenants[name] = tenancy
 
     def held(self, later: bool) -> int:
         """Give how much is kept free of other teams' work, beyond what runs (`later`: and was promised)."""
@@ -50,6 +66,9 @@ class Account:
         self.owners: dict[str, int] = {}
         self._covering: dict[str, tuple[Line, ...]] = {}
         self._reserving: dict[str, tuple[Line, ...]] = {}
+        self._limiting: dict[str, tuple[Line, ...]] = {}
+        self._guarantors: dict[str, Account | None] = {}
+        self.known_shares: dict[str, tuple[int, ...]] = {}
 
     @cached_property
     def chain(self) -> tuple[Account, ...]:
@@ -72,9 +91,18 @@ class Account:
             self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
         return self._reserving[pool]
 
+    def limiting(self, pool: str) -> tuple[Line, ...]:
+        """List the lines of the account and its departments that limit what runs in `pool`, nearest first."""
+        if pool not in self._limiting:
+            lines = (line for level in self.chain for line in level.covering(pool))
+            self._limiting[pool] = tuple(line for line in lines if line.quota.limit is not None)
+        return self._limiting[pool]
+
     def guarantor(self, pool: str) -> Account | None:
         """Find who reserves for it in `pool`: itself, else the nearest department that does."""
-        return next((account for account in self.chain if account.reserving(pool)), None)
+        if pool not in self._guarantors:
+            self._guarantors[pool] = next((account for account in self.chain if account.reserving(pool)), None)
+        return self._guarantors[pool]
 
     def over(self, pool: str) -> int:
         """Give how far it is (or will be) beyond its reservation in `pool`."""
@@ -84,8 +112,18 @@ class Account:
             return used if guarantor is None else min(used, guarantor.over(pool))
         return max(0, max(line.future - line.quota.reserved for line in lines))
 
+    def shares(self, pool: str) -> tuple[int, ...]:
+        """Give the shares of the departments, from the top down, and its own; kept until anything is booked."""
+        known = self.known_shares.get(pool)
+        if known is None:
+            known = self.known_shares[pool] = tuple(level._share(pool) for level in reversed(self.chain))
+        return known
+
     def share(self, pool: str) -> int:
         """Give over-quota use and history per weight: the smaller, the sooner it is its turn."""
+        return self.shares(pool)[-1]
+
+    def _share(self, pool: str) -> int:
         return over_per_weight(self.over(pool) + self.policy.history, self.policy.weight)
 
 
@@ -97,9 +135,14 @@ class Ledger:
         for account in self.accounts.values():
             if account.policy.parent is not None:
                 account.parent = self.accounts.get(account.policy.parent)
+        self.nested = any(account.parent for account in self.accounts.values())
         self.grown: list[Account] = []
         """Who came to use more, or was promised more, one entry for each time."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
+
+    def family(self, account: Account) -> Iterable[Account]:
+        """List whose shares may change with an account: its own, and all where there are departments."""
+        return self.accounts.values() if self.nested else (account,)
 
     def account(self, name: str) -> Account:
         """Find a policy's account; work of a policy that was deleted counts on one without any rights."""
@@ -123,6 +166,8 @@ class Ledger:
         later = now - leaving + claimed
         if later > 0:
             self.grown.append(account)
+        for each in self.family(account):
+            each.known_shares.clear()
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
             for line in level.covering(pool):
@@ -153,14 +198,10 @@ class Ledger:
 
         `later`: count the future only, that is without those who leave. `minus`: and without these amounts.
         """
-        for level in account.chain:
-            for line in level.covering(pool):
-                limit = line.quota.limit
-                if limit is None:
-                    continue
-                used = line.future if later else max(line.now, line.future)
-                if used - (minus.get(line, 0) if minus else 0) + amount > limit:
-                    return line
+        for line in account.limiting(pool):
+            used = line.future if later else max(line.now, line.future)
+            if used - (minus.get(line, 0) if minus else 0) + amount > (line.quota.limit or 0):
+                return line
         return None
 
     def above(self, account: Account, pool: str, seeker: Account, amount: int, minus: Mapping[Line, int]) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from .state import GPU
 from .world import Need, NodeState, PoolState, Tenancy, hosts
 
 UNKNOWN = float("inf")
+Floats = npt.NDArray[np.float64]
 Ends = Callable[[Tenancy], float | None]
 """When somebody who runs is gone; None where nobody knows."""
 When = tuple[float, int, int]
@@ -97,3 +101,54 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
             spare -= each.workers
             chosen.remove(each)
     return chosen
+
+
+class Foreseen:
+    """When a pool will have room for a need: what each node says, asked again only where something happened.
+
+    A node's answer stands until it is touched, or until somebody there should have ended by now.
+    """
+
+    def __init__(self, pool: PoolState, need: Need) -> None:
+        self.pool, self.need = pool, need
+        self.seen, self.now = -1, UNKNOWN
+        self.openings: list[list[tuple[float, int]]] = [[] for _ in pool.nodes]
+        self.first: Floats = np.full(len(pool.nodes), UNKNOWN)
+        self.holds: Floats = np.full(len(pool.nodes), UNKNOWN)
+        """Until when each node's answer stands."""
+
+    def when(self, now: float, ends: Ends) -> float | None:
+        """Give the time of the first room for all workers; None if there is some now, or nobody knows."""
+        self._catch_up(now, ends)
+        least = self.need.least
+        if least == 1:
+            first = float(self.first.min(initial=UNKNOWN))
+            return first if now < first < UNKNOWN else None
+        news = sorted((when, at, workers) for at, each in enumerate(self.openings) for when, workers in each)
+        hosted: dict[int, int] = {}
+        total = 0
+        for when, at, workers in news:
+            total += workers - hosted.get(at, 0)
+            hosted[at] = workers
+            if total >= least:
+                return when if when > now else None
+        return None
+
+    def _catch_up(self, now: float, ends: Ends) -> None:
+        if self.seen < 0 or self.seen > len(self.pool.touched) or now < self.now:
+            stale: Iterable[int] = range(len(self.pool.nodes))
+        else:
+            stale = {*self.pool.touched[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}
+        self.seen, self.now = len(self.pool.touched), now
+        for at in stale:
+            self._ask(at, now, ends)
+
+    def _ask(self, at: int, now: float, ends: Ends) -> None:
+        node, need = self.pool.nodes[at], self.need
+        found: list[tuple[float, int]] = []
+        if node.suits(need):
+            found = [(o.when[0], o.workers) for o in openings(node, need, now, ends, (UNKNOWN, 0, 0))]
+        self.openings[at] = found if need.least > 1 else []
+        self.first[at] = found[0][0] if found else UNKNOWN
+        later = [end for t in node.guests.values() if (end := ends(t)) is not None and end > now]
+        self.holds[at] = min(later, default=UNKNOWN)

@@ -3,82 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
+from .book import Queue
 from .cluster import Cluster
-from .limits import Account
 from .state import Profile, Workload
-from .world import Need, PoolState
+from .world import PoolState
 
 Key = tuple[object, ...]
-
-
-@dataclass(slots=True)
-class Queue:
-    """Pending workloads that are alike for every rule but their owner and their age.
-
-    What one of them is denied, all of them are: so a queue is asked once, not once per workload.
-    """
-
-    account: Account
-    profile: Profile
-    need: Need
-    firm: bool
-    session: bool
-    priority: int
-    patient: bool
-    promised: bool
-    pools: tuple[PoolState, ...]
-    lines: dict[str, deque[Workload]] = field(default_factory=dict)
-    """Owner to that owner's workloads, oldest first."""
-
-    def heads(self) -> Iterator[Workload]:
-        """List each owner's first workload."""
-        return (line[0] for line in self.lines.values() if line)
-
-    def pop(self, workload: Workload) -> None:
-        """Take the first workload of an owner out."""
-        self.lines[workload.owner].popleft()
-
-    def put_back(self, workload: Workload) -> None:
-        """Let somebody wait again whose start was withdrawn."""
-        line = self.lines[workload.owner]
-        self.lines[workload.owner] = deque(sorted([*line, workload], key=lambda w: (w.submitted_at, w.id)))
-
-    def members(self) -> list[Workload]:
-        """List everybody who is still waiting."""
-        return [workload for line in self.lines.values() for workload in line]
-
-
-def queues(cluster: Cluster, pending: Iterable[Workload]) -> list[Queue]:
-    """Put pending workloads that are alike into one queue, oldest first within an owner."""
-    promised = {t.workload.promised_to for t in cluster.tenancies.values() if t.leaving}
-    found: dict[tuple[object, ...], Queue] = {}
-    in_line = sorted(pending, key=lambda w: (w.submitted_at, w.id))
-    held_for = in_line[:1] and cluster.waits_too_long(in_line[0])  # then it matters who ends in time
-    for w in in_line:
-        need = cluster.need(w)
-        profile = cluster.profiles[w.profile]
-        patient = cluster.now - w.submitted_at < profile.reclaim_after
-        own = w.id if w.id in promised or w.id in cluster.claims else ""
-        key = (own, w.policy, w.profile, need, w.firm, w.kind, w.priority, patient, held_for and cluster.time_limit(w))
-        queue = found.get(key)
-        if queue is None:
-            queue = found[key] = Queue(
-                cluster.account(w),
-                profile,
-                need,
-                w.firm,
-                w.firm and w.kind == "session",
-                w.priority,
-                patient,
-                bool(own),
-                cluster.pools_of(w),
-            )
-        queue.lines.setdefault(w.owner, deque()).append(w)
-    return list(found.values())
 
 
 def rank_in_profile(profile: Profile, policy: str) -> int:
@@ -88,18 +20,21 @@ def rank_in_profile(profile: Profile, policy: str) -> int:
 
 def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
     """Give the part of the order that comes from ranks: profile in the pool, policy in the profile, policy priority."""
-    return (
-        pool.rank.get(queue.profile.name, len(pool.rank)),
-        rank_in_profile(queue.profile, queue.account.policy.name),
-        -queue.account.policy.priority,
-    )
+    known = queue.ranks.get(pool.pool.name)
+    if known is None:
+        known = queue.ranks[pool.pool.name] = (
+            pool.rank.get(queue.profile.name, len(pool.rank)),
+            rank_in_profile(queue.profile, queue.account.policy.name),
+            -queue.account.policy.priority,
+        )
+    return known
 
 
 def common(queue: Queue, pool: PoolState, over: bool) -> Key:
     """Give the part of the order of one class that everybody in a queue shares: smaller is earlier."""
     account = queue.account
     last = over and account.policy.weight == "Lowest"
-    shares = tuple(level.share(pool.pool.name) for level in reversed(account.chain)) if over else (0,)
+    shares = account.shares(pool.pool.name) if over else (0,)
     return (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
 
 
@@ -126,7 +61,10 @@ class Turn:
         self.pushed = 0
         self.at: dict[int, int] = {}
         for queue in queues:
-            self.enter(queue, 0)
+            self.at[id(queue)] = 0
+            self.pushed += 1
+            self.heap.append((common(queue, queue.pools[0], over), 0, self.pushed, queue, None))
+        heapq.heapify(self.heap)
 
     def enter(self, queue: Queue, at: int) -> None:
         """Let a queue compete in its pool number `at`."""

@@ -66,9 +66,11 @@ class Packing:
         self.changed: list[int] = []
         self.turn: Ints = np.arange(len(rooms))
         self._asks: dict[Shape, _Ask] = {}
+        self.shapes: list[Shape] | None = None
         for position, room in enumerate(rooms):
             self.see(position, room)
-        self._learn(mix)
+        self.empty = self.free.copy(), self.cpu.copy(), self.memory.copy()
+        self.learn(mix)
         self.changed.clear()
 
     def see(self, position: int, room: Room) -> None:
@@ -113,25 +115,34 @@ class Packing:
 
     # What the mix needs, and at which price
 
-    def _learn(self, mix: Mapping[Shape, int]) -> None:
+    def learn(self, mix: Mapping[Shape, int]) -> None:
         """Read the mix; the price of a shape is its part of the mix over all that could ever serve it."""
         shapes = sorted((shape, count) for shape, count in mix.items() if shape.gpus > 0 and count > 0)
-        gpus = np.array([shape.gpus for shape, _ in shapes], dtype=np.int64)
+        if [shape for shape, _ in shapes] != self.shapes:
+            self._shape([shape for shape, _ in shapes])
+        counts = np.array([count for _, count in shapes], dtype=np.float64)
+        part = counts / counts.sum() if len(shapes) else counts
+        self.price: Floats = np.where(self.every > 0, part / np.where(self.every > 0, self.every, 1.0), 0.0)
+        self._asks.clear()
+
+    def _shape(self, shapes: list[Shape]) -> None:
+        """Lay out what the shapes need, and how much of the empty pool could serve each."""
+        self.shapes = shapes
+        gpus = np.array([shape.gpus for shape in shapes], dtype=np.int64)
         self.least: Ints = np.minimum(gpus, GPU)
         self.full: Ints = GPU // self.least * self.least
         self.whole: Bools = gpus >= GPU
         self.blocks: Ints = np.where(self.whole, gpus // GPU, 1)
-        self.per_cpu: Floats = _per([shape.cpu for shape, _ in shapes], gpus)
-        self.per_memory: Floats = _per([shape.memory for shape, _ in shapes], gpus)
-        self.cpu_need: Ints = np.array([shape.cpu for shape, _ in shapes], dtype=np.int64)
-        self.memory_need: Ints = np.array([shape.memory for shape, _ in shapes], dtype=np.int64)
-        suits = [[not s.models or model in s.models for s, _ in shapes] for model in self.models]
+        self.per_cpu: Floats = _per([shape.cpu for shape in shapes], gpus)
+        self.per_memory: Floats = _per([shape.memory for shape in shapes], gpus)
+        self.cpu_need: Ints = np.array([shape.cpu for shape in shapes], dtype=np.int64)
+        self.memory_need: Ints = np.array([shape.memory for shape in shapes], dtype=np.int64)
+        suits = [[not s.models or model in s.models for s in shapes] for model in self.models]
         self.suits: Bools = np.array(suits, dtype=np.bool_).reshape(len(self.models), len(shapes))
-        counts = np.array([count for _, count in shapes], dtype=np.float64)
-        self.price: Floats = np.ones(len(shapes))
-        every = self._usable(np.arange(len(self.free))).sum(axis=0)
-        part = counts / counts.sum() if len(shapes) else counts
-        self.price = np.where(every > 0, part / np.where(every > 0, every, 1.0), 0.0)
+        full = self.free, self.cpu, self.memory
+        self.free, self.cpu, self.memory = self.empty
+        self.every: Floats = self._usable(np.arange(len(self.free))).sum(axis=0)
+        self.free, self.cpu, self.memory = full
 
     def _usable(self, rows: Ints) -> Floats:
         """Give, for each node and shape, the milli-GPUs that more work of the shape could use."""

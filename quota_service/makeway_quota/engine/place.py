@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from .cluster import Cluster
 from .limits import Account, Line
+from .shelf import Shelf
 from .state import GPU
-from .world import Need, NodeState, Part, PoolState, Shelf, pick
+from .world import Need, NodeState, Part, PoolState, pick
 
 
 def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -138,7 +138,7 @@ class Plan:
     evict: tuple[Evict, ...] = ()
     move: tuple[Move, ...] = ()
     scale: tuple[Scale, ...] = ()
-    pending: tuple[Waiting, ...] = ()
+    pending: Sequence[Waiting] = ()
     refused: tuple[Refusal, ...] = ()
     keep: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .book import Queue
 from .cluster import Cluster
 from .draft import Draft, quota_numbers
 from .forecast import not_before
 from .hold import Hold
 from .limits import Line
-from .order import Queue
+from .pending import Alike, Told
 from .place import kept_back
-from .plan import Code, Number, Refusal, Waiting
-from .say import amounts, count, gpus, listed, number, seconds, this, who
-from .state import GPU, Workload
+from .plan import Code, Number, Refusal
+from .say import amounts, count, gpus, listed, number, seconds, who
+from .state import GPU
 from .world import UNLIMITED, Need, NodeState, PoolState, hosts
 
 _TELLING: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
@@ -28,36 +30,6 @@ class Reason:
     rule: str
     message: str
     numbers: dict[str, Number]
-
-
-def closed_or_paused(cluster: Cluster, draft: Draft, workload: Workload) -> bool:
-    """Set a workload aside whose queue takes nothing at the moment; say whether that was so."""
-    queue = f"{workload.policy}/{workload.profile}"
-    if not _open(cluster, workload.policy, workload.profile):
-        message = f"The queue {queue} is closed; move {this(workload)} to another queue or cancel it."
-        draft.wait(Waiting(workload.id, "queue_closed", "queue", message, {"queue": queue}))
-    elif workload.paused or queue in cluster.snapshot.paused:
-        what = this(workload) if workload.paused else f"the queue {queue}"
-        draft.wait(
-            Waiting(
-                workload.id, "paused", "queue", f"Paused: {what} starts nothing until it is resumed.", {"queue": queue}
-            )
-        )
-    elif not cluster.pools_of(workload):
-        message = f"Profile {workload.profile} names no pool that exists."
-        draft.wait(Waiting(workload.id, "too_large", "place", message, {"profile": workload.profile}))
-    else:
-        return False
-    return True
-
-
-def _open(cluster: Cluster, policy: str, profile: str) -> bool:
-    """Say whether a profile is attached to a policy, and both still exist."""
-    asked = ("open", policy, profile)
-    if asked not in cluster.answers:
-        known = any(p.name == policy for p in cluster.snapshot.policies) and profile in cluster.profiles
-        cluster.answers[asked] = known and any(policy in names for names in cluster.profiles[profile].policies)
-    return bool(cluster.answers[asked])
 
 
 def refuse(cluster: Cluster, draft: Draft, queue: Queue) -> None:
@@ -112,27 +84,25 @@ def explain(cluster: Cluster, draft: Draft, queue: Queue) -> None:
     """Say of everybody in a queue why they wait; who waited too long is not kept from what is held for it."""
     members = queue.members()
     for hold in draft.holds.values():
-        if hold.workload in members:
-            members.remove(hold.workload)
-            _explain(cluster, draft, queue, [hold.workload], hold)
+        if hold.queue is queue:
+            members = tuple(each for each in members if each is not hold.workload)
+            draft.wait_alike(queue, Alike((hold.workload,), _told(cluster, draft, queue, hold)))
     if members:
-        _explain(cluster, draft, queue, members)
+        asked = ("why", queue.alike)
+        told = cluster.answers.get(asked)
+        if told is None:
+            told = cluster.answers[asked] = _told(cluster, draft, queue)
+        draft.wait_alike(queue, Alike(members, told))
 
 
-def _explain(cluster: Cluster, draft: Draft, queue: Queue, members: list[Workload], hold: Hold | None = None) -> None:
+def _told(cluster: Cluster, draft: Draft, queue: Queue, hold: Hold | None = None) -> Told:
     able = [(pool, why(cluster, draft, queue, pool, hold is not None and pool is hold.pool)) for pool in queue.pools]
     pool, reason = min(able, key=lambda each: _TELLING.get(each[1].code, 1))
     earliest = not_before(cluster, queue, pool, reason.code)
     more = ""
     if hold is not None and hold.nodes:
         more = f" {listed(hold.nodes)} {'is' if len(hold.nodes) == 1 else 'are'} held for it."
-    for workload in members:
-        message = f"{reason.message}{_lost(workload)}{more}"
-        draft.wait(Waiting(workload.id, reason.code, reason.rule, message, reason.numbers, earliest))
-
-
-def _lost(workload: Workload) -> str:
-    return f" It was running on {workload.failed_node}, which was lost." if workload.failed_node else ""
+    return Told(reason.code, reason.rule, reason.message, reason.numbers, earliest, more)
 
 
 def why(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState, mine: bool = False) -> Reason:
@@ -150,25 +120,20 @@ def why(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState, mine: boo
     )
 
 
-def _noun(queue: Queue) -> str:
-    workload = next(iter(queue.members()))
-    return this(workload)
-
-
 def _asks(queue: Queue) -> str:
     need = queue.need
     if need.least == 1:
-        return f"{_noun(queue)} needs {number(need.gpus)}"
-    return f"{_noun(queue)} needs {number(need.total)} ({need.least} × {number(need.gpus)})"
+        return f"this {queue.kind} needs {number(need.gpus)}"
+    return f"this {queue.kind} needs {number(need.total)} ({need.least} × {number(need.gpus)})"
 
 
 def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     need, name = queue.need, pool.pool.name
-    found = cluster.answers.get(("capacity", name, need))
+    found = cluster.capacities.get((name, need))
     if found is None:
         each = [(min(_capacity(node, need), need.least), node.usable) for node in pool.nodes]
         found = sum(workers for workers, _ in each), sum(workers for workers, usable in each if usable)
-        cluster.answers["capacity", name, need] = found
+        cluster.capacities[name, need] = found
     every, usable = found
     if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
         most = max((len(node.open) for node in pool.nodes), default=0)
@@ -274,16 +239,22 @@ def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> Line | None:
 def _promised(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Name those who were promised the GPUs that are idle."""
     need, name = queue.need, pool.pool.name
-    if _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
-        names = sorted(i for i, claim in cluster.claims.items() if claim.pool is pool)
-        if not names:  # what is idle is held for this very workload until it is enough
-            return None
+    names = _claimants(cluster, pool)  # nobody: what is idle is held for this very workload until it is enough
+    if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         verb = "is" if idle == GPU else "are"
         message = f"{gpus(idle)} of pool {name} {verb} idle but promised to {listed(names)}; {_asks(queue)}."
         numbers: dict[str, Number] = {"needs": number(need.total), "idle": number(idle), "promised_to": tuple(names)}
         return Reason("held", "promise", message, numbers)
     return None
+
+
+def _claimants(cluster: Cluster, pool: PoolState) -> list[str]:
+    asked = ("claimants", pool.pool.name)
+    if asked not in cluster.answers:
+        cluster.answers[asked] = sorted(i for i, claim in cluster.claims.items() if claim.pool is pool)
+    found: list[str] = cluster.answers[asked]
+    return found
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
@@ -296,10 +267,12 @@ def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
 
 def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
     found = 0
-    for node in pool.nodes:
+    for node in _candidates(pool, need, which):
         if not node.suits(need):
             continue
-        left = {"free": node.free, "open": node.open}.get(which) or pool.at_first[node.position]
+        left = node.open if which == "open" else node.free
+        if which == "first":
+            left = pool.first.get(node.position, left)
         cpu, memory = node.cpu_open, node.memory_open
         if which == "first":
             cpu = memory = UNLIMITED
@@ -307,6 +280,15 @@ def _fits_somewhere(pool: PoolState, need: Need, which: str) -> bool:
         if found >= need.least:
             return True
     return False
+
+
+def _candidates(pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
+    """Leave out the nodes that have not enough whole devices, where that is known."""
+    if not need.whole or which == "open":
+        return pool.nodes
+    then = pool.first if which == "first" else {}
+    now = (at for bucket in pool.by_free[need.whole :] for at in bucket if at not in then)
+    return (pool.nodes[at] for at in (*then, *now))
 
 
 def _not_there(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) -> Reason:
@@ -325,7 +307,7 @@ def _not_there(cluster: Cluster, draft: Draft, queue: Queue, pool: PoolState) ->
         verb = "is" if free == GPU else "are"
         message = f"{number(free)} of the {gpus(pool.total)} of pool {name} {verb} free; {_asks(queue)}."
         return Reason("no_free_gpus", "place", message + _no_victims(cluster, queue, pool), numbers)
-    most = max((node.whole_free for node in pool.nodes if node.usable), default=0)
+    most = max((size for size, bucket in enumerate(pool.by_free) if bucket), default=0)
     verb = "is" if free == GPU else "are"
     message = f"{gpus(free)} of pool {name} {verb} free, but at most {most} on one node; {_asks(queue)}."
     if most * GPU >= need.gpus:

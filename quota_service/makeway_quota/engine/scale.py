@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .book import Queue
 from .cluster import Cluster
 from .draft import Draft
 from .limits import Line
-from .order import Queue, key
+from .order import key
 from .plan import Scale, Waiting
 from .say import count, this
 from .state import GPU, Workload
@@ -97,10 +98,10 @@ def _in_order(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> list[tupl
         if growing is None:
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.firm)
-        for workload in queue.members():
-            told = draft.waiting.get(workload.id)
-            if told is not None and told.code in _COULD_USE_A_NODE:
-                found.append((over, key(cluster, queue, growing, workload, over), queue, workload))
+        for members, told in draft.groups.get(queue, ()):
+            if told.code in _COULD_USE_A_NODE:
+                for workload in members:
+                    found.append((over, key(cluster, queue, growing, workload, over), queue, workload))
     found.sort(key=lambda each: each[:2])
     return [(queue, workload) for _, _, queue, workload in found]
 
@@ -139,7 +140,7 @@ def _ask(
 def _tell(cluster: Cluster, draft: Draft, demand: _Demand, workload: Workload) -> None:
     name, wanted, booting = demand.pool.pool.name, len(demand.nodes), min(demand.pool.pool.booting, len(demand.nodes))
     message = f"Waits for a node of pool {name}: {booting} of {wanted} booting."
-    draft.wait(
+    draft.wait_instead(
         Waiting(
             workload.id, "waiting_for_node", "scale_up", message, {"booting": booting, "wanted": wanted, "pool": name}
         )
@@ -149,4 +150,4 @@ def _tell(cluster: Cluster, draft: Draft, demand: _Demand, workload: Workload) -
 def _tell_over_budget(draft: Draft, demand: _Demand, workload: Workload) -> None:
     name, most = demand.pool.pool.name, demand.pool.pool.max_nodes
     message = f"Pool {name} may grow to {count(most, 'node')} and has no room left for {this(workload)}."
-    draft.wait(Waiting(workload.id, "over_budget", "scale_up", message, {"max_nodes": most, "pool": name}))
+    draft.wait_instead(Waiting(workload.id, "over_budget", "scale_up", message, {"max_nodes": most, "pool": name}))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from .admit import kept, promised, reclaimed, started
+from .book import Book, Queue
 from .cluster import Cluster
 from .draft import Draft
 from .grow import grow
 from .hold import hold, starving
-from .order import Queue, Turn, queues
+from .order import Turn
 from .place import enough
 from .plan import Plan
-from .reasons import closed_or_paused, explain, refuse
+from .reasons import explain, refuse
 from .scale import scale
 from .state import Snapshot, Workload
 from .world import Part, PoolState
 
+NOBODY = 1 << 30
+"""After every priority."""
 _ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
 
@@ -24,40 +25,45 @@ _ROUNDS = 100
 def schedule(snapshot: Snapshot) -> Plan:
     """Decide who starts, leaves, moves and waits. The same snapshot always gives the same plan."""
     cluster = Cluster(snapshot)
+    return decide(cluster, Book(cluster))
+
+
+def decide(cluster: Cluster, book: Book, why: bool = True) -> Plan:
+    """Make one plan for a cluster and everybody who waits; what it does to both is still to be taken back.
+
+    Without `why`, nobody is told why they wait but those who were promised something.
+    """
     draft = Draft(cluster)
-    waiting = queues(cluster, _admissible(cluster, draft))
-    _until_nothing_changes(cluster, draft, waiting)
+    for name, told in book.aside.items():
+        cluster.unclaim(cluster.workloads[name])  # claims of those who may not start are void
+        draft.wait(told)
+    waiting = book.open()
+    late = waiting if book.anybody_starves() else []
+    _until_nothing_changes(cluster, draft, waiting, late)
     if grow(cluster, draft, waiting):
-        _until_nothing_changes(cluster, draft, waiting)  # who grew has a larger share now
+        _until_nothing_changes(cluster, draft, waiting, late)  # who grew has a larger share now
     _let_go(draft)
     for queue in waiting:
         if queue.session and not any(_guaranteed(cluster, queue, pool) for pool in queue.pools):
             refuse(cluster, draft, queue)
-        else:
+        elif why:
             explain(cluster, draft, queue)
     scale(cluster, draft, waiting)
     return draft.plan()
 
 
-def _admissible(cluster: Cluster, draft: Draft) -> Iterable[Workload]:
-    """Set aside what may not start at all, with the reason; its claims are void."""
-    for workload in cluster.workloads.values():
-        if workload.state != "pending":
-            continue
-        if closed_or_paused(cluster, draft, workload):
-            cluster.unclaim(workload)
-        else:
-            yield workload
-
-
-def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
+def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue], late: list[Queue]) -> None:
     """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do.
 
     A start over quota can put its team above its reservation, and an eviction can free more than it was
     for: both may help somebody who was turned down a moment ago. Deciding it now keeps plans stable.
     Jobs that may not be preempted count on the reservation like sessions, and so go before the others.
+    `late`: the queues in which somebody may have waited too long.
     """
     _keep_promises(cluster, draft, waiting)
+    sessions = [q for q in waiting if q.session]
+    firm = [q for q in waiting if q.firm and not q.session]
+    others = [q for q in waiting if not q.firm]
     before = -1
     for _ in range(_ROUNDS):
         if before == draft.decisions:
@@ -65,11 +71,11 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue])
         before = draft.decisions
         _let_go(draft)
         _new_promises(cluster, draft)
-        _serve(cluster, draft, [q for q in waiting if q.session], False)
-        _serve(cluster, draft, [q for q in waiting if q.firm and not q.session], False)
-        _serve(cluster, draft, [q for q in waiting if not q.firm], False)
-        _hold_for_the_starving(cluster, draft, waiting)
-        _serve(cluster, draft, [q for q in waiting if not q.firm], True)
+        _serve(cluster, draft, sessions, False)
+        _serve(cluster, draft, firm, False)
+        _serve(cluster, draft, others, False)
+        _hold_for_the_starving(cluster, draft, late)
+        _serve(cluster, draft, others, True)
 
 
 def _let_go(draft: Draft) -> None:
@@ -93,7 +99,7 @@ def _hold_for_the_starving(cluster: Cluster, draft: Draft, waiting: list[Queue])
 
 def _started_late(cluster: Cluster, draft: Draft, queue: Queue, workload: Workload, pool: PoolState) -> bool:
     in_quota = _guaranteed(cluster, queue, pool)
-    return (in_quota or _over_quota(queue)) and started(draft, queue, workload, pool, (), in_quota)
+    return (in_quota or queue.borrows) and started(draft, queue, workload, pool, (), in_quota)
 
 
 def _begun(draft: Draft, queue: Queue, workload: Workload, pool: PoolState, held: tuple[Part, ...], over: bool) -> bool:
@@ -137,7 +143,7 @@ def _kept_promise(cluster: Cluster, draft: Draft, queue: Queue, workload: Worklo
     held = cluster.unclaim(workload)
     pool = held[0].node.pool
     in_quota = _guaranteed(cluster, queue, pool)
-    able = in_quota or _over_quota(queue)
+    able = in_quota or queue.borrows
     if able and kept(held, queue) and started(draft, queue, workload, pool, held, in_quota):
         return True
     cluster.claim(workload, queue.need, held)
@@ -152,7 +158,7 @@ def _new_promises(cluster: Cluster, draft: Draft) -> None:
         held = cluster.unclaim(workload)
         for pool in queue.pools:
             in_quota = _guaranteed(cluster, queue, pool)
-            able = in_quota or _over_quota(queue)
+            able = in_quota or queue.borrows
             if able and started(draft, queue, workload, pool, held, in_quota):
                 del draft.promised[workload.id]
                 del draft.waiting[workload.id]
@@ -165,28 +171,23 @@ def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     return cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
 
 
-def _over_quota(queue: Queue) -> bool:
-    return not queue.firm and queue.account.policy.weight != "None"
-
-
-def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool) -> None:
+def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> None:
     """Let one class start in order: in the first pool with room, else by a promise, else by reclaim.
 
     Who is in quota in one of its pools may start over quota in another: better than making somebody leave.
     """
 
     def may(queue: Queue, pool: PoolState) -> bool:
-        return _over_quota(queue) if over else _guaranteed(cluster, queue, pool)
+        return queue.borrows if over else _guaranteed(cluster, queue, pool)
 
-    def hopeless(queue: Queue) -> bool:
-        return over and _hopeless(cluster, draft, queue)
-
-    turn = Turn(cluster, (q for q in waiting if q.promised or any(may(q, pool) for pool in q.pools)), over, hopeless)
+    entered, out = _sorted_out(cluster, draft, waiting, over)
+    turn = Turn(cluster, entered, over, _Hopeless(cluster, draft) if over else None)
+    eased = draft.eased
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.unclaim(workload)
         able = [p for p in queue.pools if may(queue, p)]
-        here = pool in able or (bool(able) and _over_quota(queue))
+        here = pool in able or (bool(able) and queue.borrows)
         if here and _begun(draft, queue, workload, pool, held, over or pool not in able):
             _served(turn, queue, workload)
         elif able and at + 1 < len(queue.pools):
@@ -201,18 +202,71 @@ def _serve(cluster: Cluster, draft: Draft, waiting: Iterable[Queue], over: bool)
                 cluster.claim(workload, queue.need, held)
             elif held:
                 draft.decisions += 1  # a promise that cannot be kept any more: others may have these GPUs
+                draft.eased += 1
+        if out and draft.eased != eased:
+            for each in out:  # there may be room for them now
+                turn.enter(each, 0)
+            out = []
 
 
-def _hopeless(cluster: Cluster, draft: Draft, queue: Queue) -> bool:
-    """Say whether work over quota finds no room, and nobody whom it could ask, whoever of the queue it is."""
-    if queue.promised or not queue.need.total or cluster.settings.fair_share == "reclaim":
-        return False
-    policy, preempts = queue.account.policy.name, cluster.settings.in_team_preemption
-    for pool in queue.pools:
-        lowest = cluster.stoppable.get(pool.pool.name, {}).get(policy, queue.priority)
-        if pool.pool.name in draft.holds or enough(pool, queue.need) or (preempts and lowest < queue.priority):
+def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> tuple[list[Queue], list[Queue]]:
+    """List the queues of a class that may start something, and (over quota) those for which there is no room yet.
+
+    What all queues of an account, or all with the same need, have in common is found out once.
+    """
+    found: list[Queue] = []
+    out: list[Queue] = []
+    if over:
+        hopeless = _Hopeless(cluster, draft)
+        for queue in waiting:
+            if queue.promised or queue.borrows:
+                (out if hopeless(queue) else found).append(queue)
+        return found, out
+    rest: dict[int, int] = {}
+    for queue in waiting:
+        most = rest.get(queue.kin)
+        if most is None:
+            names = (pool.pool.name for pool in queue.pools)
+            most = max(cluster.ledger.unreserved(queue.account, name, queue.firm) for name in names)
+            rest[queue.kin] = most
+        if queue.total <= most or queue.promised:
+            found.append(queue)
+    return found, out
+
+
+class _Hopeless:
+    """Says which queues find no room, and nobody whom they could ask."""
+
+    def __init__(self, cluster: Cluster, draft: Draft) -> None:
+        self.cluster, self.draft, self.seen = cluster, draft, draft.decisions
+        self.room: dict[int, bool] = {}
+        self.lowest: dict[int, int] = {}
+
+    def __call__(self, queue: Queue) -> bool:
+        if self.seen != self.draft.decisions:
+            self.room, self.lowest, self.seen = {}, {}, self.draft.decisions
+        room = self.room.get(queue.wish)
+        if room is None:
+            room = self.room[queue.wish] = self._room(queue)
+        if room or queue.promised:
             return False
-    return True
+        lowest = self.lowest.get(queue.kin)
+        if lowest is None:
+            lowest = self.lowest[queue.kin] = self._lowest(queue)
+        return lowest >= queue.priority
+
+    def _room(self, queue: Queue) -> bool:
+        if not queue.total or self.cluster.settings.fair_share == "reclaim":
+            return True
+        holds = self.draft.holds
+        return any(pool.pool.name in holds or enough(pool, queue.need) for pool in queue.pools)
+
+    def _lowest(self, queue: Queue) -> int:
+        """Give the lowest priority among the work that a team could stop for its own."""
+        if not self.cluster.settings.in_team_preemption:
+            return NOBODY
+        policy, stoppable = queue.account.policy.name, self.cluster.stoppable
+        return min(stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in queue.pools)
 
 
 def _served(turn: Turn, queue: Queue, workload: Workload) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .book import Queue
 from .cluster import Cluster
 from .limits import Account, Line
-from .order import Queue, rank_in_profile
+from .order import rank_in_profile
 from .state import WEIGHTS, Workload
 from .world import Need, PoolState, Tenancy
 

@@ -8,13 +8,20 @@ off GPUs that are free already, and never counts what is still in use.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from .packing import Packing, Room, Shape
+from .packing import Shape
 from .state import GPU, Node, Placed, Placement, Pool, Profile, Workload
 
+if TYPE_CHECKING:
+    from .shelf import Shelf
+
 UNLIMITED = 1 << 60
+_MOST_TOUCHED = 50_000
+"""A list of touched nodes that is longer is begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +68,16 @@ class NodeState:
         "cpu_open",
         "free",
         "future",
+        "guessed",
         "guests",
+        "indexed",
         "memory_future",
         "memory_open",
         "node",
         "open",
         "pool",
         "position",
+        "residents",
         "size",
         "usable",
         "whole_free",
@@ -75,7 +85,16 @@ class NodeState:
     )
 
     def __init__(self, node: Node, pool: PoolState, position: int) -> None:
-        self.node, self.pool, self.position = node, pool, position
+        self.pool, self.position, self.indexed = pool, position, False
+        self.guests: dict[str, Tenancy] = {}
+        self.guessed = 0
+        self.residents: dict[str, Tenancy] = {}
+        """Those of the snapshot that were placed here, also where no device is left for them."""
+        self.empty(node)
+
+    def empty(self, node: Node) -> None:
+        """Take everybody off, and be the node as it is shown now; only while it is `aside`."""
+        self.node = node
         self.usable = node.ready and not node.cordoned
         self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
         self.size = max(0, sum(self.open) - node.foreign_gpus)
@@ -85,11 +104,28 @@ class NodeState:
         self.future = list(self.open)
         self.free = list(self.open)
         self.whole_free = self.whole_future = self.open.count(GPU)
-        self.guests: dict[str, Tenancy] = {}
+        self.guests.clear()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the pool's index and sums while the node is arranged anew."""
+        self.pool.drop(self)
+        self.indexed = False
+        try:
+            yield
+        finally:
+            self.indexed = True
+            self.pool.add(self)
+
+    @property
+    def crowded(self) -> bool:
+        """Say whether who has which device depends on everybody on the node: some are only known to be there."""
+        return bool(self.guessed or self.node.foreign_gpus)
 
     def shift(self, part: Part, need: Need, now: int, later: int) -> None:
         """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1)."""
         milli, opened, future, free = part.milli, self.open, self.future, self.free
+        self.pool.touch(self)
         whole_free, whole_future = self.whole_free, self.whole_future
         freed = 0
         for at in part.devices:
@@ -106,8 +142,7 @@ class NodeState:
         self.cpu_future += later * need.cpu
         self.memory_open += now * need.memory
         self.memory_future += later * need.memory
-        self.pool.touched.append(self.position)
-        if self.usable:
+        if self.usable and self.indexed:
             self.pool.free += freed
             self.pool.future += later * milli * len(part.devices)
             self.pool.reindex(self, whole_free, whole_future)
@@ -165,17 +200,23 @@ class Tenancy:
     moving: int = 0
     """Of a claim: how much of it the workload holds elsewhere until it moves, and so counts once."""
 
+    @property
+    def vague(self) -> bool:
+        """Say whether some of its devices are not known."""
+        return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
+
 
 class PoolState:
     """One pool while a plan is made: its nodes, indexed by how many untouched devices they have."""
 
     __slots__ = (
-        "at_first",
         "by_free",
         "by_future",
+        "first",
         "free",
         "future",
         "mix",
+        "mixed",
         "nodes",
         "packing",
         "pool",
@@ -191,10 +232,13 @@ class PoolState:
         self.by_free: list[list[int]] = []
         self.by_future: list[list[int]] = []
         self.free = self.future = self.total = 0
-        self.at_first: list[list[int]] = []
+        self.first: dict[int, list[int]] = {}
+        """What was free on the nodes that were touched in this decision, before it began."""
         self.touched: list[int] = []
         self.mix: dict[Shape, int] = {}
         """How much work of each shape it serves; the packing keeps the nodes useful for this mix."""
+        self.mixed = 0
+        """How many times the mix has changed."""
         self.packing: Shelf | None = None
 
     def index(self) -> None:
@@ -203,18 +247,46 @@ class PoolState:
         self.by_free = [[] for _ in range(size)]
         self.by_future = [[] for _ in range(size)]
         for node in self.nodes:
-            if node.usable:
-                self.by_free[node.whole_free].append(node.position)
-                self.by_future[node.whole_future].append(node.position)
-        self.at_first = [list(n.free) for n in self.nodes]
-        self.free = sum(sum(n.free) for n in self.nodes if n.usable)
-        self.future = sum(sum(n.future) for n in self.nodes if n.usable)
-        self.total = sum(n.size for n in self.nodes if n.usable)
+            node.indexed = True
+            self.add(node)
+        self.touched.clear()
+
+    def begin(self) -> None:
+        """Begin a decision: what is free now is what was free at first."""
+        self.first.clear()
+        if len(self.touched) > _MOST_TOUCHED:
+            if self.packing is not None:
+                self.packing.catch_up()
+                self.packing.seen = 0
+            self.touched.clear()
+
+    def touch(self, node: NodeState) -> None:
+        """Note that something is about to change on a node."""
+        if node.position not in self.first:
+            self.first[node.position] = list(node.free)
+        self.touched.append(node.position)
+
+    def drop(self, node: NodeState) -> None:
+        """Take a node off the sums and the index."""
+        self.touch(node)
+        if node.usable:
+            self.free -= sum(node.free)
+            self.future -= sum(node.future)
+            self.total -= node.size
+            for buckets, at in ((self.by_free, node.whole_free), (self.by_future, node.whole_future)):
+                del buckets[at][bisect_left(buckets[at], node.position)]
+
+    def add(self, node: NodeState) -> None:
+        """Put a node on the sums and into the index."""
+        if node.usable:
+            self.free += sum(node.free)
+            self.future += sum(node.future)
+            self.total += node.size
+            insort(self.by_free[node.whole_free], node.position)
+            insort(self.by_future[node.whole_future], node.position)
 
     def reindex(self, node: NodeState, whole_free: int, whole_future: int) -> None:
         """Move a node between the buckets of the index."""
-        if not self.by_free:
-            return
         for buckets, old, new in (
             (self.by_free, node.whole_free, whole_free),
             (self.by_future, node.whole_future, whole_future),
@@ -223,41 +295,6 @@ class PoolState:
                 bucket = buckets[old]
                 del bucket[bisect_left(bucket, node.position)]
                 insort(buckets[new], node.position)
-
-
-class Shelf:
-    """A pool's nodes as the packing sees them, caught up with whenever it is asked."""
-
-    def __init__(self, pool: PoolState) -> None:
-        self.pool = pool
-        self.packing = Packing([_empty(node) for node in pool.nodes], pool.mix)
-        for node in pool.nodes:
-            self.packing.see(node.position, _left(node))
-        self.seen = len(pool.touched)
-
-    def best(self, need: Need) -> tuple[NodeState, int] | None:
-        """Give the node for one worker that starts now, and the device for a share of one."""
-        self.catch_up()
-        found = self.packing.best(Shape(need.gpus, need.cpu, need.memory, need.models))
-        return None if found is None else (self.pool.nodes[found[0]], found[1])
-
-    def catch_up(self) -> None:
-        """See the nodes that were touched since the last time."""
-        for position in set(self.pool.touched[self.seen :]):
-            self.packing.see(position, _left(self.pool.nodes[position]))
-        self.seen = len(self.pool.touched)
-
-
-def _empty(node: NodeState) -> Room:
-    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
-    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
-    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
-    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
-
-
-def _left(node: NodeState) -> Room:
-    cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
-    return Room(node.free, cpu if node.usable else -1, memory, node.node.model)
 
 
 def devices_of(node: Node) -> Sequence[int]:

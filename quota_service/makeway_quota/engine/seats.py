@@ -1,0 +1,248 @@
+"""Who sits where before a decision: running work on its nodes, promises on their places, and what changed since."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from .packing import Shape
+from .state import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
+from .world import Need, NodeState, Part, PoolState, Tenancy, devices_of, need_of, pick
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+
+def furnish(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
+    """Put all nodes into their pools and all work on its nodes: first where the devices are known."""
+    for node in sorted(nodes, key=lambda n: (n.pool, n.name)):
+        pool = cluster.pools.get(node.pool)
+        if pool is None:
+            pool = cluster.pools[node.pool] = PoolState(Pool(node.pool))
+            cluster.pool_now[node.pool] = cluster.pool_future[node.pool] = 0
+        state = NodeState(node, pool, len(pool.nodes))
+        pool.nodes.append(state)
+        cluster.nodes[node.name] = state
+    for pool in cluster.pools.values():
+        pool.index()
+    for name, profile in cluster.profiles.items():
+        _count(cluster, name, need_of(Workload("", "", name), profile), 1)
+    change(cluster, workloads, ())
+    for state in cluster.nodes.values():
+        if state.node.foreign_gpus and not state.residents:
+            reseat(cluster, state)
+
+
+def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> set[str]:
+    """Put work where it is now; give the ids whose promise came or went with it. Nothing may be promised meanwhile."""
+    crowded: dict[str, NodeState] = {}
+    beneficiaries: set[str] = set()
+    told = list(news)
+    for name in [*(w.id for w in told), *gone]:
+        old = cluster.workloads.pop(name, None)
+        if old is not None:
+            _count(cluster, old.profile, cluster.need(old), -1)
+            cluster.claimants.pop(name, None)
+            if old.state in ADMITTED:
+                ids = cluster.leaving if old.state == "checkpointing" else cluster.staying
+                del ids[bisect_left(ids, name)]
+            if name in cluster.tenancies:
+                _rise(cluster, cluster.tenancies[name], crowded)
+                beneficiaries.add(old.promised_to or "")
+    for workload in told:
+        if workload.state not in LIVE:
+            continue
+        cluster.workloads[workload.id] = workload
+        _count(cluster, workload.profile, cluster.need(workload), 1)
+        if workload.claim and workload.state not in ("running", "starting"):
+            cluster.claimants[workload.id] = workload
+        if workload.state in ADMITTED:
+            insort(cluster.leaving if workload.state == "checkpointing" else cluster.staying, workload.id)
+            _sit(cluster, workload, crowded)
+            beneficiaries.add(workload.promised_to or "")
+    for node in crowded.values():
+        reseat(cluster, node)
+    return beneficiaries
+
+
+def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
+    """Seat running work; where devices are not known, the whole node is arranged anew afterwards."""
+    need = cluster.need(workload)
+    parts = _parts(cluster, workload, need)
+    tenancy = Tenancy(workload, need, parts[0].node.pool, parts, 0) if parts else _homeless(cluster, workload, need)
+    if tenancy is None:
+        return
+    cluster.tenancies[workload.id] = tenancy
+    _book(cluster, tenancy, 1)
+    for part in parts:
+        part.node.shift(part, need, -1, 0 if tenancy.leaving else -1)
+        part.node.guests[workload.id] = tenancy
+    vague = tenancy.vague
+    for name in {placed.node for placed in workload.placement}:
+        node = cluster.nodes.get(name)
+        if node is not None:
+            node.residents[workload.id] = tenancy
+            node.guessed += vague
+            if node.crowded:
+                crowded[name] = node
+    if workload.state == "checkpointing" and workload.promised_to is not None:
+        cluster.promised_by.setdefault(workload.promised_to, []).append(tenancy)
+
+
+def _homeless(cluster: Cluster, workload: Workload, need: Need) -> Tenancy | None:
+    """Count work whose node is gone on the first pool of its profile."""
+    pools = cluster.pools_of(workload)
+    return Tenancy(workload, need, pools[0], (), 0) if pools else None
+
+
+def _rise(cluster: Cluster, tenancy: Tenancy, crowded: dict[str, NodeState]) -> None:
+    """Take work off its nodes and lines."""
+    workload, vague = tenancy.workload, tenancy.vague
+    del cluster.tenancies[workload.id]
+    _book(cluster, tenancy, -1)
+    for part in tenancy.parts:
+        part.node.shift(part, tenancy.need, 1, 0 if tenancy.leaving else 1)
+        part.node.guests.pop(workload.id, None)
+    for name in {placed.node for placed in workload.placement}:
+        node = cluster.nodes.get(name)
+        if node is not None:
+            if node.crowded:
+                crowded[name] = node
+            node.residents.pop(workload.id, None)
+            node.guessed -= vague
+    promised = cluster.promised_by.get(workload.promised_to or "")
+    if promised and tenancy in promised:
+        promised.remove(tenancy)
+        if not promised:
+            del cluster.promised_by[workload.promised_to or ""]
+
+
+def _book(cluster: Cluster, tenancy: Tenancy, sign: int) -> None:
+    """Put a tenancy of the snapshot on the books, or take it off."""
+    if sign > 0:
+        tenancy.leaving = tenancy.workload.state == "checkpointing"
+        tenancy.amount = sum(p.milli * len(p.devices) for p in tenancy.parts) if tenancy.parts else tenancy.need.total
+    amount = sign * tenancy.amount
+    cluster.book(tenancy, now=amount, leaving=amount if tenancy.leaving else 0)
+    cluster.count(tenancy, sign)
+
+
+def reseat(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None:
+    """Arrange everybody on a node anew: who has known devices first, then the others by age, then strangers."""
+    residents = sorted(node.residents.values(), key=lambda t: t.workload.id)
+    residents.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
+    for tenancy in residents:
+        _book(cluster, tenancy, -1)
+    with node.aside():
+        node.empty(shown or node.node)
+        for tenancy in residents:
+            here = _on(node, tenancy.workload, tenancy.need)
+            _rearrange(cluster, tenancy, node, here)
+            for part in here:
+                node.shift(part, tenancy.need, -1, 0 if tenancy.leaving else -1)
+                node.guests[tenancy.workload.id] = tenancy
+        _seat_foreign(node)
+    for tenancy in residents:
+        _book(cluster, tenancy, 1)
+
+
+def _guessed(tenancy: Tenancy) -> bool:
+    return not all(placed.devices for placed in tenancy.workload.placement)
+
+
+def _rearrange(cluster: Cluster, tenancy: Tenancy, node: NodeState, here: Iterable[Part]) -> None:
+    """Put a workload's parts on one node in the place of those that it had there."""
+    by_worker = {p.worker: p for p in tenancy.parts if p.node is not node} | {p.worker: p for p in here}
+    order = [placed.worker for placed in tenancy.workload.placement]
+    tenancy.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
+    if tenancy.parts:
+        tenancy.pool = tenancy.parts[0].node.pool
+    else:
+        found = _homeless(cluster, tenancy.workload, tenancy.need)
+        tenancy.pool = found.pool if found else tenancy.pool
+
+
+def _parts(cluster: Cluster, workload: Workload, need: Need) -> tuple[Part, ...]:
+    return _placed(cluster.nodes, workload.placement, need)
+
+
+def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
+    return _placed({node.node.name: node}, workload.placement, need)
+
+
+def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
+    """Read a placement; where only the node is known, the lowest devices that are free are taken."""
+    parts = []
+    taken: dict[str, list[int]] = {}
+    for placed in placement:
+        node = nodes.get(placed.node)
+        if node is None:
+            continue
+        if placed.devices or not need.gpus:
+            at = {index: position for position, index in enumerate(devices_of(node.node))}
+            devices = tuple(at[d] for d in placed.devices if d in at)
+            parts.append(Part(placed.worker, node, devices, placed.milli))
+            continue
+        left = taken.setdefault(placed.node, list(node.free))
+        if any(free >= min(need.gpus, GPU) for free in left):
+            devices, milli = pick(need, left)
+            parts.append(Part(placed.worker, node, devices, milli))
+    return tuple(parts)
+
+
+def honour(cluster: Cluster) -> None:
+    """Keep what was promised, where the promise can still be kept."""
+    for workload in sorted(cluster.claimants.values(), key=lambda w: (w.submitted_at, w.id)):
+        need = cluster.need(workload)
+        parts = _placed(cluster.nodes, workload.claim, need)
+        if not parts or len(parts) < need.least or not all(p.node.usable for p in parts):
+            continue
+        if any(len(p.devices) * p.milli != need.gpus for p in parts):
+            continue  # a device of the promise is gone
+        if _takes(parts, need):
+            cluster.claim(workload, need, parts)
+
+
+def _takes(parts: Iterable[Part], need: Need) -> bool:
+    wanted: dict[tuple[str, int], int] = {}
+    hosted: dict[str, int] = {}
+    for part in parts:
+        node = part.node
+        hosted[node.node.name] = count = hosted.get(node.node.name, 0) + 1
+        if node.cpu_future < count * need.cpu or node.memory_future < count * need.memory:
+            return False
+        for at in part.devices:
+            key = (node.node.name, at)
+            wanted[key] = wanted.get(key, 0) + part.milli
+            if node.future[at] < wanted[key]:
+                return False
+    return True
+
+
+def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
+    """Tell the pools what they serve: the shapes of their profiles, and of all work that waits or runs."""
+    pools = cluster.serving(name)
+    shape = Shape(need.gpus, need.cpu, need.memory, need.models)
+    for pool in pools:
+        many = pool.mix.get(shape, 0) + sign * need.least
+        pool.mix[shape] = many
+        if not many:
+            del pool.mix[shape]
+        pool.mixed += 1
+
+
+def _seat_foreign(node: NodeState) -> None:
+    """Take what strangers hold off the devices that are free, from the last one down."""
+    rest = node.node.foreign_gpus
+    for at in range(len(node.open) - 1, -1, -1):
+        if rest <= 0:
+            break
+        taken = min(rest, max(0, node.open[at]))
+        if node.open[at] == GPU or rest < GPU:
+            node.open[at] -= taken
+            node.future[at] -= taken
+            node.free[at] = min(node.open[at], node.future[at])
+            rest -= taken
+    node.whole_free = node.free.count(GPU)
+    node.whole_future = node.future.count(GPU)
