@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from .book import Queue
 from .cluster import Cluster
-from .consolidate import consolidate
+from .consolidate import Moving, Rearrangement, consolidate
 from .draft import Draft
 from .place import allowed, find
 from .reclaim import Choice, reclaim
@@ -102,10 +102,7 @@ def reclaimed(
             seeker = Seeker(cluster, workload, queue.need, queue.account, pool, "reservation")
             change = consolidate(seeker)
             if change is not None:
-                cluster.claim(workload, queue.need, change.parts)
-                draft.move(workload, change.moves)
-                draft.promise(workload, pool, change.parts, [m.tenancy for m in change.moves])
-                draft.promised[workload.id] = workload, queue
+                _rearrange(draft, queue, seeker, change)
                 return True
         if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
             continue  # enough is on its way, though not promised to it
@@ -115,6 +112,32 @@ def reclaimed(
                 _carry_out(draft, queue, seeker, choice, over)
                 return True
     return False
+
+
+def _rearrange(draft: Draft, queue: Queue, seeker: Seeker, change: Rearrangement) -> None:
+    """Note who moves over, and promise what that frees. Starts of this very plan are put elsewhere at once."""
+    cluster, workload = draft.cluster, seeker.workload
+    for moving in change.moves:
+        if moving.tenancy.fresh:
+            _start_elsewhere(draft, moving)
+    moves = [moving for moving in change.moves if not moving.tenancy.fresh]
+    if not moves and started(draft, queue, workload, seeker.pool, change.parts, True):
+        return
+    cluster.claim(workload, queue.need, change.parts)
+    if moves:
+        draft.move(workload, moves)
+    draft.promise(workload, seeker.pool, change.parts, [moving.tenancy for moving in moves])
+    draft.promised[workload.id] = workload, queue
+
+
+def _start_elsewhere(draft: Draft, moving: Moving) -> None:
+    cluster, tenancy = draft.cluster, moving.tenancy
+    cluster.unclaim(tenancy.workload)
+    cluster.stay(tenancy)
+    cluster.withdraw(tenancy)
+    in_quota = draft.started[tenancy.workload.id].in_quota
+    draft.withdraw(tenancy.workload)
+    draft.start(tenancy.workload, cluster.start(tenancy.workload, tenancy.need, moving.to), in_quota)
 
 
 def _carry_out(draft: Draft, queue: Queue, seeker: Seeker, choice: Choice, over: bool) -> None:
