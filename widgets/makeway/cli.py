@@ -200,7 +200,8 @@ def _policy_validate(asked: argparse.Namespace) -> int:
 def _policy_preview(asked: argparse.Namespace) -> int:
     preview: Preview = client().policy_preview(_document(asked.file))
     effects = (("would start", preview.starts), ("would leave", preview.leaves), ("would wait", preview.waits))
-    for word, touched in effects:
+    refused = (("would be refused", preview.refused),) if preview.refused else ()
+    for word, touched in (*effects, *refused):
         print(f"{count(len(touched), 'workload')} {word}{':' if touched else ''}")
         print(*(_effect(effect) for effect in touched), sep="\n", end="\n" if touched else "")
     return 0

@@ -57,8 +57,11 @@ class WorkloadEffect(Wire):
 
 
 class Preview(Wire):
-    """What a policy change would do now."""
+    """What a policy change would do now, beyond what happens anyway: once everybody told to leave has left."""
 
-    starts: list[WorkloadEffect] = Field(default_factory=list)
-    leaves: list[WorkloadEffect] = Field(default_factory=list)
-    waits: list[WorkloadEffect] = Field(default_factory=list)
+    starts: list[WorkloadEffect] = Field(default_factory=list, description="who waits now and would run")
+    leaves: list[WorkloadEffect] = Field(default_factory=list, description="who runs now and would be stopped or moved")
+    waits: list[WorkloadEffect] = Field(
+        default_factory=list, description="who would wait, and did not before or for another reason"
+    )
+    refused: list[WorkloadEffect] = Field(default_factory=list, description="sessions that would be refused")

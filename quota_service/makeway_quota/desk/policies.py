@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping
 
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
 
-from ..engine.schedule import schedule
 from ..phrases import count
 from ..policy import Document, PolicyInvalid, diff, read
 from ..store.errors import Conflict
@@ -15,6 +15,7 @@ from ..store.records import NewDecision, Workload
 from ..store.records import PolicyVersion as VersionRow
 from .caller import Caller
 from .core import Core, at, refuse
+from .outlook import outlook
 
 
 class Policies(Core):
@@ -51,15 +52,15 @@ class Policies(Core):
         document = await self._read(text)
         rows = await self.watch.rows()
         now = self.clock()
-        before = await asyncio.to_thread(schedule, self.watch.snapshot(rows, now))
-        after = await asyncio.to_thread(schedule, self.watch.snapshot(rows, now, document))
-        anyway = {s.id for s in before.start} | {e.id for e in before.evict} | {m.id for m in before.move}
-        waiting = {item.id: item.code for item in before.pending}
+        as_it_is, as_it_would_be = self.watch.snapshot(rows, now), self.watch.snapshot(rows, now, document)
+        before = await asyncio.to_thread(outlook, as_it_is, rows)
+        after = await asyncio.to_thread(outlook, as_it_would_be, rows)
+        waits = {id: said for id, (code, said) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
         return Preview(
-            starts=[_effect(rows, s.id, s.message) for s in after.start if s.id not in anyway],
-            leaves=[_effect(rows, e.id, e.message) for e in after.evict if e.id not in anyway]
-            + [_effect(rows, m.id, m.message) for m in after.move if m.id not in anyway],
-            waits=[_effect(rows, w.id, w.message) for w in after.pending if waiting.get(w.id) != w.code],
+            starts=_effects(rows, after.starts, before.starts),
+            leaves=_effects(rows, after.leaves, before.leaves),
+            waits=_effects(rows, waits, ()),
+            refused=_effects(rows, after.refused, before.refused),
         )
 
     async def policy_apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
@@ -119,6 +120,10 @@ def _version(row: VersionRow, *, whole: bool = False) -> PolicyVersion:
     )
 
 
-def _effect(rows: dict[str, Workload], id: str, message: str) -> WorkloadEffect:
-    row = rows[id]
-    return WorkloadEffect(id=id, name=row.name, team=row.team or "", owner=row.owner, message=message)
+def _effects(rows: Mapping[str, Workload], said: Mapping[str, str], anyway: Collection[str]) -> list[WorkloadEffect]:
+    """List what happens to whom, first submitted first; but not what happens `anyway`."""
+    found = sorted((rows[id].submitted_at, id) for id in said if id not in anyway and id in rows)
+    return [
+        WorkloadEffect(id=id, name=rows[id].name, team=rows[id].team or "", owner=rows[id].owner, message=said[id])
+        for _, id in found
+    ]

@@ -1,0 +1,121 @@
+"""What if: who would start, leave and wait under another policy, and that nothing happens by asking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from makeway_api.models import Preview, WorkloadEffect
+from makeway_quota.desk.outlook import outlook
+from running import SAMPLE, Running, running
+from worlds import World
+
+TEXT = SAMPLE.read_text(encoding="utf-8")
+
+
+def quota(text: str, team: str, line: str) -> str:
+    """Give a team another quota line."""
+    before, mark, after = text.partition(f"groups: [{team}]")
+    head, _, tail = after.partition("- {pools: [gpu], reserved: 5, limit: 9}")
+    return f"{before}{mark}{head}- {{{line}}}{tail}"
+
+
+def names(effects: list[WorkloadEffect]) -> list[str]:
+    return [effect.name for effect in effects]
+
+
+async def asked(run: Running, text: str) -> Preview:
+    """Ask what if; nothing may change by it."""
+    before = await run.states()
+    preview: Preview = await run.client("root").policy_preview(text)
+    assert await run.states() == before
+    assert not preview.refused
+    return preview
+
+
+async def waits(run: Running, id: str, code: str) -> None:
+    async def told() -> bool:
+        job = await run.client("root").job(id)
+        return job.reason is not None and job.reason.code == code
+
+    await run.until(told, f"{id} waits for {code}")
+
+
+async def crowd(run: Running) -> None:
+    """Three jobs of R&D use its limit of 9, a small one waits for it, and one of DevOps cannot borrow enough."""
+    for at in range(3):
+        await run.job((await run.submit("ana", f"r{at}", profile="gpu3")).id, "running")
+    await waits(run, (await run.submit("ana", "small", profile="gpu1")).id, "limit")
+    await waits(run, (await run.submit("bo", "big", profile="gpu3")).id, "no_free_gpus")
+
+
+NOTHING_FOR_DEVOPS = quota(TEXT, "devops", "pools: [gpu], reserved: 0, limit: 9")
+
+
+@pytest.mark.covers("N17", "F10")
+async def test_a_higher_limit_starts_who_waits_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
+        await crowd(run)
+        preview = await asked(run, quota(NOTHING_FOR_DEVOPS, "rnd", "pools: [gpu], reserved: 5, limit: 10"))
+        assert names(preview.starts) == ["small"]
+        assert (preview.leaves, preview.waits) == ([], [])
+        same = await asked(run, NOTHING_FOR_DEVOPS)
+        assert (same.starts, same.leaves, same.waits) == ([], [], []), "what happens anyway is not told"
+
+
+@pytest.mark.covers("N17", "F45")
+async def test_a_reservation_tells_who_would_leave_for_whom(tmp_path: Path) -> None:
+    async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
+        await crowd(run)
+        preview = await asked(run, TEXT)
+        assert names(preview.leaves) == ["r2"], "the job that started last"
+        assert names(preview.starts) == ["small", "big"], "once r2 has left there is room for both"
+        assert "“big”" in preview.leaves[0].message, "jobs are called by their names"
+        assert (preview.leaves[0].team, preview.leaves[0].owner) == ("rnd", "ana")
+        assert "r2" not in names(preview.waits)
+        await run.client("root").policy_apply(TEXT)
+        big = next(job for job in (await run.client("root").jobs()).jobs if job.name == "big")
+        await run.job(big.id, "running")
+        states = await run.states()
+        assert (states["r0"], states["r1"], states["big"]) == ("running", "running", "running"), "as it was told"
+
+
+@pytest.mark.covers("N17", "F11")
+async def test_a_closed_queue_tells_who_would_wait(tmp_path: Path) -> None:
+    before, mark, after = NOTHING_FOR_DEVOPS.partition("- name: gpu1\n")
+    closed = before + mark + after.replace("policies: [[rnd, devops]]", "policies: [devops]", 1)
+    async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
+        await crowd(run)
+        preview = await asked(run, closed)
+        assert names(preview.waits) == ["small"]
+        assert "queue" in preview.waits[0].message
+        assert (preview.starts, preview.leaves) == ([], []), "who runs runs on"
+
+
+@pytest.mark.covers("N17")
+def test_who_is_moved_leaves_and_who_takes_the_place_starts() -> None:
+    """Golden scenario 5: eight GPUs are free, but not on one node."""
+    world = World().pool("p", nodes=4, gpus=10).team("a", reserved=20).team("b", reserved=20)
+    world.profile("gpu3", 3).profile("gpu8", 8)
+    for at, node in enumerate([1, 1, 2, 2, 3, 4]):
+        world.run(f"a{at}", "a", "gpu3", f"p-{node}")
+    found = outlook(world.submit("b", "b", "gpu8").snapshot(), {})
+    assert list(found.starts) == ["b"]
+    assert len(found.leaves) == 1
+    assert not found.waits
+    assert outlook(world.snapshot(), {}) == found
+
+
+@pytest.mark.covers("N17")
+def test_who_is_on_the_way_out_has_left_and_a_session_is_over() -> None:
+    world = World().pool("p", gpus=4).team("a").team("b", reserved=4)
+    world.profile("one", 1).profile("two", 2)
+    world.run("old", "a", "two", "p-1").run("guest", "a", "two", "p-1", kind="session", preemptible=True)
+    world.submit("b1", "b", "two")
+    world.change("old", state="checkpointing", promised_to="b1", deadline=world.now + 30)
+    world.submit("b2", "b", "two").session("s", "a", "one")
+    found = outlook(world.snapshot(), {})
+    assert sorted(found.starts) == ["b1", "b2"]
+    assert list(found.leaves) == ["guest"]
+    assert list(found.refused) == ["s"]
+    assert {id: code for id, (code, _) in found.waits.items()} == {"old": "no_free_gpus"}
