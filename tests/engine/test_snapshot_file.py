@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from makeway_quota.engine import schedule
+from makeway_quota.engine import (
+    Node,
+    Placed,
+    Policy,
+    Pool,
+    Profile,
+    QuotaLine,
+    Settings,
+    Snapshot,
+    Workload,
+    schedule,
+)
 from makeway_quota.snapshot_file import SnapshotError, plan_command, read_snapshot, snapshot_as_document, write_snapshot
 from worlds import World
 
@@ -79,6 +91,62 @@ def test_a_snapshot_survives_being_written(tmp_path: Path) -> None:
     snapshot = world.snapshot()
     assert read_snapshot(write_snapshot(snapshot, "json")) == snapshot
     assert read_snapshot(write_snapshot(snapshot)) == snapshot
+
+
+EVERYTHING = Snapshot(
+    now=1234.5,
+    settings=Settings(False, "cheapest", 60.0, 3600.5, False, "reclaim", False, 12.0),
+    pools=(Pool("p", "amd.com/gpu", 5000, "autoscaled", "spread", ("f",), False, 3, 1, 8, 64000, 4096), Pool("q")),
+    nodes=(Node("n", "p", 4, 64500, 4096, False, True, (3, 1, 2, 0), (3,), 500, 1500, 100, "H100"),),
+    profiles=(
+        Profile("f", 2000, 3, 2, 1500, 4096, ("q", "p"), (("a",), ("b", "c")), 1.5, 2.5, 9.0, 99.0, ("H100", "A100")),
+    ),
+    policies=(
+        Policy("a", (QuotaLine(("p",), 1500, 4000, 500), QuotaLine(("q",))), "Lowest", 3, "dept", 3900, "Team A"),
+        Policy("dept"),
+    ),
+    workloads=(
+        Workload(
+            id="j",
+            policy="a",
+            profile="f",
+            owner="ana",
+            kind="session",
+            priority=-1,
+            preemptible=True,
+            submitted_at=1.25,
+            state="checkpointing",
+            started_at=2.5,
+            placement=(Placed(0, "n", (3, 1), 500), Placed(1, "n", (2,))),
+            attempt=3,
+            last_checkpoint_at=4.5,
+            promised_to="k",
+            deadline=99.5,
+            claim=(Placed(0, "n"),),
+            paused=True,
+            failed_node="n",
+            gpus=500,
+            workers=2,
+            min_workers=1,
+            cpu=250,
+            memory=7,
+            time_limit=8.5,
+            expected=7.5,
+        ),
+    ),
+    paused=("a/f",),
+)
+
+
+def test_every_field_of_the_engine_survives_being_written() -> None:
+    """Whoever adds a field to the engine adds it to the file, or the replay of a dumped pass is another plan."""
+    records = [EVERYTHING, EVERYTHING.settings, EVERYTHING.workloads[0], EVERYTHING.workloads[0].placement[0]]
+    records += [EVERYTHING.pools[0], EVERYTHING.nodes[0], EVERYTHING.profiles[0], EVERYTHING.policies[0]]
+    for record in (*records, EVERYTHING.policies[0].quotas[0]):
+        for field in fields(record):
+            assert getattr(record, field.name) != field.default, f"give {type(record).__name__}.{field.name} a value"
+    for format in ("json", "yaml"):
+        assert read_snapshot(write_snapshot(EVERYTHING, format)) == EVERYTHING
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,7 @@ _plain_node = _record(
         ready=yes_no,
         cordoned=yes_no,
         devices=listed(whole),
+        model=maybe_text,
     )
     | {f"foreign_{key}": (f"foreign_{key}", lambda value, _: value) for key in ("gpus", "cpu", "memory", "devices")},
 )
@@ -140,6 +141,7 @@ _profile = _record(
         reclaim_after=not_negative,
         grace=maybe(not_negative),
         time_limit=maybe(not_negative),
+        models=listed(name),
     ),
 )
 _line = _record(
@@ -194,6 +196,7 @@ _workload = _record(
         cpu=maybe(thousandths),
         memory=maybe(whole),
         time_limit=maybe(not_negative),
+        expected=maybe(not_negative),
     ),
 )
 PARTS: dict[str, Reader] = {
