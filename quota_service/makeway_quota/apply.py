@@ -105,7 +105,7 @@ def books_of(
 def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
     """Say names where the engine says ids: people know their jobs by name."""
 
-    def said(items: tuple[Said, ...]) -> tuple[Said, ...]:
+    def said(items: Sequence[Said]) -> tuple[Said, ...]:
         return tuple(replace(item, message=with_names(item.message, rows)) for item in items)
 
     return replace(

@@ -184,8 +184,8 @@ EDITS = (
     ),
     Edit(
         "consolidate.py",
-        'if victim.firm or victim.kind != "job" or tenancy.leaving',
-        "if tenancy.leaving",
+        'if tenancy.fresh or victim.firm or victim.kind != "job":',
+        "if tenancy.fresh:",
         "sessions are not moved",
     ),
     Edit(
