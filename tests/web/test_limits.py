@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
+from makeway_quota.web.limits import Limits
+from makeway_quota.web.settings import WebSettings
 from web.portal import API, EVIL, PREFIX, Portal, portal
 
 JSON = {"Content-Type": "application/json"}
@@ -46,6 +49,41 @@ async def test_a_body_that_is_too_large_names_its_limit(small: Portal) -> None:
     refused(await ana.post(f"{API}/jobs", content=endless(), headers=JSON), 413)
     lying = {"Content-Length": "9" * 30} | JSON
     refused(await ana.post(f"{API}/jobs", content=b"{}", headers=lying), 413)
+
+
+@pytest.mark.parametrize(
+    ("token", "path", "sent", "heard"),
+    [
+        (True, "jobs", 40, 40),
+        (True, "jobs", 600, 2**9 + 3),
+        (True, "jobs/j-1/clone", 40, 40),
+        (False, "jobs", 10, 10),
+        (False, "jobs", 40, 2**4 + 1),
+    ],
+)
+async def test_who_sends_too_much_may_finish_before_the_answer(token: bool, path: str, sent: int, heard: int) -> None:
+    """A proxy that still sends when the connection closes answers 503 itself, and our sentence is lost."""
+    settings = WebSettings(secret=b"x" * 32, job_bytes=3 * 2**20, body_bytes=2**20)
+    told: list[dict[str, Any]] = []
+    left = sent
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        assert not told, "the answer comes last"
+        left -= 1
+        return {"type": "http.request", "body": b" " * 2**20, "more_body": left > 0}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    async def app(*_: Any) -> None:
+        raise AssertionError("nobody behind the limits hears of it")
+
+    headers = [(b"authorization", b"token x")] if token else []
+    scope = {"type": "http", "method": "POST", "path": f"{settings.api}/{path}", "headers": headers}
+    await Limits(app, settings)(scope, receive, send)
+    assert told[0]["status"] == 413
+    assert sent - left == pytest.approx(heard, abs=1)
 
 
 NO_JOBS = [

@@ -20,8 +20,9 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_DRAINED = 2**29
+MOST_DRAINED_OF_ANYBODY = 2**24
 DRAIN_SECONDS = 30.0
-"""So many bytes, for so long, are read and thrown away after a refusal."""
+"""So many bytes, for so long, are read and thrown away after a refusal; less of it from who shows no token."""
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -41,11 +42,13 @@ class Limits:
         if refusal is None and scope["method"] not in _READS:
             limit = self._limit(scope)
             body = await _read(scope, receive, limit)
-            refusal = _too_large(limit) if body is None else self._body_refusal(scope, body)
-            receive = _replay(body or b"", receive)
+            if body is None:
+                refusal = _too_large(limit)
+                await _drain(receive, MOST_DRAINED if _header(scope, b"authorization") else MOST_DRAINED_OF_ANYBODY)
+            else:
+                refusal = self._body_refusal(scope, body)
+                receive = _replay(body, receive)
         if refusal is not None:
-            if refusal.status == 413 and _header(scope, b"authorization"):
-                await _drain(receive)
             # A body that was not read to its end is dropped with its connection.
             await answer(refusal, {"Connection": "close"} if refusal.status == 413 else None)(scope, receive, send)
             return
@@ -102,9 +105,8 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
             return bytes(body)
 
 
-async def _drain(receive: Receive) -> None:
-    """Let somebody finish sending, within reason: a proxy says 503 where an answer comes before the end."""
-    left = MOST_DRAINED
+async def _drain(receive: Receive, left: int) -> None:
+    """Let somebody finish sending `left` bytes: a proxy says 503 where the connection closes before the end."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
             while left > 0:
