@@ -6,7 +6,7 @@ import random
 
 import pytest
 from makeway_quota.durations import Durations
-from makeway_quota.engine.state import GPU
+from makeway_quota.engine.state import GPU, Settings
 from makeway_quota.simulate.baselines import NAMES, baseline
 from makeway_quota.simulate.estate import Estate, of_quotas, profile_name
 from makeway_quota.simulate.planner import Planner, WholePasses
@@ -66,6 +66,20 @@ def test_what_ended_teaches_how_long_such_work_runs() -> None:
     replay(made, trace[:3], Standing(made), durations=(two := Durations()))
     two.add([PastRun("a", "a", "gpu8", 9 * HOUR)])
     assert two.expected("a", "a", "gpu8") == pytest.approx(3 * HOUR, abs=1)
+
+
+@pytest.mark.parametrize("planner", [Standing, WholePasses])
+@pytest.mark.parametrize(("half_life", "second"), [(0.0, "a2"), (24 * HOUR, "b1")])
+def test_who_borrowed_of_late_waits_longer(
+    planner: type[Standing] | type[WholePasses], half_life: float, second: str
+) -> None:
+    """Nobody reserves anything; a has 8 GPUs for a day, then both teams want all of them, a a minute earlier."""
+    trace = [job("a1", "a", 8, 0, 24), job("a2", "a", 8, 23.9, 1), job("b1", "b", 8, 23.95, 1)]
+    settings = Settings(history_half_life=half_life)
+    made = of_quotas("made", {"a": 0, "b": 0}, {8 * GPU}, nodes=1, settings=settings)
+    outcome = replay(made, trace, planner(made))
+    began = {done.id: round(done.started / HOUR, 2) for done in outcome.meter.finished}
+    assert [id for id, at in began.items() if at == 24.0] == [second]
 
 
 def test_a_gang_takes_whole_nodes_or_waits() -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from ..durations import Durations
 from ..engine.plan import Plan
 from ..engine.schedule import schedule
-from ..engine.state import Placed, Placement, Snapshot
+from ..engine.state import Placed, Placement, Policy, Snapshot
 from ..shown import as_workload
 from ..store.records import Place, Workload
 from .estate import Estate
@@ -16,6 +16,9 @@ from .estate import Estate
 
 class Planner(Protocol):
     """Turns the books into a plan. `changed` names the workloads that changed since the last call."""
+
+    def show(self, policies: tuple[Policy, ...]) -> None:
+        """Take the policies as they are now: with their histories."""
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once."""
@@ -30,6 +33,11 @@ class WholePasses:
     def __init__(self, estate: Estate, durations: Durations | None = None) -> None:
         self.estate = estate
         self.durations = durations or Durations()
+        self.policies = estate.policies
+
+    def show(self, policies: tuple[Policy, ...]) -> None:
+        """Take the policies as they are now: with their histories."""
+        self.policies = policies
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Build a snapshot and schedule it."""
@@ -40,7 +48,7 @@ class WholePasses:
                 self.estate.pools,
                 self.estate.nodes,
                 self.estate.profiles,
-                self.estate.policies,
+                self.policies,
                 tuple(as_workload(row, placed, self.durations.left(row)) for row in rows.values()),
             )
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ..accounting import Accounting
 from ..apply import books_of
 from ..backends.base import AttemptSeen, Phase, Seen
 from ..durations import Durations
@@ -65,6 +66,10 @@ class Replay:
         self.now = 0.0
         self._started: list[str] = []
         self._until: list[tuple[float, str]] = []
+        self.accounting = Accounting(lambda: self.now)
+        self._pools = {node.name: node.pool for node in estate.nodes}
+        names, half_life = [pool.name for pool in estate.pools], estate.settings.history_half_life
+        self.accounting.use(estate.policies, names, half_life, self._held, ())
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
         """Play to the end: until everything that can run has run."""
@@ -128,6 +133,9 @@ class Replay:
     def _sized(self, milli: int) -> Profile | None:
         return next((p for p in self.estate.profiles if p.gpus * p.workers == milli), None)
 
+    def _held(self, row: Workload) -> Iterator[tuple[str, int]]:
+        return ((self._pools[place.node], row.gpus) for place in row.placement)
+
     def _withdraw(self) -> None:
         """Let demand go that was only observed until now."""
         books = Books()
@@ -157,6 +165,8 @@ class Replay:
                 break
             self.news = False
             changed, self.dirty = self.dirty, set()
+            if self.accounting.on:
+                self.planner.show(self.accounting.policies())
             plan = self.planner.plan(self.now, self.store.rows, changed)
             self.passes += 1
             self._commit(books_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
@@ -179,6 +189,7 @@ class Replay:
 
     def _changed(self, before: Workload, after: Workload) -> None:
         self.meter.changed(before, after)
+        self.accounting.follow((after,))
         self.dirty.add(after.id)
         self.news = self.news or after.state not in HOLDING
         if after.ended_at is not None:

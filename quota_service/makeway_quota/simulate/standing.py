@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..engine.packing import Shape
 from ..engine.plan import Plan, Waiting
 from ..engine.standing import Standing as Engine
-from ..engine.state import Snapshot
+from ..engine.state import Policy, Snapshot
 from ..engine.state import Workload as Live
 from ..engine.world import need_of
 from ..shown import as_workload
@@ -37,6 +37,10 @@ class Standing:
         for pool in cluster.serving(profile):
             pool.mix[shape] = pool.mix.get(shape, 0) + count * need.least
             pool.mixed += 1
+
+    def show(self, policies: tuple[Policy, ...]) -> None:
+        """Take the policies as they are now: with their histories."""
+        self.engine.show(replace(self.engine.shown, policies=policies))
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once. Only starts, evictions, moves and promises are in the plan."""
