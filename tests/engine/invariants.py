@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -80,6 +81,10 @@ def victims_are_legal(sums: Sums, plan: Plan) -> None:
         assert each.beneficiary in promised | started, f"I4: {each}"
     for move in plan.move:
         assert sums.pool(move.to) == sums.pool(move.source), "a job moves within its pool"
+        if move.rule == "shrink":
+            old, new = (Counter((p.node, p.devices) for p in place) for place in (move.source, move.to))
+            assert new < old, "a gang goes on with a part of its place"
+            assert len(move.to) >= sums.workers(sums.live[move.id]), "a gang goes on with its least number of workers"
 
 
 def same_in_any_order(snapshot: Snapshot, plan: Plan, shuffle: Random) -> None:

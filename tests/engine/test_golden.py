@@ -239,4 +239,6 @@ def test_g10_elastic_gang_starts_with_what_there_is() -> None:
     assert [p.node for p in plan.start[0].placement] == ["p-1", "p-2", "p-3"]
     assert plan.start[0].message.endswith("It starts with 3 of 4 workers.")
     assert not world.plan().acts
-    assert [e.id for e in world.submit("b", "b", "gpu8").step().evict] == ["g"]
+    plan = world.submit("b", "b", "gpu8").step()
+    assert [(m.id, m.rule, [p.node for p in m.to]) for m in plan.move] == [("g", "shrink", ["p-1", "p-2"])]
+    assert not plan.evict

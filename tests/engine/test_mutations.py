@@ -172,7 +172,7 @@ EDITS = (
     ),
     Edit(
         "cheapest.py",
-        "sum(t.amount for t in chosen), orders)",
+        "sum(seeker.takes(t) for t in chosen), orders)",
         "0, orders)",
         "the node where the fewest GPUs have to leave",
     ),
@@ -199,6 +199,18 @@ EDITS = (
         "    if queue.patient:\n        return False\n",
         "",
         "reclaim_after waits before anybody is evicted",
+    ),
+    Edit(
+        "admit.py",
+        "    smaller = shrink(seeker, victims)\n",
+        "    smaller: dict[str, tuple[Part, ...]] = {}\n",
+        "elastic gangs shrink before they are stopped",
+    ),
+    Edit(
+        "shrink.py",
+        "if len(stays) >= victim.need.least:",
+        "if stays:",
+        "no gang goes on with fewer than its least number of workers",
     ),
     # Where
     Edit(

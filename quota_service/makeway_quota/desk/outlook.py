@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..apply import named
-from ..engine.plan import Evict, Plan
+from ..engine.plan import Plan
 from ..engine.schedule import schedule
 from ..engine.state import ADMITTED, Placement, Snapshot
 from ..engine.state import Workload as EngineWorkload
@@ -56,7 +56,7 @@ def outlook(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Outlook:
 def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
     """List the workloads as they are once the plan is done and everybody who was told to leave has left."""
     starts = {start.id: start for start in plan.start}
-    evicted = {leaving.id: leaving for leaving in plan.evict}
+    evicted = {leaving.id for leaving in plan.evict}
     moved = {move.id: move for move in plan.move}
     claims = {waiting.id: waiting.claim for waiting in plan.pending}
     refused = {refusal.id for refusal in plan.refused}
@@ -68,21 +68,17 @@ def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
             yield replace(workload, state="running", placement=starts[id].placement, claim=(), started_at=snapshot.now)
         elif id in moved:
             yield _pending(workload, claim=moved[id].to)
-        elif id in evicted:
-            yield from _gone(workload, evicted[id])
-        elif workload.state == "checkpointing":
-            yield from _gone(workload, None)
+        elif id in evicted or workload.state == "checkpointing":
+            yield from _gone(workload)
         elif workload.state == "pending":
             yield replace(workload, claim=claims.get(id, ()))
         else:
             yield workload
 
 
-def _gone(workload: EngineWorkload, told: Evict | None) -> Iterator[EngineWorkload]:
-    """A job waits again, an elastic one may only become smaller, a session is over."""
-    if told is not None and told.workers:
-        yield replace(workload, placement=tuple(p for p in workload.placement if p.worker not in told.workers))
-    elif workload.kind == "job":
+def _gone(workload: EngineWorkload) -> Iterator[EngineWorkload]:
+    """A job waits again, a session is over."""
+    if workload.kind == "job":
         yield _pending(workload, workload.claim)
 
 

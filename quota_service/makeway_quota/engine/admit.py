@@ -10,6 +10,7 @@ from .consolidate import Moving, Rearrangement, consolidate
 from .draft import Draft
 from .place import allowed, find
 from .reclaim import Choice, reclaim
+from .shrink import shrink
 from .state import Workload
 from .victims import Right, Seeker, within_fair_share
 from .world import Part, PoolState
@@ -25,9 +26,13 @@ def started(
 ) -> bool:
     """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
     cluster = draft.cluster
-    if not allowed(cluster, queue.account, pool, queue.need.total):
+    need = queue.need
+    mine = held if kept(held, queue) and held[0].node.pool is pool else ()
+    if len(mine) > need.least and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
+        mine = mine[: need.least]
+    if len(mine) <= need.least and not allowed(cluster, queue.account, pool, need.total):
         return False
-    parts = held if kept(held, queue) and held[0].node.pool is pool else find(pool, queue.need)
+    parts = mine or find(pool, need)
     if not parts:
         return False
     _start(draft, queue, workload, parts, in_quota)
@@ -151,14 +156,16 @@ def _carry_out(draft: Draft, queue: Queue, seeker: Seeker, choice: Choice, over:
         cluster.withdraw(tenancy)
         draft.withdraw(tenancy.workload)
         draft.came_from.pop(tenancy.workload.id).put_back(tenancy.workload)
+    smaller = shrink(seeker, victims)
+    parts = find(seeker.pool, queue.need, True) if smaller else choice.parts
     if victims:
-        draft.evict(seeker, victims)
+        draft.evict(seeker, victims, smaller)
     for pool in queue.pools:
         in_quota = not over and cluster.ledger.in_quota(queue.account, pool.pool.name, seeker.amount, queue.firm)
-        if (in_quota or not queue.firm) and started(draft, queue, workload, pool, choice.parts, in_quota):
+        if (in_quota or not queue.firm) and started(draft, queue, workload, pool, parts, in_quota):
             return
-    cluster.claim(workload, queue.need, choice.parts)
-    draft.promise(workload, seeker.pool, choice.parts, victims)
+    cluster.claim(workload, queue.need, parts)
+    draft.promise(workload, seeker.pool, parts, victims)
     draft.promised[workload.id] = workload, queue
 
 

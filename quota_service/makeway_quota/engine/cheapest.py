@@ -116,7 +116,7 @@ def enough_devices(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> 
 def score(seeker: Seeker, chosen: Sequence[Tenancy]) -> Score:
     """Give what a set of victims costs: the highest priority among them, GPUs, then the order of leaving."""
     orders = sorted(seeker.order(t) for t in chosen)
-    return (max(order[0] for order in orders), sum(t.amount for t in chosen), orders)  # type: ignore[type-var]
+    return (max(order[0] for order in orders), sum(seeker.takes(t) for t in chosen), orders)  # type: ignore[type-var]
 
 
 def _without_share(score: Score) -> Score:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .place import allowed, find
 from .state import GPU
@@ -183,7 +183,4 @@ def _try(seeker: Seeker, chosen: Sequence[Tenancy]) -> Rearrangement | Tenancy |
 
 def _target(tenancy: Tenancy) -> tuple[Part, ...]:
     """Find free GPUs, now, for a job that moves; an elastic gang keeps its number of workers."""
-    need = tenancy.need
-    if len(tenancy.parts) != need.least:
-        return ()
-    return find(tenancy.pool, need)
+    return find(tenancy.pool, replace(tenancy.need, least=len(tenancy.parts)))

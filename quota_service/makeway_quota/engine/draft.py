@@ -11,8 +11,9 @@ from .consolidate import Moving
 from .hold import Hold
 from .limits import Account
 from .pending import Alike, Pending
-from .plan import Evict, Move, Plan, Refusal, Scale, Start, Waiting
+from .plan import Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .say import count, gpus, listed, number, seconds, this, who
+from .shrink import Kept
 from .state import GPU, Workload
 from .usage import line_usage
 from .victims import Right, Seeker
@@ -96,36 +97,37 @@ class Draft:
         self.decisions += 1
         self.eased += 1
 
-    def evict(self, asking: Seeker, victims: Sequence[Tenancy]) -> None:
-        """Note who leaves for a workload. The victims have been told to go already, in this order."""
-        cluster, workload, amount, seeker = self.cluster, asking.workload, asking.amount, asking.account
-        later: dict[str, int] = {}
+    def evict(self, asking: Seeker, victims: Sequence[Tenancy], smaller: Kept) -> None:
+        """Note who leaves for a workload, in this order, and who goes on `smaller`: all were told to go already."""
+        cluster, later = self.cluster, {t.workload.policy: 0 for t in victims}
         for tenancy in victims:
-            later[tenancy.workload.policy] = later.get(tenancy.workload.policy, 0) + tenancy.amount
+            later[tenancy.workload.policy] += _frees(tenancy, smaller)
         for tenancy in victims:
-            account = cluster.account(tenancy.workload)
+            victim, account = tenancy.workload, cluster.account(tenancy.workload)
             right = asking.right_over(account)
             pool = tenancy.pool.pool.name
             reserved, used = quota_numbers(account, pool, False)
-            used += later[tenancy.workload.policy]
-            later[tenancy.workload.policy] -= tenancy.amount
-            deadline = cluster.now + cluster.grace(tenancy.workload)
-            self.evicted[tenancy.workload.id] = Evict(
-                tenancy.workload.id,
-                workload.id,
-                deadline,
-                _BECAUSE[right],
-                self._why(asking, right, used, reserved, tenancy),
-                {
-                    "needs": number(amount),
-                    "frees": number(tenancy.amount),
-                    "victim_team": account.policy.name,
-                    "victim_uses": number(used),
-                    "victim_reserved": number(reserved),
-                    "for_team": seeker.policy.name,
-                    "pool": pool,
-                },
-            )
+            used += later[victim.policy]
+            later[victim.policy] -= _frees(tenancy, smaller)
+            deadline = cluster.now + cluster.grace(victim)
+            why = self._why(asking, right, used, reserved, tenancy)
+            numbers: dict[str, Number] = {
+                "needs": number(asking.amount),
+                "frees": number(_frees(tenancy, smaller)),
+                "victim_team": account.policy.name,
+                "victim_uses": number(used),
+                "victim_reserved": number(reserved),
+                "for_team": asking.account.policy.name,
+                "pool": pool,
+            }
+            if victim.id not in smaller:
+                rule = _BECAUSE[right]
+                self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
+                continue
+            source, to = placement_of(tenancy.parts), placement_of(smaller[victim.id])
+            why += f" It saves and goes on with {len(to)} of its {len(source)} workers."
+            numbers |= {"workers": len(source), "keeps": len(to)}
+            self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
         self.decisions += 1
         self.eased += 1
 
@@ -255,6 +257,10 @@ class Draft:
             leaving=tuple(self.cluster.leaving),
             usage=line_usage(self.cluster),
         )
+
+
+def _frees(tenancy: Tenancy, smaller: Kept) -> int:
+    return tenancy.amount - tenancy.need.gpus * len(smaller.get(tenancy.workload.id, ()))
 
 
 def _touches(guest: Tenancy, part: Part) -> bool:

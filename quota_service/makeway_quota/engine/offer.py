@@ -8,7 +8,7 @@ from typing import Literal
 
 from .cluster import Cluster
 from .plan import Evict, Move, Numbers, Offer, Plan, Start, Victim, Waiting
-from .say import gpus, listed, seconds
+from .say import count, gpus, listed, seconds
 from .schedule import schedule
 from .state import ADMITTED, Kind, Profile, Snapshot, Workload
 
@@ -91,12 +91,14 @@ def _answer(asking: Workload, message: str, numbers: Numbers, in_quota: bool) ->
 def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
     wait = max(0.0, (waiting.not_before or snapshot.now) - snapshot.now)
     victims = _named(snapshot, [each for each in plan.evict if each.beneficiary == ASKING])
-    moved = _named(snapshot, [each for each in plan.move if each.beneficiary == ASKING])
+    moves = [each for each in plan.move if each.beneficiary == ASKING]
+    moved = _named(snapshot, moves)
+    smaller = sum(each.rule == "shrink" for each in moves)
     return replace(
         found,
         code="ready_after_reclaim",
         reason="reclaiming",
-        message=_after(snapshot, victims, moved, wait),
+        message=_after(snapshot, victims, len(moved) - smaller, smaller, wait),
         seconds=wait,
         victims=victims,
         moved=moved,
@@ -122,12 +124,14 @@ def _ready(start: Start) -> str:
     return "Ready now, over quota: it makes way when an owner needs the GPUs."
 
 
-def _after(snapshot: Snapshot, victims: Sequence[Victim], moved: Sequence[Victim], wait: float) -> str:
+def _after(snapshot: Snapshot, victims: Sequence[Victim], moved: int, smaller: int, wait: float) -> str:
     labels = {p.name: p.label for p in snapshot.policies}
-    text = f"Ready in {seconds(wait)} or less"
-    if victims:
-        jobs = [f"{labels.get(v.policy, v.policy)}'s job {v.id} of {v.owner} ({gpus(v.gpus)})" for v in victims]
-        return f"{text}: {listed(jobs)} {'makes' if len(jobs) == 1 else 'make'} way."
+    jobs = [f"{labels.get(v.policy, v.policy)}'s job {v.id} of {v.owner} ({gpus(v.gpus)})" for v in victims]
+    said = [f"{listed(jobs)} {'makes' if len(jobs) == 1 else 'make'} way"] if jobs else []
     if moved:
-        return f"{text}: {len(moved)} {'job moves' if len(moved) == 1 else 'jobs move'} over, nobody is stopped."
-    return f"{text}: the GPUs are on their way."
+        said.append(f"{count(moved, 'job')} {'moves' if moved == 1 else 'move'} over")
+    if smaller:
+        said.append(f"{count(smaller, 'gang')} {'goes' if smaller == 1 else 'go'} on with fewer workers")
+    if not jobs and said:
+        said.append("nobody is stopped")
+    return f"Ready in {seconds(wait)} or less: {', '.join(said) if said else 'the GPUs are on their way'}."

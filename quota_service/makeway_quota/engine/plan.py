@@ -46,10 +46,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Send a running workload back to its queue, for `beneficiary`; `deadline` is when it must be gone.
-
-    `workers` not empty: only these workers of an elastic gang leave, the rest keeps running.
-    """
+    """Send a running workload back to its queue, for `beneficiary`; `deadline` is when it must be gone."""
 
     id: str
     beneficiary: str
@@ -57,12 +54,15 @@ class Evict:
     rule: str
     message: str
     numbers: Numbers
-    workers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Checkpoint a running job and restart it at `to`, so that `beneficiary` fits where it was."""
+    """Checkpoint a running job and restart it at `to`, so that `beneficiary` fits where it was.
+
+    By the rule `consolidate` it goes elsewhere; by the rule `shrink` it is an elastic gang that goes on with
+    fewer workers, on a part of its own place.
+    """
 
     id: str
     beneficiary: str

@@ -142,7 +142,7 @@ def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None
 def _kept_promise(cluster: Cluster, draft: Draft, queue: Queue, workload: Workload) -> bool:
     held = cluster.unclaim(workload)
     pool = held[0].node.pool
-    in_quota = _guaranteed(cluster, queue, pool)
+    in_quota = _guaranteed(cluster, queue, pool, len(held))
     able = in_quota or queue.borrows
     if able and kept(held, queue) and started(draft, queue, workload, pool, held, in_quota):
         return True
@@ -167,8 +167,9 @@ def _new_promises(cluster: Cluster, draft: Draft) -> None:
             cluster.claim(workload, queue.need, held)
 
 
-def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    return cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.firm)
+def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState, workers: int = 0) -> bool:
+    amount = max(queue.need.total, queue.need.gpus * workers)
+    return cluster.ledger.in_quota(queue.account, pool.pool.name, amount, queue.firm)
 
 
 def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> None:

@@ -125,6 +125,14 @@ class Seeker:
         minus = max((self.minus.get(line, 0) for line in account.covering(pool)), default=0)
         return account.over(pool) - minus > fair_over(self.cluster, account, self.pool, self.account)
 
+    def takes(self, tenancy: Tenancy) -> int:
+        """Give the milli-GPUs that somebody has to give up; an elastic gang what one worker of the seeker needs."""
+        need, spare = tenancy.need, len(tenancy.parts) - tenancy.need.least
+        if spare <= 0 or tenancy.fresh or not need.gpus:
+            return tenancy.amount
+        workers = max(1, -(-self.need.gpus // need.gpus))
+        return workers * need.gpus if workers <= spare else tenancy.amount
+
     def choose(self, tenancy: Tenancy, sign: int = 1) -> None:
         """Count somebody as leaving (or, with -1, as staying after all)."""
         amount = sign * tenancy.amount

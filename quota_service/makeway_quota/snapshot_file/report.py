@@ -18,16 +18,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             {"id": s.id, "pool": s.pool, "placement": _places(s.placement), "in_quota": s.in_quota, **_because(s)}
             for s in plan.start
         ],
-        "evict": [
-            {
-                "id": e.id,
-                "for": e.beneficiary,
-                "deadline": _time(e.deadline),
-                "workers": list(e.workers),
-                **_because(e),
-            }
-            for e in plan.evict
-        ],
+        "evict": [{"id": e.id, "for": e.beneficiary, "deadline": _time(e.deadline), **_because(e)} for e in plan.evict],
         "move": [
             {
                 "id": m.id,
