@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from makeway_quota.engine import Snapshot, schedule
+from makeway_quota.engine import Snapshot, Standing, schedule
 from makeway_quota.snapshot_file import read_snapshot, write_snapshot
 
 from .measure import Measured
@@ -47,6 +47,7 @@ def measure() -> Iterator[Measured]:
     cold = run("R4", R3_NODES)
     facts = cold.facts
     crowd = f"{R3_NODES} nodes, {facts['running']} running, {facts['waiting']} waiting"
+    yield from _standing(run("R3", R3_NODES), crowd, median(cold.seconds))
     yield Measured(
         f"R4: the first pass from a snapshot, {crowd}",
         "s",
@@ -56,6 +57,29 @@ def measure() -> Iterator[Measured]:
         goal=5.0,
         note=f"{cold.cpu:.3g} s of one processor; the process reaches {cold.peak:.0f} MiB with the snapshot in it.",
         facts={**facts, "cpu": cold.cpu, "peak_mib": cold.peak},
+    )
+
+
+def _standing(found: Run, crowd: str, cold: float) -> Iterator[Measured]:
+    """Show R3: time of a pass after one job ended, and the memory of the process."""
+    yield Measured(
+        f"R3: one job ends, the engine stays, {crowd}",
+        "ms",
+        [1000 * each for each in found.seconds],
+        "a pass from a snapshot of the same",
+        1000 * cold,
+        goal=50.0,
+        note=f"{1000 * found.cpu:.3g} ms of one processor; {found.facts['started']} of {ENDS} passes started somebody.",
+        facts={**found.facts, "cpu": found.cpu},
+    )
+    yield Measured(
+        f"R3: memory, {crowd}",
+        "MiB",
+        [found.peak],
+        "the process that made one pass from a snapshot",
+        found.facts["cold_peak"],
+        goal=500.0,
+        note="The most that the process ever took, with the snapshot in it.",
     )
 
 
@@ -118,6 +142,29 @@ def _cold(size: int) -> Run:
     return Run(seconds, cpu, peak, {"running": running, "waiting": len(plan.pending), "read": read})
 
 
+def _staying(size: int) -> Run:
+    """R3: nothing fits, and one job after the other ends; what is started runs from then on."""
+    world = nothing_fits(size)
+    running = [w for w in world.workloads if w.state == "running"]
+    standing, now = Standing(world), world.now
+    standing.plan(now)
+    cold_peak, started = _peak(), 0
+    gc.collect()
+    seconds, cpu = [], []
+    for workload in running[:: len(running) // ENDS][:ENDS]:
+        now += 1
+        begin, busy = time.perf_counter(), time.process_time()
+        standing.change((), [workload.id])
+        plan = standing.plan(now)
+        seconds.append(time.perf_counter() - begin)
+        cpu.append(time.process_time() - busy)
+        begun = {start.id: start.placement for start in plan.start}
+        started += bool(begun)
+        waiting = [w for w in world.workloads if w.id in begun]
+        standing.change([replace(w, state="running", started_at=now, placement=begun[w.id]) for w in waiting])
+    return Run(seconds, median(cpu), _peak(), {"started": started, "cold_peak": cold_peak})
+
+
 def _timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], float, Any]:
     seconds, cpu, result = [], [], None
     for _ in range(repeats):
@@ -137,6 +184,7 @@ def _peak() -> float:
 CASES: dict[str, Callable[[int], Run]] = {
     "R1": lambda size: _reclaim(all_at_once(size), size * EACH),
     "R2": lambda size: _reclaim(one_gang(size), size // 2 * EACH),
+    "R3": _staying,
     "R4": _cold,
 }
 

@@ -6,79 +6,17 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from .engine.plan import Code, Evict, Move, Plan, Refusal, Start, Waiting
-from .engine.state import Placement
-from .machines import machine_of
+from .engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
+from .machines import places
 from .settle import HOLDS, Books, decide, with_names
-from .store.records import Attempt, Change, Notice, Place, Workload
+from .store.records import Attempt, Change, Notice, Workload
+from .telling import AT_ONCE, Reasons
 
 Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
-
-WAITING = frozenset(get_args(Code))
-"""Reasons that the engine gave; other codes say what happened before."""
-
-AT_ONCE = 1e9
-"""A pace that nobody is too many for."""
-
-NOT_BEFORE_SLACK = 5.0
-"""Seconds that a forecast may shift before it is written again."""
-
-
-class Reasons:
-    """What those who wait were told, so that only news is written.
-
-    A first reason and a claim are written at once. Where only the words or their numbers changed, at most `pace` are
-    written a second (thousands may wait, and their numbers change with every start); the others have their turn later.
-    """
-
-    def __init__(self, pace: float = 100.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.pace = pace
-        self.behind = False
-        """Somebody's sentence is not what it should be; look again soon."""
-        self._clock = clock
-        self._told: dict[str, tuple[int, Waiting]] = {}
-        self._left = 2 * pace
-        self._at = clock()
-        self._last = ""
-
-    def news(self, pending: Sequence[Waiting], rows: Mapping[str, Workload]) -> list[Waiting]:
-        """Choose whom to write to; `pending` is in the order of ids."""
-        told = self._told
-        first: list[Waiting] = []
-        other: list[Waiting] = []
-        for waiting in pending:
-            row = rows[waiting.id]
-            known = told.get(waiting.id)
-            if known is not None and known[0] == row.version:
-                if _alike(known[1], waiting):
-                    continue
-            elif _is_told(row, waiting, rows):
-                told[waiting.id] = row.version, waiting
-                continue
-            (other if _may_wait(row, waiting) else first).append(waiting)
-        if len(told) > 2 * len(pending) + 1000:
-            self._told = {waiting.id: told[waiting.id] for waiting in pending if waiting.id in told}
-        return first + self._paced(other)
-
-    def _paced(self, waiting: list[Waiting]) -> list[Waiting]:
-        """Choose as many as the pace allows, going on behind the one that was last."""
-        now = self._clock()
-        self._left = min(2 * self.pace, self._left + (now - self._at) * self.pace)
-        self._at = now
-        many = min(len(waiting), int(self._left))
-        self._left -= many
-        self.behind = many < len(waiting)
-        if self.behind:
-            begin = bisect_right(waiting, self._last, key=lambda each: each.id)
-            waiting = (waiting[begin : begin + many] + waiting[:begin])[:many]
-            self._last = waiting[-1].id if waiting else self._last
-        return waiting
 
 
 def books_of(
@@ -114,7 +52,7 @@ def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
         evict=said(plan.evict),
         move=said(plan.move),
         refused=said(plan.refused),
-        pending=said(plan.pending),
+        pending=said(tuple(plan.pending)),
     )
 
 
@@ -210,42 +148,5 @@ def _wait(books: Books, waiting: Waiting, row: Workload) -> None:
     books.add(Change(row.id, fields, row.version, ("pending",)), said)
 
 
-def _is_told(row: Workload, waiting: Waiting, rows: Mapping[str, Workload]) -> bool:
-    """Say whether the books have this reason already."""
-    if row.reason_code != waiting.code or not _close_enough(row.not_before, waiting.not_before):
-        return False
-    return _claimed(row, waiting) and row.reason_message == with_names(waiting.message, rows)
-
-
-def _may_wait(row: Workload, waiting: Waiting) -> bool:
-    """Say whether the reason in the books will do for a moment: there is one, and no claim begins or ends."""
-    return row.reason_code in WAITING and _claimed(row, waiting)
-
-
-def _claimed(row: Workload, waiting: Waiting) -> bool:
-    """Say whether the books have this claim already."""
-    return row.claim == places(waiting.claim) if row.claim or waiting.claim else True
-
-
-def _alike(a: Waiting, b: Waiting) -> bool:
-    """Say whether two reasons would be written the same."""
-    if a is b:
-        return True
-    same = a.message == b.message and a.code == b.code and a.claim == b.claim
-    return same and _close_enough(a.not_before, b.not_before)
-
-
-def _close_enough(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return abs(a - b) <= NOT_BEFORE_SLACK
-
-
 def _plain(numbers: Mapping[str, object]) -> dict[str, object]:
     return {str(key): value for key, value in numbers.items()}
-
-
-def places(placement: Placement) -> tuple[Place, ...]:
-    """Write a placement of the engine as the store keeps it, one entry a worker."""
-    ordered = sorted(placement, key=lambda placed: placed.worker)
-    return tuple(Place(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)

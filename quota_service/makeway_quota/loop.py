@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from .apply import Reasons, books_of
+from .apply import books_of
 from .backends.base import Backend, BackendError
-from .engine.schedule import schedule
+from .decider import Decider
 from .leases import Leases
 from .metrics import TURN_SECONDS, count_decisions
 from .orders import Orders
 from .settle import Books, settle
 from .store.errors import Deposed
 from .store.store import Store
+from .telling import Reasons
 from .watch import Watch
 
 log = logging.getLogger("makeway.loop")
@@ -68,6 +69,7 @@ class Loop:
         self.turns = 0
         self.last_turn_at: float | None = None
 
+        self._decider = Decider(watch)
         self._reasons = Reasons()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,8 +129,7 @@ class Loop:
         expired = await self.leases.settle(rows.values(), now)
         changed = await self._commit(settled, now) | await self._commit(expired, now)
         rows = await self.watch.rows()
-        snapshot = self.watch.snapshot(rows, now)
-        plan = await asyncio.to_thread(schedule, snapshot)
+        plan = await self._decider.plan(rows, now)
         books = books_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
         changed |= await self._commit(books, now)
         rows = await self.watch.rows()

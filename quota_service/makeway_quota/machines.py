@@ -159,3 +159,9 @@ def _home(parts: Sequence[NodeSeen], place: Place, pools: Sequence[str]) -> Node
         return max(parts, key=lambda part: sum(index in part.devices for index in place.devices))
     ranked = {pool: rank for rank, pool in enumerate(pools)}
     return min(parts, key=lambda part: ranked.get(part.pool, len(ranked)))
+
+
+def places(placement: Placement) -> tuple[Place, ...]:
+    """Write a placement of the engine as the store keeps it, one entry a worker."""
+    ordered = sorted(placement, key=lambda placed: placed.worker)
+    return tuple(Place(machine_of(p.node), tuple(p.devices), (p.milli,) * len(p.devices)) for p in ordered)

@@ -46,6 +46,16 @@ class Follower:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the engine is told: the snapshot if it is to see the `whole`, else what in it changed and who is gone."""
+
+    snapshot: Snapshot
+    whole: bool
+    changed: Sequence[EngineWorkload] = ()
+    gone: Sequence[str] = ()
+
+
 class Watch:
     """The last observation, the active rows (read once, then followed from commit to commit) and the document."""
 
@@ -178,6 +188,16 @@ class Watch:
         self.accounting.follow(taken)
         return found
 
+    def news(self, rows: Mapping[str, Workload], now: float, whole: bool = False) -> News:
+        """Tell what changed since this was asked last; everything (`whole`), if asked for or if that is not known."""
+        snapshot = self.snapshot(rows, now)
+        if rows is not self._rows:
+            return News(snapshot, True)
+        changed, gone, known = self._shown.news()
+        if whole or not known:
+            return News(snapshot, True)
+        return News(snapshot, False, changed, gone)
+
     def snapshot(self, rows: Mapping[str, Workload], now: float, document: Document | None = None) -> Snapshot:
         """Show the engine the world; `document` other than the one in force asks what if."""
         doc = document or self.document
@@ -211,6 +231,16 @@ class Shown:
         self._of: tuple[Machines, Document] | None = None
         self._workloads: dict[str, EngineWorkload] = {}
         self._nodes: tuple[Machines, tuple[Node, ...]] | None = None
+        self._news: set[str] = set()
+        self._known = False
+
+    def news(self) -> tuple[list[EngineWorkload], list[str], bool]:
+        """Give what changed since the last time, who is gone, and whether that is known: not the first time."""
+        changed = [self._workloads[id] for id in self._news if id in self._workloads]
+        gone = [id for id in self._news if id not in self._workloads]
+        known, self._known = self._known, True
+        self._news.clear()
+        return changed, gone, known
 
     def workloads_of(
         self, rows: Mapping[str, Workload], machines: Machines, document: Document
@@ -219,13 +249,16 @@ class Shown:
         fresh = self._of is None or self._of[0] is not machines or self._of[1] is not document
         if fresh:
             self._of = (machines, document)
-            self._workloads = {}
-        for id in rows.keys() if fresh else self.stale:
+        for id in rows.keys() | self._workloads.keys() if fresh else self.stale:
             row = rows.get(id)
             if row is None or row.team is None:
                 self._workloads.pop(id, None)
-            else:
-                self._workloads[id] = self._workload(row, machines, document)
+                self._news.add(id)
+                continue
+            shown = self._workload(row, machines, document)
+            if self._workloads.get(id) != shown:  # what the engine cannot see does not concern it
+                self._workloads[id] = shown
+                self._news.add(id)
         self.stale.clear()
         return tuple(self._workloads.values())
 

@@ -36,6 +36,10 @@ class Queue:
     pools: tuple[PoolState, ...]
     lines: dict[str, Line] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
+    session: bool = False
+    """Whether these are sessions that are never stopped for anybody."""
+    number: int = 0
+    """Its own number, from one decision to the next; never 0."""
     total: int = 0
     """The milli-GPUs that one of them must have to start."""
     borrows: bool = True
@@ -50,11 +54,6 @@ class Queue:
     """Pool to the part of the order that comes from ranks."""
     _whole: dict[str, Line] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
-
-    @property
-    def session(self) -> bool:
-        """Say whether these are sessions that are never stopped for anybody."""
-        return self.firm and self.kind == "session"
 
     def heads(self) -> Iterator[Workload]:
         """List each owner's first workload."""
@@ -126,6 +125,7 @@ class Book:
         self._ages: list[tuple[float, str]] = []
         self._patience: list[tuple[float, str]] = []
         self._numbers: dict[Hashable, int] = {}
+        self._made_so_far = 0
         self._began = cluster.now
         self._by_time = False
         self._fill()
@@ -217,6 +217,9 @@ class Book:
         names = tuple(pool.pool.name for pool in pools)
         profile = self.cluster.profiles[w.profile]
         queue = Queue(self.cluster.account(w), profile, need, w.firm, w.kind, w.priority, patient, promised, pools)
+        self._made_so_far += 1
+        queue.number = self._made_so_far
+        queue.session = w.firm and w.kind == "session"
         queue.total = need.total
         queue.borrows = not w.firm and queue.account.policy.weight != "None"
         queue.kin = self._number((w.policy, names, w.firm))

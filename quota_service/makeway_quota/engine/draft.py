@@ -41,8 +41,8 @@ class Draft:
         self.promised: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
-        self.groups: dict[Queue, list[Alike]] = {}
-        """Queue to what those in it are told."""
+        self.groups: list[Alike] = []
+        """What those are told who wait for the same reason."""
         self._instead: dict[str, Waiting] = {}
         self.decisions = 0
         self.eased = 0
@@ -228,18 +228,17 @@ class Draft:
         """Note that a workload waits, and why."""
         self.waiting[waiting.id] = waiting
 
-    def wait_alike(self, queue: Queue, group: Alike) -> None:
-        """Note why those of a queue wait."""
-        self.groups.setdefault(queue, []).append(group)
-
     def wait_instead(self, waiting: Waiting) -> None:
         """Tell one of a queue something better than the others."""
         self._instead[waiting.id] = waiting
 
     def _pending(self) -> Pending:
-        groups = [group for told in self.groups.values() for group in told]
+        groups = self.groups
         if self._instead:
-            groups = [Alike(tuple(w for w in members if w.id not in self._instead), told) for members, told in groups]
+            groups = [
+                Alike(number, tuple(w for w in members if w.id not in self._instead), told)
+                for number, members, told in groups
+            ]
         return Pending(self.waiting | self._instead, groups)
 
     def plan(self) -> Plan:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .book import Queue
 from .cluster import Cluster
@@ -20,6 +22,8 @@ class Endings:
     """Who ends when under one limit, as it was `asked`; it stands `until` somebody should have ended."""
 
     found: list[Ending]
+    freed: list[int]
+    """The milli-GPUs that are free once each of them, and all before, have ended."""
     changes: int
     asked: float
     until: float
@@ -68,20 +72,18 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None
     line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
     if line is None or line.quota.limit is None:
         return None
-    used = max(line.now, line.future)
-    for end, _, amount in _endings(cluster, line):
-        used -= amount
-        if used + queue.need.total <= line.quota.limit:
-            return max(end, cluster.now)
-    return None
+    known = _endings(cluster, line)
+    at = bisect_left(known.freed, max(line.now, line.future) + queue.need.total - line.quota.limit)
+    return max(known.found[at][0], cluster.now) if at < len(known.found) else None
 
 
-def _endings(cluster: Cluster, line: Line) -> list[Ending]:
+def _endings(cluster: Cluster, line: Line) -> Endings:
     """List when those whom a limit counts will be gone."""
-    known = cluster.endings.get(line)
+    known: Endings | None = cluster.endings.get(line)
     if known is None or known.changes != line.changes or not known.asked <= cluster.now < known.until:
         each = [(likely_end(cluster, t), t.workload.id, t.amount) for t in line.tenants.values()]
         found = sorted((end, name, amount) for end, name, amount in each if end is not None)
+        freed = list(accumulate(amount for _, _, amount in found))
         until = next((end for end, _, _ in found if end > cluster.now), UNKNOWN)
-        known = cluster.endings[line] = Endings(found, line.changes, cluster.now, until)
-    return known.found
+        known = cluster.endings[line] = Endings(found, freed, line.changes, cluster.now, until)
+    return known

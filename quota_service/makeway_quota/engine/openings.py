@@ -137,6 +137,8 @@ class Foreseen:
     def _catch_up(self, now: float, ends: Ends) -> None:
         if self.seen < 0 or self.seen > len(self.pool.touched) or now < self.now:
             stale: Iterable[int] = range(len(self.pool.nodes))
+        elif self.seen == len(self.pool.touched) and now == self.now:
+            return
         else:
             stale = {*self.pool.touched[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}
         self.seen, self.now = len(self.pool.touched), now

@@ -11,6 +11,8 @@ from .state import Profile, Workload
 from .world import PoolState
 
 Key = tuple[object, ...]
+_MOST_IN_VAIN = 16
+"""After so many queues in a row for which nothing can be done, it is asked whether that is so for all."""
 
 
 def rank_in_profile(profile: Profile, policy: str) -> int:
@@ -59,6 +61,8 @@ class Turn:
         self.cluster, self.over, self.hopeless = cluster, over, hopeless
         self.heap: list[tuple[Key, int, int, Queue, Workload | None]] = []
         self.pushed = 0
+        self.in_vain = 0
+        """How many queues in a row were hopeless."""
         self.at: dict[int, int] = {}
         for queue in queues:
             self.at[id(queue)] = 0
@@ -95,6 +99,7 @@ class Turn:
             if new != old:
                 heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))
                 continue
+            self.in_vain = 0
             yield queue, workload, at
 
     def _open(self, queue: Queue, at: int, old: Key) -> None:
@@ -103,6 +108,9 @@ class Turn:
             self._push(queue, at, None)
         elif self.hopeless is not None and self.hopeless(queue):
             self.leave(queue)
+            self.in_vain += 1
+            if self.in_vain == _MOST_IN_VAIN and all(w is None and self.hopeless(q) for _, _, _, q, w in self.heap):
+                self.heap.clear()
         else:
             for workload in queue.heads():
                 self._push(queue, at, workload)

@@ -28,8 +28,9 @@ class Told:
 
 
 class Alike(NamedTuple):
-    """Workloads that wait for the same reason, in any order."""
+    """Workloads that wait for the same reason, in any order. `queue` numbers where they wait, from plan to plan."""
 
+    queue: int
     members: tuple[Workload, ...]
     told: Told
 
@@ -51,7 +52,7 @@ class Pending(Sequence[Waiting]):
         if self._all is None:
             found = [
                 *self.single.values(),
-                *(told.to(workload) for members, told in self.groups for workload in members),
+                *(told.to(workload) for _, members, told in self.groups for workload in members),
             ]
             self._all = tuple(sorted(found, key=lambda waiting: waiting.id))
         return self._all

@@ -80,19 +80,21 @@ def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, 
     return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
-def explain(cluster: Cluster, draft: Draft, queue: Queue) -> None:
-    """Say of everybody in a queue why they wait; who waited too long is not kept from what is held for it."""
-    members = queue.members()
-    for hold in draft.holds.values():
-        if hold.queue is queue:
+def explain(cluster: Cluster, draft: Draft, waiting: Iterable[Queue]) -> None:
+    """Say of everybody in these queues why they wait; who waited too long is not kept from what is held for it."""
+    known: dict[int, Told] = {}
+    holds = {hold.queue.number: hold for hold in draft.holds.values()}
+    for queue in waiting:
+        members = queue.members()
+        if queue.number in holds:
+            hold = holds[queue.number]
             members = tuple(each for each in members if each is not hold.workload)
-            draft.wait_alike(queue, Alike((hold.workload,), _told(cluster, draft, queue, hold)))
-    if members:
-        asked = ("why", queue.alike)
-        told = cluster.answers.get(asked)
-        if told is None:
-            told = cluster.answers[asked] = _told(cluster, draft, queue)
-        draft.wait_alike(queue, Alike(members, told))
+            draft.groups.append(Alike(-queue.number, (hold.workload,), _told(cluster, draft, queue, hold)))
+        if members:
+            told = known.get(queue.alike)
+            if told is None:
+                told = known[queue.alike] = _told(cluster, draft, queue)
+            draft.groups.append(Alike(queue.number, members, told))
 
 
 def _told(cluster: Cluster, draft: Draft, queue: Queue, hold: Hold | None = None) -> Told:

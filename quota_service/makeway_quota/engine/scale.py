@@ -93,15 +93,15 @@ def scale(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
 
 def _in_order(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> list[tuple[Queue, Workload]]:
     found = []
-    for queue in waiting:
+    by_number = {queue.number: queue for queue in waiting}
+    for number, members, told in draft.groups:
+        queue = by_number[abs(number)]
         growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
-        if growing is None:
+        if growing is None or told.code not in _COULD_USE_A_NODE:
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.firm)
-        for members, told in draft.groups.get(queue, ()):
-            if told.code in _COULD_USE_A_NODE:
-                for workload in members:
-                    found.append((over, key(cluster, queue, growing, workload, over), queue, workload))
+        for workload in members:
+            found.append((over, key(cluster, queue, growing, workload, over), queue, workload))
     found.sort(key=lambda each: each[:2])
     return [(queue, workload) for _, _, queue, workload in found]
 

@@ -43,11 +43,11 @@ def decide(cluster: Cluster, book: Book, why: bool = True) -> Plan:
     if grow(cluster, draft, waiting):
         _until_nothing_changes(cluster, draft, waiting, late)  # who grew has a larger share now
     _let_go(draft)
-    for queue in waiting:
-        if queue.session and not any(_guaranteed(cluster, queue, pool) for pool in queue.pools):
-            refuse(cluster, draft, queue)
-        elif why:
-            explain(cluster, draft, queue)
+    refused = [q for q in waiting if q.session and not any(_guaranteed(cluster, q, pool) for pool in q.pools)]
+    for queue in refused:
+        refuse(cluster, draft, queue)
+    if why:
+        explain(cluster, draft, [q for q in waiting if q not in refused] if refused else waiting)
     scale(cluster, draft, waiting)
     return draft.plan()
 
