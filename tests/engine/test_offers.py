@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
-from makeway_quota.engine import GPU, offer, usage_by_team
+from engine.histories import happen, random_world
+from makeway_quota.engine import GPU, offer, offers, usage_by_team
 from worlds import World
 
 
@@ -74,3 +77,18 @@ def test_usage_says_who_borrows_from_whom() -> None:
     assert (rnd.lent, rnd.free, rnd.total) == (0, 0, 10_000)
     assert (devops.guaranteed, devops.in_quota, devops.borrowed, devops.lent) == (0, 0, 0, 4000)
     assert devops.free == 1000
+
+
+@pytest.mark.covers("N03")
+@pytest.mark.parametrize("start", range(12))
+def test_many_answers_from_one_look_are_those_of_many_looks(start: int) -> None:
+    random = Random(start)
+    world = random_world(random)
+    for _ in range(25):
+        happen(world, random)
+        world.step()
+        world.now += random.choice([1, 600])
+    snapshot = world.snapshot()
+    asks = [(team, profile) for team in world.policies for profile in world.profiles]
+    for kind in ("session", "job"):
+        assert offers(snapshot, asks, kind, "x") == tuple(offer(snapshot, *ask, kind, "x") for ask in asks)

@@ -26,7 +26,7 @@ from makeway_api.models import (
 
 from .. import metrics
 from ..backends.base import NodeSeen
-from ..engine.offer import offer
+from ..engine.offer import Enquiry
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import TeamUsage as EngineUsage
 from ..engine.plan import Victim as EngineVictim
@@ -123,6 +123,7 @@ class Estate(Core):
         kind: Kind,
     ) -> OfferTable:
         offers: list[Offer] = []
+        enquiry = Enquiry(snapshot)
         for profile in profiles:
             if self.document.queue_open(None, profile.name) and kind == Kind.SESSION:
                 message = "Ready now: it needs no GPU."
@@ -132,7 +133,7 @@ class Estate(Core):
                 continue
             for team in teams:
                 if self.document.queue_open(team, profile.name):
-                    found = offer(snapshot, team, profile.name, kind.value, user)
+                    found = enquiry.offer(team, profile.name, kind.value, user)
                     offers.append(self._offer(found, rows, kind))
         return OfferTable(
             user=user,

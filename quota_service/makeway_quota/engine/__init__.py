@@ -1,6 +1,6 @@
 """The policy engine: a snapshot of the world goes in, a plan comes out."""
 
-from .offer import offer, offers
+from .offer import Enquiry, offer, offers
 from .plan import (
     Evict,
     LineUsage,
@@ -32,6 +32,7 @@ from .usage import usage_by_team
 
 __all__ = [
     "GPU",
+    "Enquiry",
     "Evict",
     "LineUsage",
     "Move",

@@ -6,14 +6,59 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from .cluster import Cluster
 from .plan import Evict, Move, Numbers, Offer, Plan, Start, Victim, Waiting
 from .say import count, gpus, listed, seconds
-from .schedule import schedule
+from .standing import Standing
 from .state import ADMITTED, Kind, Profile, Snapshot, Workload
 
 ASKING = "?"
 """The id of the workload that an offer puts into the snapshot."""
+
+
+class Enquiry:
+    """One snapshot, asked what one more request would get: each time as if it were the only one."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._standing: dict[bool, Standing] = {}
+
+    def offer(
+        self,
+        policy: str,
+        profile: str,
+        kind: Kind = "session",
+        owner: str = "",
+        *,
+        preemptible: bool | None = None,
+        priority: int = 0,
+    ) -> Offer:
+        """Answer what a request would get right now, by asking the engine about it."""
+        asking = Workload(
+            ASKING,
+            policy,
+            profile,
+            owner=owner,
+            kind=kind,
+            priority=priority,
+            preemptible=preemptible,
+            submitted_at=self.snapshot.now,
+        )
+        standing = self._stands(asking.firm)
+        standing.change([asking])
+        try:
+            plan = standing.plan(self.snapshot.now)
+            return _read(self.snapshot, asking, plan, standing.in_quota(asking))
+        finally:
+            standing.change((), [ASKING])
+
+    def _stands(self, firm: bool) -> Standing:
+        """Build the world once; waiting jobs of others cannot change the answer for a session, but cost time."""
+        if firm not in self._standing:
+            work = self.snapshot.workloads
+            promised = {w.promised_to for w in work if w.state == "checkpointing"}
+            others = tuple(w for w in work if w.state in ADMITTED or w.id in promised or _first(w, firm))
+            self._standing[firm] = Standing(replace(self.snapshot, workloads=others))
+        return self._standing[firm]
 
 
 def offer(
@@ -26,39 +71,26 @@ def offer(
     preemptible: bool | None = None,
     priority: int = 0,
 ) -> Offer:
-    """Answer what a request would get right now, by asking the engine about it."""
-    asking = Workload(
-        ASKING,
-        policy,
-        profile,
-        owner=owner,
-        kind=kind,
-        priority=priority,
-        preemptible=preemptible,
-        submitted_at=snapshot.now,
-    )
-    # Waiting jobs of others that come later anyway cannot change the answer for a session, but cost time.
-    promised = {w.promised_to for w in snapshot.workloads if w.state == "checkpointing"}
-    others = tuple(w for w in snapshot.workloads if w.state in ADMITTED or w.id in promised or _first(w, asking))
-    plan = schedule(replace(snapshot, workloads=(*others, asking)))
-    return _read(snapshot, asking, plan)
+    """Answer what one request would get right now."""
+    return Enquiry(snapshot).offer(policy, profile, kind, owner, preemptible=preemptible, priority=priority)
 
 
 def offers(
     snapshot: Snapshot, asks: Sequence[tuple[str, str]], kind: Kind = "session", owner: str = ""
 ) -> tuple[Offer, ...]:
     """Answer several (policy, profile) at once, each as if it were the only one."""
-    return tuple(offer(snapshot, policy, profile, kind, owner) for policy, profile in asks)
+    enquiry = Enquiry(snapshot)
+    return tuple(enquiry.offer(policy, profile, kind, owner) for policy, profile in asks)
 
 
-def _first(workload: Workload, asking: Workload) -> bool:
+def _first(workload: Workload, firm: bool) -> bool:
     if workload.state != "pending":
         return False
-    return not asking.firm or workload.firm or bool(workload.claim)
+    return not firm or workload.firm or bool(workload.claim)
 
 
-def _read(snapshot: Snapshot, asking: Workload, plan: Plan) -> Offer:
-    """Find the asking workload in the plan."""
+def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> Offer:
+    """Find the asking workload in the plan; `in_quota`: it would be, if it had to wait."""
     for start in plan.start:
         if start.id == ASKING:
             found = _answer(asking, start.message, start.numbers, start.in_quota)
@@ -68,20 +100,11 @@ def _read(snapshot: Snapshot, asking: Workload, plan: Plan) -> Offer:
             found = _answer(asking, refusal.message, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
     waiting = next(each for each in plan.pending if each.id == ASKING)
-    found = _answer(asking, waiting.message, waiting.numbers, _within(snapshot, asking))
+    found = _answer(asking, waiting.message, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
         return _reclaiming(snapshot, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
     return replace(found, code=code, reason=waiting.code)
-
-
-def _within(snapshot: Snapshot, asking: Workload) -> bool:
-    """Say whether it would be within the reservation in one of its pools."""
-    cluster = Cluster(snapshot)
-    account, amount = cluster.account(asking), cluster.need(asking).total
-    return any(
-        cluster.ledger.in_quota(account, pool.pool.name, amount, asking.firm) for pool in cluster.pools_of(asking)
-    )
 
 
 def _answer(asking: Workload, message: str, numbers: Numbers, in_quota: bool) -> Offer:

@@ -64,6 +64,17 @@ class Standing:
             self.book.close()
             self.cluster.take_back()
 
+    def in_quota(self, workload: Workload) -> bool:
+        """Say whether a workload would be within the reservation in one of its pools, as things are."""
+        cluster = self.cluster
+        cluster.begin()
+        try:
+            account, amount = cluster.account(workload), cluster.need(workload).total
+            names = [pool.pool.name for pool in cluster.pools_of(workload)]
+            return any(cluster.ledger.in_quota(account, name, amount, workload.firm) for name in names)
+        finally:
+            cluster.take_back()
+
 
 def _nodes_that_changed(old: Snapshot, new: Snapshot) -> dict[str, Node] | None:
     """List the nodes that are not what they were; None if some came or went, or changed their pool or devices."""
