@@ -134,6 +134,8 @@ def _reclaimed(draft: Draft, queue: Queue, workload: Workload, pools: list[PoolS
 def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
     """Start whoever was promised a place that is free by now: nothing else can take it."""
     promised = [q for q in waiting if q.promised and any(w.id in cluster.claims for w in q.members())]
+    if not promised:
+        return
     for queue, workload, _ in Turn(cluster, promised, False):
         if _kept_promise(cluster, draft, queue, workload):
             queue.pop(workload)
@@ -182,6 +184,8 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> 
         return queue.borrows if over else _guaranteed(cluster, queue, pool)
 
     entered, out = _sorted_out(cluster, draft, waiting, over)
+    if not entered:
+        return
     turn = Turn(cluster, entered, over, _Hopeless(cluster, draft) if over else None)
     eased = draft.eased
     for queue, workload, at in turn:
@@ -217,6 +221,8 @@ def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool
     """
     found: list[Queue] = []
     out: list[Queue] = []
+    if not waiting:
+        return found, out
     if over:
         hopeless = _Hopeless(cluster, draft)
         for queue in waiting:
