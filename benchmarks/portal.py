@@ -1,4 +1,4 @@
-"""A whole portal of its own for one benchmark: Hub, proxy, service and jobs, in a directory that goes with it."""
+"""A whole portal of its own: Hub, proxy, service and jobs, as `make run` starts them, for benchmarks and for tests."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import httpx2
 from makeway_api.client import Client
 from makeway_hub.state import State, free_port
 
 PATIENCE = 120.0
-ADMIN = "makeway-benchmarks"
+SERVICE = "/services/makeway"
+EMBEDDED = (sys.executable, "-m", "makeway_hub.embedded")
+SCOPES = ("admin:users", "tokens", "servers", "admin:servers")
 
 POLICY = """\
 version: 1
@@ -37,9 +39,11 @@ HUB = """\
 from makeway_hub.configure import configure
 c = get_config()
 configure(c)
-c.JupyterHub.services = [*c.JupyterHub.services, {{"name": "{admin}", "api_token": "{token}"}}]
-scopes = ["admin:users", "tokens", "servers", "admin:servers"]
-c.JupyterHub.load_roles = [*c.JupyterHub.load_roles, {{"name": "{admin}", "scopes": scopes, "services": ["{admin}"]}}]
+c.JupyterHub.services = [*c.JupyterHub.services, {{"name": "outside", "api_token": "{token}"}}]
+c.JupyterHub.load_roles = [
+    *c.JupyterHub.load_roles, {{"name": "outside", "scopes": {scopes}, "services": ["outside"]}}
+]
+{more}
 """
 
 
@@ -50,7 +54,119 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-class Portal:
+def until(true: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    """Wait until something holds and give it."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = true()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"never within {seconds:g} s: {what}")
+
+
+class Started:
+    """The process, with a state directory and a port of its own, and the Hub's API for an administrator.
+
+    It may be killed and started again; `more` is added to the Hub's configuration.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        command: Sequence[str] = EMBEDDED,
+        scopes: Sequence[str] = SCOPES,
+        more: str = "",
+        env: Mapping[str, str],
+    ) -> None:
+        self.root = root
+        self.command = list(command)
+        self.port = free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        self.state = State(root / "var")
+        self.token = secrets.token_hex(16)
+        self.output = root / "output"
+        self.process: subprocess.Popen[bytes] | None = None
+        (root / "hub.py").write_text(HUB.format(token=self.token, scopes=list(scopes), more=more))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKEWAY_", "JUPYTERHUB_"))}
+        keep = {name: value for name, value in os.environ.items() if name == "MAKEWAY_NODE_MODULES"}
+        own = {
+            "PORT": str(self.port),
+            "MAKEWAY_STATE_DIR": str(self.state.root),
+            "MAKEWAY_HUB_CONFIG": str(root / "hub.py"),
+        }
+        self.env = clean | keep | own | dict(env)
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Run the process without waiting for anything."""
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                env=self.env,
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        return self.process
+
+    def start(self) -> Self:
+        """Start, again if need be, and wait for the announcement."""
+        process = self.launch()
+
+        def ready() -> bool:
+            assert process.poll() is None, self.said
+            return "Makeway is ready" in self.said
+
+        try:
+            until(ready, "the portal is ready")
+        except AssertionError:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> str:
+        """Stop with Ctrl-C and give what it said."""
+        if self.process and self.process.poll() is None:
+            self.send(signal.SIGINT)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.send(signal.SIGKILL)
+                self.process.wait()
+        return self.said
+
+    def send(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        assert self.process
+        self.process.send_signal(number)
+
+    @property
+    def said(self) -> str:
+        """What the terminal shows."""
+        return self.output.read_text()
+
+    @property
+    def hub_pid(self) -> int:
+        """The Hub's process."""
+        return int((self.state.root / "hub.pid").read_text())
+
+    def hub(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        """Call the Hub's API as an administrator."""
+        headers = {"Authorization": f"token {self.token}"}
+        return httpx2.request(method, f"{self.base}/hub/api{path}", headers=headers, timeout=60, **more)
+
+    def user_token(self, name: str) -> str:
+        """Make a token of a user with all that user's rights."""
+        self.hub("POST", f"/users/{name}")
+        answer = self.hub("POST", f"/users/{name}/tokens", json={"note": "outside"})
+        answer.raise_for_status()
+        return str(answer.json()["token"])
+
+
+class Portal(Started):
     """Runs from `with Portal(gpus=10) as portal:` until the end of the block; two teams reserve half each."""
 
     def __init__(
@@ -58,81 +174,42 @@ class Portal:
         gpus: int,
         *,
         policy: str | None = None,
-        command: Sequence[str] = (sys.executable, "-m", "makeway_hub.embedded"),
+        command: Sequence[str] = EMBEDDED,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self.gpus = gpus
-        self._policy = policy or POLICY.format(half=gpus // 2)
-        self._command = list(command)
-        self._environ = dict(environ or {})
-        self.port, self.service_port = free_port(), free_port()
-        self.token = secrets.token_hex(16)
-        self.url = f"http://127.0.0.1:{self.port}/services/makeway"
         self._folder = tempfile.TemporaryDirectory(prefix="makeway-bench-", ignore_cleanup_errors=True)
-        self.root = Path(self._folder.name)
-        self.state = State(self.root / "var")
+        root = Path(self._folder.name)
+        (root / "policy.yaml").write_text(policy or POLICY.format(half=gpus // 2))
+        self.service_port = free_port()
+        env = {
+            "MAKEWAY_SERVICE_PORT": str(self.service_port),
+            "MAKEWAY_POLICY_FILE": str(root / "policy.yaml"),
+            "MAKEWAY_VIRTUAL_GPUS": str(gpus),
+        }
+        super().__init__(root, command=command, env=env | dict(environ or {}))
+        self.url = self.base + SERVICE
         self._clients: dict[str, Client] = {}
 
     def __enter__(self) -> Portal:
-        (self.root / "policy.yaml").write_text(self._policy)
-        (self.root / "hub.py").write_text(HUB.format(admin=ADMIN, token=self.token))
-        self.start()
-        self.hub = httpx2.Client(
-            base_url=f"http://127.0.0.1:{self.port}/hub/api",
-            headers={"Authorization": f"token {self.token}"},
-            timeout=60,
-        )
-        return self
-
-    def start(self) -> None:
-        """Start the portal, again if need be, and wait until it says that it is ready."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKEWAY_", "JUPYTERHUB_"))}
-        env |= {
-            "PORT": str(self.port),
-            "MAKEWAY_SERVICE_PORT": str(self.service_port),
-            "MAKEWAY_STATE_DIR": str(self.state.root),
-            "MAKEWAY_POLICY_FILE": str(self.root / "policy.yaml"),
-            "MAKEWAY_HUB_CONFIG": str(self.root / "hub.py"),
-            "MAKEWAY_VIRTUAL_GPUS": str(self.gpus),
-        } | self._environ
-        self._output = (self.root / "output").open("wb")
-        self._process = subprocess.Popen(
-            self._command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=self._output,
-            start_new_session=True,
-        )
-        self._wait_until_ready()
-
-    def wait_until_dead(self) -> None:
-        """Wait until the portal has noticed that its Hub was killed, and ended."""
-        self._process.wait(PATIENCE)
-        self._output.close()
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.hub.close()
         for client in self._clients.values():
             client.close()
-        os.killpg(self._process.pid, signal.SIGINT)  # as Ctrl-C does: make and what it started
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._output.close()
+        self.stop()
         self._folder.cleanup()
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while "Makeway is ready" not in (said := (self.root / "output").read_text()):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self._process.kill()
-                raise RuntimeError(f"The portal did not start:\n{said}")
-            time.sleep(0.1)
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal as the terminal does: to make and all that it started."""
+        assert self.process
+        os.killpg(self.process.pid, number)
+
+    def wait_until_dead(self) -> None:
+        """Wait until the portal has noticed that its Hub was killed, and ended."""
+        assert self.process
+        self.process.wait(PATIENCE)
 
     def spawner(self) -> Client:
         """The client that the Hub's spawner uses, straight to the service."""
@@ -147,37 +224,24 @@ class Portal:
             self._clients[name] = Client(self.url, self.user_token(name))
         return self._clients[name]
 
-    def user_token(self, name: str) -> str:
-        """A new token of a user."""
-        answer = self.hub.post(f"/users/{name}/tokens", json={"note": "benchmarks"})
-        answer.raise_for_status()
-        return str(answer.json()["token"])
-
     def start_server(self, user: str, options: dict[str, Any]) -> None:
         """Click: start the user's notebook server."""
-        self.hub.post(f"/users/{user}/server", json=options).raise_for_status()
+        self.hub("POST", f"/users/{user}/server", json=options).raise_for_status()
 
     def stop_server(self, user: str) -> None:
         """Stop it, and wait until it is gone."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            server = self.hub.get(f"/users/{user}").json().get("servers", {}).get("")
+            server = self.hub("GET", f"/users/{user}").json().get("servers", {}).get("")
             if server is None:
                 return
             if not server.get("pending"):
-                self.hub.delete(f"/users/{user}/server")
+                self.hub("DELETE", f"/users/{user}/server")
             time.sleep(0.1)
         raise RuntimeError(f"The server of {user} did not stop.")
 
     def service_pid(self) -> int:
         """The process of the quota service."""
-        return self._pid(b"makeway_quota.main")
-
-    def hub_pid(self) -> int:
-        """The process of JupyterHub."""
-        return self._pid(b"jupyterhub")
-
-    def _pid(self, word: bytes) -> int:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
@@ -185,6 +249,6 @@ class Portal:
                     mine = f"MAKEWAY_STATE_DIR={self.state.root}".encode() in (entry / "environ").read_bytes()
                 except OSError:
                     continue
-                if word in command and mine:
+                if b"makeway_quota.main" in command and mine:
                     return int(entry.name)
-        raise RuntimeError(f"{word.decode()} is not running.")
+        raise RuntimeError("The quota service is not running.")

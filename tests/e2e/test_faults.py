@@ -98,7 +98,7 @@ def story(portal: Portal, book: Path, stop: threading.Event, names: list[str]) -
 
 def started(portal: Portal, user: str, options: dict[str, str]) -> None:
     """Start a server; one that is already starting is fine."""
-    answer = portal.hub.post(f"/users/{user}/server", json=options)
+    answer = portal.hub("POST", f"/users/{user}/server", json=options)
     if answer.status_code not in (201, 202, 400, 409):
         answer.raise_for_status()
 
@@ -192,7 +192,7 @@ def test_hub_is_killed_5_times(portal: Portal, tmp_path: Path) -> None:
         if turn % 2:
             heard(lambda: started(portal, "lea", {"profile": "gpu1", "team": "devops"}))
         time.sleep(chance.uniform(0.2, 3.0))
-        os.kill(portal.hub_pid(), signal.SIGKILL)
+        os.kill(portal.hub_pid, signal.SIGKILL)
         portal.wait_until_dead()
         portal.start()
     heard(lambda: portal.stop_server("lea"))
