@@ -11,20 +11,17 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from .apply import books_of
-from .backends.base import Backend, BackendError
+from .backends.base import BackendError
 from .decider import Decider
-from .leases import Leases
 from .metrics import TURN_SECONDS, count_decisions
 from .orders import Orders
+from .parts import Parts
 from .settle import Books, settle
 from .store.errors import Deposed
-from .store.store import Store
 from .telling import Reasons
-from .watch import Watch
 
 log = logging.getLogger("makeway.loop")
 
@@ -45,31 +42,20 @@ MOST_ROUNDS = 5
 class Loop:
     """The service's heart: woken by requests and by the backend, and at least every `tick` seconds."""
 
-    def __init__(
-        self,
-        store: Store,
-        backend: Backend,
-        watch: Watch,
-        leases: Leases,
-        orders: Orders,
-        *,
-        tick: float = 5.0,
-        lost_budget: int = 3,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.store = store
-        self.backend = backend
-        self.watch = watch
-        self.leases = leases
-        self.orders = orders
-        self.tick = tick
-        self.lost_budget = lost_budget
-        self.clock = clock
+    def __init__(self, parts: Parts) -> None:
+        self.store = parts.store
+        self.backend = parts.backend
+        self.watch = parts.watch
+        self.leases = parts.leases
+        self.orders = Orders(parts.store, parts.backend, parts.hub)
+        self.tick = parts.config.tick_seconds
+        self.lost_budget = parts.config.max_failures_lost
+        self.clock = parts.clock
         self.term: int | None = None
         self.turns = 0
         self.last_turn_at: float | None = None
 
-        self._decider = Decider(watch)
+        self._decider = Decider(parts.watch)
         self._reasons = Reasons()
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -20,7 +20,7 @@ from .hubapi import HubApi
 from .leases import Leases
 from .loop import Loop
 from .machines import sizes
-from .orders import Orders
+from .parts import Parts
 from .policy import Document, PolicyInvalid, Sizes, fit_text, read
 from .store.errors import StoreError
 from .store.store import Store, open_store
@@ -38,35 +38,17 @@ class AlreadyRunning(Exception):
 class Service:
     """One running quota service; `start` makes it decide, `stop` lets it go."""
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        backend: Backend,
-        store: Store,
-        watch: Watch,
-        hub: HubApi | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.config = config
-        self.backend = backend
-        self.store = store
-        self.watch = watch
-        self.hub = hub
-        self.clock = clock
-        self._lock: IO[str] | None = None
-        self.leases = Leases(config.lease_seconds, hub)
-        orders = Orders(self.store, backend, hub)
-        self.loop = Loop(
-            self.store,
-            backend,
-            self.watch,
-            self.leases,
-            orders,
-            tick=config.tick_seconds,
-            lost_budget=config.max_failures_lost,
-            clock=clock,
-        )
-        self.desk = Desk(self.store, self.watch, backend, self.leases, config, self.loop.wake, clock)
+    def __init__(self, parts: Parts, lock: IO[str] | None = None) -> None:
+        self.config = parts.config
+        self.store = parts.store
+        self.backend = parts.backend
+        self.watch = parts.watch
+        self.leases = parts.leases
+        self.hub = parts.hub
+        self.clock = parts.clock
+        self.loop = Loop(parts)
+        self.desk = Desk(parts, self.loop.wake)
+        self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -89,9 +71,7 @@ class Service:
             raise
         watch = Watch(store, document, version, clock)
         watch.see(seen)
-        service = cls(config, backend, store, watch, hub, clock)
-        service._lock = lock
-        return service
+        return cls(Parts(config, store, backend, watch, Leases(config.lease_seconds, hub), hub, clock), lock)
 
     async def start(self, deposed: Callable[[], object] = lambda: None) -> None:
         """Lead, and go on deciding until stopped; `deposed` is called when another service took over."""

@@ -10,13 +10,9 @@ from typing import TypeVar
 
 from makeway_api.errors import MakewayError
 
-from ..backends.base import Backend
-from ..config import ServiceConfig
-from ..leases import Leases
+from ..parts import Parts
 from ..policy import Document
 from ..store.records import Workload
-from ..store.store import Store
-from ..watch import Watch
 from .caller import Caller
 from .counter import Counter
 from .tape import Tape
@@ -30,25 +26,16 @@ LONGEST_WAIT = 60.0
 class Core:
     """The desk's parts share one store, one watch and one loop to wake."""
 
-    def __init__(
-        self,
-        store: Store,
-        watch: Watch,
-        backend: Backend,
-        leases: Leases,
-        config: ServiceConfig,
-        wake: Callable[[], None],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.store = store
-        self.watch = watch
-        self.backend = backend
-        self.leases = leases
-        self.config = config
+    def __init__(self, parts: Parts, wake: Callable[[], None]) -> None:
+        self.store = parts.store
+        self.watch = parts.watch
+        self.backend = parts.backend
+        self.leases = parts.leases
+        self.config = parts.config
+        self.clock = parts.clock
         self.wake = wake
-        self.clock = clock
-        self.tape = Tape(store)
-        self.counter = Counter(store, clock)
+        self.tape = Tape(parts.store)
+        self.counter = Counter(parts.store, parts.clock)
 
     @property
     def document(self) -> Document:
