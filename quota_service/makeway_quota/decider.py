@@ -16,16 +16,21 @@ RENEW_AFTER = 3600.0
 
 
 class Decider:
-    """Plans what the world needs next. One decision at a time."""
+    """Plans what the world needs next, one decision at a time."""
 
     def __init__(self, watch: Watch, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._watch = watch
         self._clock = clock
         self._standing: Standing | None = None
         self._stood_up = 0.0
+        self._one = asyncio.Lock()
 
     async def plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
         """Decide about the world as it is now. After a decision that failed, the next one looks at everything."""
+        async with self._one:
+            return await self._plan(rows, now)
+
+    async def _plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
         standing, self._standing = self._standing, None
         if self._clock() - self._stood_up > RENEW_AFTER:
             standing = None
