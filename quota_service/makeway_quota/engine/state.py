@@ -124,7 +124,11 @@ class QuotaLine:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The quota of one team, user or activity. `history` is its decayed over-quota use, in milli-GPUs."""
+    """The quota of one team, user or activity.
+
+    `history` is its past over-quota use, in milli-GPUs: the average, in which use halves in weight every
+    `history_half_life`. Use that stays as it is for ever gives a history of just that use.
+    """
 
     name: str
     quotas: tuple[QuotaLine, ...] = ()
@@ -166,7 +170,8 @@ class Workload:
     `checkpointing` one will restart (from `Move.to`): those GPUs are held for it.
     `gpus`, `workers`, `min_workers`, `cpu`, `memory` and `time_limit` override the profile's.
     `failed_node` is the node it was lost on, if that is why it is pending again.
-    `expected` is how many seconds an attempt of such work took before; it only serves forecasts.
+    `expected` is how many seconds its present attempt takes, rather too few, going by what such work took
+    before; it only serves forecasts.
     `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
 
