@@ -13,7 +13,7 @@ PYTEST := .venv/bin/python -m pytest
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check coverage mutations lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check coverage invariants mutations lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,9 @@ check: setup ## Run the quick tests only (under 90 seconds)
 coverage: setup ## Check that the engine's own quick tests reach 98 % of its branches
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)
 	@.venv/bin/python -m coverage report --skip-covered --show-missing --fail-under=98
+
+invariants: setup ## Live through 2,000 random histories of 200 events on all processors (about an hour on two); HISTORIES=n
+	@MAKEWAY_HISTORIES=$(or $(HISTORIES),2000) $(PYTEST) -n auto --dist load -q -m slow tests/engine/test_invariants.py tests/engine/test_holds.py $(ARGS)
 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
 	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)

@@ -7,6 +7,7 @@ from itertools import count
 from random import Random
 
 import pytest
+from engine.histories import HISTORIES
 from engine.invariants import check
 from makeway_quota.engine import QuotaLine
 from worlds import World
@@ -127,7 +128,19 @@ def stream(random: Random) -> World:
 @pytest.mark.covers("F43")
 @pytest.mark.parametrize("start", range(20))
 def test_nobody_starves(start: int) -> None:
-    random = Random(start)
+    starve(Random(start))
+
+
+@pytest.mark.slow
+@pytest.mark.covers("F43")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("start", range(20, 20 + HISTORIES // 10))
+def test_nobody_starves_at_length(start: int) -> None:
+    starve(Random(start))
+
+
+def starve(random: Random) -> None:
+    """Let large jobs wait behind small ones without end until they have started, or for 400 turns in vain."""
     world = stream(random)
     ends: dict[str, float] = {}
     large: list[str] = []
