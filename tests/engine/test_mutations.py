@@ -201,6 +201,30 @@ EDITS = (
         "reclaim_after waits before anybody is evicted",
     ),
     Edit(
+        "consolidate.py",
+        "        return _for_a_gang(seeker,",
+        "        return None and _for_a_gang(seeker,",
+        "jobs move over for gangs, too",
+    ),
+    Edit(
+        "consolidate.py",
+        "    if tenancy.fresh or victim.firm",
+        "    if tenancy.fresh:\n        return False\n    if victim.firm",
+        "what starts in a plan is put elsewhere, not moved later",
+    ),
+    Edit(
+        "hold.py",
+        "other.priority > queue.priority",
+        "other.priority > queue.priority + 9",
+        "nothing is held for who would be preempted by its own team",
+    ),
+    Edit(
+        "hold.py",
+        "cap < queue.need.total",
+        "cap < 0",
+        "nothing is held for what can never start",
+    ),
+    Edit(
         "admit.py",
         "    smaller = shrink(seeker, victims)\n",
         "    smaller: dict[str, tuple[Part, ...]] = {}\n",
