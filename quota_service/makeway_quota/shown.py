@@ -38,4 +38,5 @@ def as_workload(
         memory=row.memory,
         time_limit=row.time_limit,
         expected=expected,
+        ran=row.ran,
     )

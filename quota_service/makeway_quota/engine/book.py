@@ -205,7 +205,8 @@ class Book:
             heapq.heappush(self._patience, (until, w.id))
         own = w.id if self._promised(w.id) else ""
         limit = cluster.time_limit(w) if self._by_time else None
-        key = (own, w.policy, w.profile, need, w.firm, w.kind, w.priority, patient, limit)
+        priority = cluster.priority(w)
+        key = (own, w.policy, w.profile, need, w.firm, w.kind, priority, patient, limit)
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = self._made(w, need, patient, bool(own))
@@ -215,8 +216,8 @@ class Book:
     def _made(self, w: Workload, need: Need, patient: bool, promised: bool) -> Queue:
         pools = self.cluster.pools_of(w)
         names = tuple(pool.pool.name for pool in pools)
-        profile = self.cluster.profiles[w.profile]
-        queue = Queue(self.cluster.account(w), profile, need, w.firm, w.kind, w.priority, patient, promised, pools)
+        profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
+        queue = Queue(self.cluster.account(w), profile, need, w.firm, w.kind, priority, patient, promised, pools)
         self._made_so_far += 1
         queue.number = self._made_so_far
         queue.session = w.firm and w.kind == "session"

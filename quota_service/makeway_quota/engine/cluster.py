@@ -48,6 +48,10 @@ class Cluster:
         """Who ends when under a limit, kept likewise."""
         self.stoppable: dict[str, dict[str, int]] = {}
         """Pool to policy to the lowest priority among its work there that may be stopped."""
+        self.yielding: set[str] = set()
+        """The ids of those who ran so long that they count one priority lower."""
+        self.yields_at: list[tuple[float, str]] = []
+        """When others will have, the first one first (a heap)."""
         self.promised_by: dict[str, list[Tenancy]] = {}
         self.attached: dict[tuple[str, str], bool] = {}
         """Policy and profile to whether the one may use the other."""
@@ -113,6 +117,10 @@ class Cluster:
             names = known.pools if known and known.pools else tuple(sorted(self.pools))
             self._serving[profile] = tuple(self.pools[name] for name in names if name in self.pools)
         return self._serving[profile]
+
+    def priority(self, workload: Workload) -> int:
+        """Give the priority that a workload has now: one lower once it ran long, so that shorter work gets its turn."""
+        return workload.priority - (workload.id in self.yielding)
 
     def grace(self, workload: Workload) -> float:
         """Give how long a workload may take to save and leave."""
@@ -215,9 +223,10 @@ class Cluster:
         if workload.firm or not tenancy.amount:
             return
         many = self._priorities.setdefault((pool, workload.policy), {})
-        many[workload.priority] = many.get(workload.priority, 0) + sign
-        if not many[workload.priority]:
-            del many[workload.priority]
+        priority = self.priority(workload)
+        many[priority] = many.get(priority, 0) + sign
+        if not many[priority]:
+            del many[priority]
         lowest = self.stoppable.setdefault(pool, {})
         if many:
             lowest[workload.policy] = min(many)

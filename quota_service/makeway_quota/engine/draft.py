@@ -138,6 +138,9 @@ class Draft:
         newest = self.cluster.settings.victim_order == "newest"
         order = f"lowest priority, most over its share, {'last started' if newest else 'least work lost'}"
         last = f"{tenancy.workload.id} leaves first ({order})"
+        if right == "own_team" and tenancy.workload.priority >= asking.workload.priority:
+            long = seconds(self.cluster.settings.yields_after)
+            return f"{asks}; this {tenancy.workload.kind} of the same team ran for more than {long} and yields to it."
         if right == "own_team":
             return f"{asks} and has a higher priority than this {tenancy.workload.kind} of the same team."
         if right == "own_limit":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
+from heapq import heappush
 from typing import TYPE_CHECKING
 
 from .packing import Shape
@@ -50,10 +51,12 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
             if name in cluster.tenancies:
                 _rise(cluster, cluster.tenancies[name], crowded)
                 beneficiaries.add(old.promised_to or "")
+            cluster.yielding.discard(name)
     for workload in told:
         if workload.state not in LIVE:
             continue
         cluster.workloads[workload.id] = workload
+        _time(cluster, workload)
         _count(cluster, workload.profile, cluster.need(workload), 1)
         if workload.claim and workload.state not in ("running", "starting"):
             cluster.claimants[workload.id] = workload
@@ -64,6 +67,21 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
     for node in crowded.values():
         reseat(cluster, node)
     return beneficiaries
+
+
+def _time(cluster: Cluster, workload: Workload) -> None:
+    """Note whether a workload ran so long that it yields, or when it will have."""
+    after = cluster.settings.yields_after
+    if not after or workload.firm or workload.kind != "job":
+        return
+    if workload.ran >= after:
+        cluster.yielding.add(workload.id)
+    elif workload.state in ("starting", "running") and workload.started_at is not None:
+        at = workload.started_at + after - workload.ran
+        if at <= cluster.now:
+            cluster.yielding.add(workload.id)
+        else:
+            heappush(cluster.yields_at, (at, workload.id))
 
 
 def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from heapq import heappop
 
 from .book import Book
 from .cluster import Cluster
@@ -57,12 +58,20 @@ class Standing:
     def plan(self, now: float, why: bool = True) -> Plan:
         """Decide about the world as it was told last; without `why` nobody is told why they wait."""
         self.cluster.now = now
+        self._let_yield()
         self.cluster.begin()
         try:
             return decide(self.cluster, self.book, why)
         finally:
             self.book.close()
             self.cluster.take_back()
+
+    def _let_yield(self) -> None:
+        """Look again at who ran long enough by now to yield."""
+        cluster, due = self.cluster, set()
+        while cluster.yields_at and cluster.yields_at[0][0] <= cluster.now:
+            due.add(heappop(cluster.yields_at)[1])
+        self.change(cluster.workloads[name] for name in sorted(due) if name in cluster.workloads)
 
     def in_quota(self, workload: Workload) -> bool:
         """Say whether a workload would be within the reservation in one of its pools, as things are."""

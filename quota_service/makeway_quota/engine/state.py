@@ -27,7 +27,10 @@ LIVE: frozenset[str] = ADMITTED | {"pending"}
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Choices of the administrator that hold for all pools."""
+    """Choices of the administrator that hold for all pools.
+
+    A job that ran for `yields_after` in all counts one priority lower from then on (0: never).
+    """
 
     consolidation: bool = True
     victim_order: Literal["newest", "cheapest"] = "newest"
@@ -36,6 +39,7 @@ class Settings:
     user_fairness: bool = True
     fair_share: Literal["order", "reclaim"] = "order"
     in_team_preemption: bool = True
+    yields_after: float = 0.0
     grace: float = 30.0
 
 
@@ -172,6 +176,7 @@ class Workload:
     `failed_node` is the node it was lost on, if that is why it is pending again.
     `expected` is how many seconds its present attempt takes, rather too few, going by what such work took
     before; it only serves forecasts.
+    `ran` is how many seconds its earlier attempts took together.
     `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
 
@@ -200,6 +205,7 @@ class Workload:
     memory: int | None = None
     time_limit: float | None = None
     expected: float | None = None
+    ran: float = 0.0
 
     @property
     def firm(self) -> bool:

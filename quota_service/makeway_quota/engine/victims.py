@@ -16,6 +16,9 @@ from .world import Need, PoolState, Tenancy
 Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
 """By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
 
+_NOBODY = 1 << 30
+"""The lowest priority where nobody may be stopped."""
+
 _NOT_YET = -(1 << 30)
 """Before every priority: a start of this very plan is struck out before anybody who runs has to leave."""
 
@@ -47,7 +50,7 @@ class Seeker:
         """Say whether there is a team at all that could be asked first."""
         stoppable = self.cluster.stoppable.get(self.pool.pool.name, {})
         if self.right == "own_team":
-            return stoppable.get(self.workload.policy, self.workload.priority) < self.workload.priority
+            return stoppable.get(self.workload.policy, _NOBODY) < self.cluster.priority(self.workload)
         if self.right == "fair_share" or self.blocked:
             return bool(stoppable)
         ledger, pool = self.cluster.ledger, self.pool.pool.name
@@ -72,7 +75,9 @@ class Seeker:
 
     def _ranks_below(self, victim: Workload) -> bool:
         """Say whether a job of the same team comes after the seeker in every respect that the order looks at."""
-        if victim.policy != self.workload.policy or victim.priority >= self.workload.priority:
+        if victim.policy != self.workload.policy:
+            return False
+        if self.cluster.priority(victim) >= self.cluster.priority(self.workload):
             return False
         return self._rank(victim) >= self._rank(self.workload)
 
@@ -150,7 +155,7 @@ class Seeker:
         return (
             account.policy.priority if not tenancy.fresh else _NOT_YET,
             -account.share(self.pool.pool.name),
-            victim.priority,
+            self.cluster.priority(victim),
             self._lost(tenancy) if self.cluster.settings.victim_order == "cheapest" else 0,
             -started,
             -victim.submitted_at,

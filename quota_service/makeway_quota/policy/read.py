@@ -36,6 +36,7 @@ SETTINGS = (
     "user_fairness",
     "fair_share",
     "in_team_preemption",
+    "yields_after",
     "grace",
     "sessions_per_user",
 )
@@ -85,6 +86,7 @@ def read_settings(fields: Fields) -> tuple[Settings, int]:
         user_fairness=fields.flag("user_fairness", default.user_fairness),
         fair_share=fields.choice("fair_share", ("order", "reclaim"), default.fair_share),
         in_team_preemption=fields.flag("in_team_preemption", default.in_team_preemption),
+        yields_after=seconds("yields_after", default.yields_after),
         grace=seconds("grace", default.grace),
     )
     return settings, fields.whole("sessions_per_user", 2, 1, 1000, "sessions")

@@ -66,6 +66,7 @@ _settings = _record(
         user_fairness=yes_no,
         fair_share=one_of("order", "reclaim"),
         in_team_preemption=yes_no,
+        yields_after=not_negative,
         grace=not_negative,
     ),
 )
@@ -197,6 +198,7 @@ _workload = _record(
         memory=maybe(whole),
         time_limit=maybe(not_negative),
         expected=maybe(not_negative),
+        ran=not_negative,
     ),
 )
 PARTS: dict[str, Reader] = {

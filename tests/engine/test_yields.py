@@ -1,0 +1,65 @@
+"""Jobs that ran for long yield to shorter ones of their own team (`yields_after`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from makeway_quota.engine import Standing, schedule
+from worlds import World
+
+HOUR = 3600.0
+
+
+def full(yields_after: float) -> World:
+    """Team a fills all 8 GPUs with two jobs; one of them began ten hours ago."""
+    world = World(yields_after=yields_after).pool("p", gpus=8).team("a", reserved=8).team("b", reserved=0)
+    world.profile("four", 4).submit("old", "a", "four").settle()
+    world.now += 9.5 * HOUR
+    world.submit("new", "a", "four").settle()
+    world.now += 0.5 * HOUR
+    return world
+
+
+@pytest.mark.covers("F36")
+def test_a_job_that_ran_for_long_yields_to_a_shorter_one_of_its_team() -> None:
+    world = full(8 * HOUR)
+    plan = world.submit("next", "a", "four").step()
+    (evict,) = plan.evict
+    assert (evict.id, evict.beneficiary) == ("old", "next")
+    assert evict.message.endswith("this job of the same team ran for more than 8 h and yields to it.")
+    world.change("old", ran=10 * HOUR)
+    world.settle()
+    assert world.named() == ["new", "next"]
+    assert not world.step().evict, "who was made to wait does not come back while others are no longer than it"
+    world.submit("later", "a", "four")
+    world.end("new")
+    world.settle()
+    assert world.named() == ["later", "next"], "it also waits behind shorter ones"
+
+
+def test_nobody_yields_without_the_setting_nor_to_another_team_nor_too_early() -> None:
+    assert not full(0.0).submit("next", "a", "four").step().evict
+    assert not full(12 * HOUR).submit("next", "a", "four").step().evict
+    assert not full(8 * HOUR).submit("next", "b", "four").step().evict
+
+
+def test_earlier_attempts_count_and_what_may_not_be_stopped_never_yields() -> None:
+    world = full(12 * HOUR)
+    world.change("new", ran=12 * HOUR)
+    assert [e.id for e in world.submit("next", "a", "four").step().evict] == ["new"]
+    world = full(8 * HOUR)
+    world.change("old", preemptible=False)
+    assert not world.submit("next", "a", "four").step().evict
+
+
+def test_an_engine_that_stands_sees_by_itself_who_has_run_for_long() -> None:
+    world = full(12 * HOUR).submit("next", "a", "four")
+    snapshot = world.snapshot()
+    standing = Standing(snapshot)
+    assert standing.plan(world.now) == schedule(snapshot)
+    for _ in range(2):
+        world.now += 2 * HOUR
+        plan = standing.plan(world.now)
+        assert plan == schedule(replace(snapshot, now=world.now))
+        assert [e.id for e in plan.evict] == ["old"]
