@@ -39,8 +39,8 @@ class Settings:
     user_fairness: bool = True
     fair_share: Literal["order", "reclaim"] = "order"
     in_team_preemption: bool = True
-    yields_after: float = 0.0
     grace: float = 30.0
+    yields_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

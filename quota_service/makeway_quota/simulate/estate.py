@@ -42,14 +42,19 @@ def of_quotas(
     settings: Settings | None = None,
     grace: float = 60.0,
     starts_with: Sequence[Policy] = (),
+    small_first: bool = False,
 ) -> Estate:
-    """Build one pool of equal nodes, a policy with a reservation (in GPUs) per team, and a profile per size (milli)."""
+    """Build one pool of equal nodes, a policy with a reservation (in GPUs) per team, and a profile per size (milli).
+
+    `small_first`: smaller profiles rank before larger ones in the pool; else they are all alike.
+    """
     count = nodes if nodes is not None else math.ceil(sum(quotas.values()) / node_gpus)
     teams = starts_with or tuple(Policy(team, (QuotaLine((), gpus * GPU),)) for team, gpus in sorted(quotas.items()))
     ranks = (tuple(p.name for p in teams),)
     profiles = tuple(_profile(size, node_gpus, ranks, grace) for size in sorted(set(sizes), reverse=True))
     machines = tuple(Node(f"n{at:05}", "gpus", node_gpus) for at in range(count))
-    return Estate(name, (Pool("gpus"),), machines, profiles, tuple(teams), settings or Settings())
+    ranked = tuple(profile.name for profile in reversed(profiles)) if small_first else ()
+    return Estate(name, (Pool("gpus", profiles=ranked),), machines, profiles, tuple(teams), settings or Settings())
 
 
 def profile_name(milli: int) -> str:
