@@ -32,7 +32,7 @@ TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 PAGE = "docs/reference/simulator.md"
 DAYS = 60 * 86_400
 YIELDS_AFTER = 16 * 3600.0
-"""Half of the ITP jobs of 8 GPUs end within five hours, and a tenth of them does half of all work."""
+"""Half of the ITP jobs of 8 GPUs or more end within six hours; the longest tenth does half of their work."""
 STATIC_RHO = 0.5
 """Static partitions at this load take 2,336 GPUs for the ITP jobs."""
 
