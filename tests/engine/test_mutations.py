@@ -152,8 +152,8 @@ EDITS = (
     ),
     Edit(
         "victims.py",
-        "victim.priority >= self.workload.priority:",
-        "victim.priority > self.workload.priority:",
+        "self.cluster.priority(victim) >= self.cluster.priority(self.workload):",
+        "self.cluster.priority(victim) > self.cluster.priority(self.workload):",
         "only a higher priority preempts in the team",
     ),
     Edit("victims.py", "            -started,\n", "            started,\n", "who started last leaves first"),

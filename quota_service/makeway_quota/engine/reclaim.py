@@ -12,6 +12,8 @@ from .state import GPU
 from .victims import Seeker
 from .world import NodeState, Part, Tenancy, hosts
 
+_SHARED = ("reservation", "fair_share")
+"""Rights by which seekers that are alike may ask the same; what is learned for one serves the next."""
 _EXACT = 10
 """Up to so many candidates on a node, every set of them is looked at when the simple choice fails."""
 
@@ -26,7 +28,7 @@ class Choice:
 
 def reclaim(seeker: Seeker) -> Choice | None:
     """Choose victims and tell them to go; None (and nothing changed) if no legal set makes the seeker fit."""
-    if not seeker.anybody():
+    if not seeker.anybody() or (seeker.right not in _SHARED and _hopeless(seeker)):
         return None
     if seeker.need.least == 1 and seeker.within_caps():
         choice = _on_one_node(seeker)
@@ -68,7 +70,7 @@ def _on_one_node(seeker: Seeker) -> Choice | None:
 
 def _ranking(seeker: Seeker) -> Ranking:
     """Find what was learned for an earlier seeker that is alike in all that matters."""
-    if seeker.right not in ("reservation", "fair_share"):
+    if seeker.right not in _SHARED:
         return Ranking(_judge)
     kind = seeker.workload.kind == "job"
     alike = (seeker.need, seeker.account.policy.name, seeker.pool.pool.name, seeker.right, kind)

@@ -103,7 +103,8 @@ class Seeker:
         name = tenancy.workload.policy
         known = self.first.get(name)
         if known is None:
-            known = self.first[name] = self.entitled(tenancy)
+            mine = self.right != "own_team" or name == self.workload.policy
+            known = self.first[name] = mine and self.entitled(tenancy)
         return known and self.may_take(tenancy)
 
     def easier(self, grown: Iterable[Account]) -> set[str]:
