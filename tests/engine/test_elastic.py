@@ -167,3 +167,15 @@ def test_a_gang_that_is_wider_than_its_least_moves_as_wide_as_it_is() -> None:
     world.run("g", "a", "elastic", "p-1", "p-1").run("a1", "a", "two", "p-2", kind="session")
     (move,) = world.submit("b1", "b", "four").step().move
     assert (move.rule, [p.node for p in move.to]) == ("consolidate", ["p-2", "p-2"])
+
+
+def test_a_gang_restarts_once_for_all_who_came_meanwhile() -> None:
+    world = gang(least=1)
+    world.submit("b1", "b", "gpu8").step()
+    world.jobs("b2 b3", "b", "gpu8")
+    assert not world.step().acts, "it is on its way"
+    plan = world.release().step()
+    assert {s.id: len(s.placement) for s in plan.start} == {"b1": 1, "b2": 1, "b3": 1, "g": 1}
+    assert not plan.evict
+    assert world.workloads["g"].attempt == 2
+    assert not world.plan().acts

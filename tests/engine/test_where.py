@@ -118,3 +118,11 @@ def test_nodes_that_exist_use_up_the_budget() -> None:
     assert [s.id for s in plan.start] == ["j1", "j2"]
     assert [(s.nodes, s.beneficiaries) for s in plan.scale] == [(1, ("j3",))]
     assert world.reason("j4")[0] == "over_budget"
+
+
+def test_a_gang_is_all_or_nothing_where_the_cpu_is_short() -> None:
+    world = World().pool("p", nodes=2, gpus=2, cpu=1000).team("a", reserved=4).profile("gang", 1, workers=3, cpu=800)
+    assert not world.submit("g", "a", "gang").plan().start, "four GPUs, but CPU for two workers only"
+    world.nodes["p-1"] = replace(world.nodes["p-1"], cpu=1600)
+    (start,) = world.plan().start
+    assert len(start.placement) == 3

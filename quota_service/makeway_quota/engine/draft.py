@@ -100,20 +100,21 @@ class Draft:
     def evict(self, asking: Seeker, victims: Sequence[Tenancy], smaller: Kept) -> None:
         """Note who leaves for a workload, in this order, and who goes on `smaller`: all were told to go already."""
         cluster, later = self.cluster, {t.workload.policy: 0 for t in victims}
-        for tenancy in victims:
-            later[tenancy.workload.policy] += _frees(tenancy, smaller)
-        for tenancy in victims:
+        frees = [t.amount - t.need.gpus * len(smaller.get(t.workload.id, ())) for t in victims]
+        for tenancy, amount in zip(victims, frees, strict=True):
+            later[tenancy.workload.policy] += amount
+        for tenancy, amount in zip(victims, frees, strict=True):
             victim, account = tenancy.workload, cluster.account(tenancy.workload)
             right = asking.right_over(account)
             pool = tenancy.pool.pool.name
             reserved, used = quota_numbers(account, pool, False)
             used += later[victim.policy]
-            later[victim.policy] -= _frees(tenancy, smaller)
+            later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
             why = self._why(asking, right, used, reserved, tenancy)
             numbers: dict[str, Number] = {
                 "needs": number(asking.amount),
-                "frees": number(_frees(tenancy, smaller)),
+                "frees": number(amount),
                 "victim_team": account.policy.name,
                 "victim_uses": number(used),
                 "victim_reserved": number(reserved),
@@ -259,10 +260,6 @@ class Draft:
             leaving=tuple(self.cluster.leaving),
             usage=line_usage(self.cluster),
         )
-
-
-def _frees(tenancy: Tenancy, smaller: Kept) -> int:
-    return tenancy.amount - tenancy.need.gpus * len(smaller.get(tenancy.workload.id, ()))
 
 
 def _touches(guest: Tenancy, part: Part) -> bool:
