@@ -271,5 +271,5 @@ def _name(row: Workload) -> str:
 
 
 def _freed(row: Workload) -> str:
-    milli = row.gpus * row.workers
+    milli = row.size
     return f"{gpus(milli)} {'is' if milli == 1000 else 'are'} free again." if milli else "its place is free again."

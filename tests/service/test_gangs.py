@@ -50,6 +50,9 @@ async def test_an_elastic_gang_makes_room_with_one_worker_and_grows_again(tmp_pa
         again = await run.job(wide.id, "running")
         assert (again.attempt, again.preemptions, nodes(again)) == (2, 1, ["n1", "n2"])
         assert [a.outcome for a in again.attempts][:1] == ["moved"]
+        assert (again.gpus, again.workers, wide.gpus) == (8, 2, 12), "what it holds, and what it asked for"
+        assert again.reason is not None
+        assert again.reason.message.startswith("Runs over quota on 8 GPUs")
         assert (await run.used())["rnd"] == 8
 
         session = await run.session("bo", "gpu4", "devops")

@@ -200,7 +200,7 @@ def _usage_model(
         borrowed=gpu(counted.borrowed),
         lent=gpu(counted.lent),
         free=gpu(max(0, counted.reserved - counted.guaranteed - counted.in_quota - counted.lent)),
-        mine=gpu(sum(row.gpus * row.workers for row in own if row.owner == user and row.state in HOLDS)),
+        mine=gpu(sum(row.size for row in own if row.owner == user and row.state in HOLDS)),
         waiting=sum(row.state == "pending" for row in own),
         running=sum(row.state in HOLDS for row in own),
         borrowed_from=[Lending(team=team, gpus=gpu(milli)) for team, milli in counted.borrowed_from],

@@ -74,8 +74,8 @@ def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), no
         owner=row.owner,
         team=row.team or "",
         profile=row.profile,
-        gpus=gpu(row.gpus * row.workers),
-        workers=row.workers,
+        gpus=gpu(row.size),
+        workers=len(row.placement) or row.workers,
         priority=Priority(row.priority),
         state=State(row.state),
         reason=_job_reason(row, now),
@@ -106,7 +106,7 @@ def _job_reason(row: Workload, now: float) -> Reason | None:
     """A running job says whether it may have to leave, and how much work that would cost (F44)."""
     if row.state != "running":
         return reason(row)
-    size = gpus(row.gpus * row.workers)
+    size = gpus(row.size)
     if not row.over_quota:
         return Reason(code="running", message=f"Runs on {size} within the team's reservation.")
     saved = f"last checkpoint {duration(now - row.checkpoint_at)} ago" if row.checkpoint_at else "no checkpoint yet"

@@ -101,4 +101,4 @@ class Machines:
 
 def held(row: Workload) -> int:
     """Give the milli-GPUs that a workload holds or asks for."""
-    return row.gpus * row.workers
+    return row.size

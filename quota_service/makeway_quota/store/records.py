@@ -150,6 +150,11 @@ class Workload:
         """True until the workload has ended."""
         return self.state in LIVE
 
+    @property
+    def size(self) -> int:
+        """Milli-GPUs that it holds (a gang may run with fewer workers than it asked for), else that it asks for."""
+        return self.gpus * (len(self.placement) or self.workers)
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
