@@ -24,6 +24,8 @@ Bools = npt.NDArray[np.bool_]
 
 _TIE = 1e-9
 """Losses of usefulness closer than this, as a part of the whole pool's, are the same."""
+_SMALLER = 0.05
+"""How much more the smaller of two shapes counts: 1 would be as much more as it is smaller, 0 the same."""
 _PLENTY = 1e15
 """Milli-GPUs per unit of CPU or memory, for shapes that need none of it."""
 _MOST_CHANGES = 100_000
@@ -116,11 +118,14 @@ class Packing:
     # What the mix needs, and at which price
 
     def learn(self, mix: Mapping[Shape, int]) -> None:
-        """Read the mix; the price of a shape is its part of the mix over all that could ever serve it."""
+        """Read the mix; the price of a shape is its part of the mix over all that could ever serve it.
+
+        Smaller shapes count a little more than there are of them (found by trying, on the public openb trace).
+        """
         shapes = sorted((shape, count) for shape, count in mix.items() if shape.gpus > 0 and count > 0)
         if [shape for shape, _ in shapes] != self.shapes:
             self._shape([shape for shape, _ in shapes])
-        counts = np.array([count for _, count in shapes], dtype=np.float64)
+        counts = np.array([count * (shape.gpus / GPU) ** -_SMALLER for shape, count in shapes], dtype=np.float64)
         part = counts / counts.sum() if len(shapes) else counts
         self.price: Floats = np.where(self.every > 0, part / np.where(self.every > 0, self.every, 1.0), 0.0)
         self._asks.clear()
