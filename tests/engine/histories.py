@@ -30,7 +30,7 @@ EVENTS = (
 )
 
 
-HISTORIES = int(os.environ.get("MAKEWAY_HISTORIES", "120"))
+HISTORIES = int(os.environ.get("HISTORIES", "120"))
 """So many long histories the slow tests live through; `make invariants` wants 2,000."""
 MOST_WAITING = 20
 """With more work than this waiting, new work is cancelled work instead: long lines teach nothing."""
