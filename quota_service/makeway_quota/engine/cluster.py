@@ -42,7 +42,7 @@ class Cluster:
         """What was found out about the finished plan, for those who wait and ask the same."""
         self.capacities: dict[tuple[str, Need], tuple[int, int]] = {}
         """How many workers the nodes of a pool would host, were they empty: all nodes, and those that are up."""
-        self.rooms: dict[tuple[str, Need], Any] = {}
+        self.rooms: dict[tuple[object, ...], Any] = {}
         """When there will be room for a need in a pool, kept from one decision to the next."""
         self.endings: dict[Line, Any] = {}
         """Who ends when under a limit, kept likewise."""

@@ -9,7 +9,7 @@ from itertools import accumulate
 from .book import Queue
 from .cluster import Cluster
 from .limits import Line
-from .openings import UNKNOWN, Foreseen
+from .openings import KNOWN, UNKNOWN, Foreseen
 from .plan import Code
 from .world import PoolState, Tenancy
 
@@ -59,10 +59,10 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
     if code == "limit":
         return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
-        asked = (pool.pool.name, queue.need)
+        asked = (pool.pool.name, queue.need, KNOWN)
         room = cluster.rooms.get(asked)
         if room is None:
-            room = cluster.rooms[asked] = Foreseen(pool, queue.need)
+            room = cluster.rooms[asked] = Foreseen(pool, queue.need, KNOWN)
         return room.when(cluster.now, lambda tenancy: likely_end(cluster, tenancy))
     return None
 

@@ -14,7 +14,7 @@ from .book import Queue
 from .cluster import Cluster
 from .forecast import ends_at, limit_falls
 from .limits import Line
-from .openings import UNKNOWN, Opening, first_room
+from .openings import EVER, UNKNOWN, Foreseen, Opening
 from .order import rank
 from .place import kept_back
 from .state import GPU, Workload
@@ -167,7 +167,10 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
         return None
     if not in_quota and cluster.settings.fair_share == "reclaim" and not within_fair_share(cluster, queue, pool):
         return None  # it would be made to leave at once
-    found = first_room(pool, queue.need, cluster.now, lambda tenancy: ends_at(cluster, tenancy))
+    asked = (pool.pool.name, queue.need, EVER)
+    if asked not in cluster.rooms:
+        cluster.rooms[asked] = Foreseen(pool, queue.need, EVER)
+    found = cluster.rooms[asked].room(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
     if found is None:
         return None
     (until, _, _), rooms = found

@@ -12,6 +12,10 @@ from .state import GPU
 from .world import Need, NodeState, PoolState, Tenancy, hosts
 
 UNKNOWN = float("inf")
+EVER = (UNKNOWN, 1 << 60, 0)
+"""After every moment, also of those that nobody knows."""
+KNOWN = (UNKNOWN, 0, 0)
+"""After every moment that is known."""
 Floats = npt.NDArray[np.float64]
 Ends = Callable[[Tenancy], float | None]
 """When somebody who runs is gone; None where nobody knows."""
@@ -71,28 +75,6 @@ def _leaving_order(node: NodeState, now: float, ends: Ends) -> Iterator[tuple[Wh
             yield (UNKNOWN, firm, loose), tenancy
 
 
-def first_room(pool: PoolState, need: Need, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
-    """Find when a pool first has room for all the workers, and on which nodes; None if it never will."""
-    found: list[Opening] = []
-    best: When = (UNKNOWN, 1 << 60, 0)
-    for node in pool.nodes:
-        if not node.suits(need):
-            continue
-        for opening in openings(node, need, now, ends, best):
-            found.append(opening)
-            if opening.workers >= need.least:
-                best = min(best, opening.when)
-    found.sort(key=lambda o: (o.when, -o.workers if o.workers >= need.least else 0, o.node.position))
-    chosen: dict[int, Opening] = {}
-    for opening in found:
-        chosen[opening.node.position] = opening
-        if opening.workers >= need.least:
-            return opening.when, [opening]
-        if sum(each.workers for each in chosen.values()) >= need.least:
-            return opening.when, _without_spare(list(chosen.values()), need.least)
-    return None
-
-
 def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
     """Leave out the nodes that are not needed, those with the fewest workers first."""
     spare = sum(each.workers for each in chosen) - least
@@ -106,13 +88,14 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
 class Foreseen:
     """When a pool will have room for a need: what each node says, asked again only where something happened.
 
-    A node's answer stands until it is touched, or until somebody there should have ended by now.
+    A node's answer stands until it is touched, or until somebody there should have ended by now. `latest` is the
+    last moment that is of interest.
     """
 
-    def __init__(self, pool: PoolState, need: Need) -> None:
-        self.pool, self.need = pool, need
-        self.seen, self.now = -1, UNKNOWN
-        self.openings: list[list[tuple[float, int]]] = [[] for _ in pool.nodes]
+    def __init__(self, pool: PoolState, need: Need, latest: When) -> None:
+        self.pool, self.need, self.latest = pool, need, latest
+        self.turns, self.seen, self.now = -1, 0, UNKNOWN
+        self.openings: list[list[Opening]] = [[] for _ in pool.nodes]
         self.first: Floats = np.full(len(pool.nodes), UNKNOWN)
         self.holds: Floats = np.full(len(pool.nodes), UNKNOWN)
         """Until when each node's answer stands."""
@@ -120,37 +103,45 @@ class Foreseen:
     def when(self, now: float, ends: Ends) -> float | None:
         """Give the time of the first room for all workers; None if there is some now, or nobody knows."""
         self._catch_up(now, ends)
-        least = self.need.least
-        if least == 1:
+        if self.need.least == 1:
             first = float(self.first.min(initial=UNKNOWN))
             return first if now < first < UNKNOWN else None
-        news = sorted((when, at, workers) for at, each in enumerate(self.openings) for when, workers in each)
-        hosted: dict[int, int] = {}
-        total = 0
-        for when, at, workers in news:
-            total += workers - hosted.get(at, 0)
-            hosted[at] = workers
-            if total >= least:
-                return when if when > now else None
+        found = self._chosen(now)
+        return found[0][0] if found and now < found[0][0] < UNKNOWN else None
+
+    def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
+        """Find when the pool first has room for all the workers, and on which nodes; None if it never will."""
+        self._catch_up(now, ends)
+        return self._chosen(now)
+
+    def _chosen(self, now: float) -> tuple[When, list[Opening]] | None:
+        least = self.need.least
+        found = [((max(o.when[0], now), *o.when[1:]), o) for each in self.openings for o in each]
+        found.sort(key=lambda e: (e[0], -e[1].workers if e[1].workers >= least else 0, e[1].node.position))
+        chosen: dict[int, Opening] = {}
+        for when, opening in found:
+            chosen[opening.node.position] = opening
+            if opening.workers >= least:
+                return when, [opening]
+            if sum(each.workers for each in chosen.values()) >= least:
+                return when, _without_spare(list(chosen.values()), least)
         return None
 
     def _catch_up(self, now: float, ends: Ends) -> None:
-        if self.seen < 0 or self.seen > len(self.pool.touched) or now < self.now:
-            stale: Iterable[int] = range(len(self.pool.nodes))
-        elif self.seen == len(self.pool.touched) and now == self.now:
+        pool = self.pool
+        if self.turns != pool.turns or now < self.now:
+            stale: Iterable[int] = range(len(pool.nodes))
+        elif self.seen == len(pool.touched) and now == self.now:
             return
         else:
-            stale = {*self.pool.touched[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}
-        self.seen, self.now = len(self.pool.touched), now
+            stale = {*pool.touched[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}
+        self.turns, self.seen, self.now = pool.turns, len(pool.touched), now
         for at in stale:
             self._ask(at, now, ends)
 
     def _ask(self, at: int, now: float, ends: Ends) -> None:
         node, need = self.pool.nodes[at], self.need
-        found: list[tuple[float, int]] = []
-        if node.suits(need):
-            found = [(o.when[0], o.workers) for o in openings(node, need, now, ends, (UNKNOWN, 0, 0))]
-        self.openings[at] = found if need.least > 1 else []
-        self.first[at] = found[0][0] if found else UNKNOWN
+        found = self.openings[at] = list(openings(node, need, now, ends, self.latest)) if node.suits(need) else []
+        self.first[at] = found[0].when[0] if found else UNKNOWN
         later = [end for t in node.guests.values() if (end := ends(t)) is not None and end > now]
         self.holds[at] = min(later, default=UNKNOWN)

@@ -223,6 +223,7 @@ class PoolState:
         "rank",
         "total",
         "touched",
+        "turns",
     )
 
     def __init__(self, pool: Pool) -> None:
@@ -235,6 +236,8 @@ class PoolState:
         self.first: dict[int, list[int]] = {}
         """What was free on the nodes that were touched in this decision, before it began."""
         self.touched: list[int] = []
+        self.turns = 0
+        """How many times that list was begun anew."""
         self.mix: dict[Shape, int] = {}
         """How much work of each shape it serves; the packing keeps the nodes useful for this mix."""
         self.mixed = 0
@@ -259,6 +262,7 @@ class PoolState:
                 self.packing.catch_up()
                 self.packing.seen = 0
             self.touched.clear()
+            self.turns += 1
 
     def touch(self, node: NodeState) -> None:
         """Note that something is about to change on a node."""
