@@ -147,30 +147,40 @@ def _outranked(cluster: Cluster, queue: Queue, pool: PoolState, waiting: Iterabl
         and not other.firm
         and pool in other.pools
         and rank(other, pool) <= rank(queue, pool)
-        and any(_goes_first(cluster, other, workload, pool) for workload in other.heads())
+        and other.kind == "job"
+        and any(workload.id not in cluster.claims for workload in other.heads())
+        and _helps(cluster, other, pool)
+        and _foreseen(cluster, other.need, pool).ever(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
         for other in waiting
     )
 
 
-def _goes_first(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> bool:
-    promised = workload.id in cluster.claims
-    return workload.kind == "job" and not promised and hold(cluster, queue, workload, pool) is not None
+def _foreseen(cluster: Cluster, need: Need, pool: PoolState) -> Foreseen:
+    asked = (pool.pool.name, need, EVER)
+    if asked not in cluster.rooms:
+        cluster.rooms[asked] = Foreseen(pool, need, EVER)
+    found: Foreseen = cluster.rooms[asked]
+    return found
+
+
+def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
+    """Say whether one of a queue might start in a pool if only GPUs were kept for it."""
+    name, amount = pool.pool.name, queue.need.total
+    in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.firm)
+    if not in_quota and (queue.firm or queue.account.policy.weight == "None"):
+        return False
+    if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
+        return False
+    # over its fair share it would be made to leave at once
+    return in_quota or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue, pool)
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
     """Work out what to keep for a workload in a pool; None where nothing that is kept would help it."""
+    if not _helps(cluster, queue, pool):
+        return None
     name, amount = pool.pool.name, queue.need.total
-    in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.firm)
-    if not in_quota and (queue.firm or queue.account.policy.weight == "None"):
-        return None
-    if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
-        return None
-    if not in_quota and cluster.settings.fair_share == "reclaim" and not within_fair_share(cluster, queue, pool):
-        return None  # it would be made to leave at once
-    asked = (pool.pool.name, queue.need, EVER)
-    if asked not in cluster.rooms:
-        cluster.rooms[asked] = Foreseen(pool, queue.need, EVER)
-    found = cluster.rooms[asked].room(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
+    found = _foreseen(cluster, queue.need, pool).room(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
     if found is None:
         return None
     (until, _, _), rooms = found

@@ -114,8 +114,19 @@ class Foreseen:
         self._catch_up(now, ends)
         return self._chosen(now)
 
+    def ever(self, now: float, ends: Ends) -> bool:
+        """Say whether there will ever be room for all the workers."""
+        self._catch_up(now, ends)
+        return sum(each[-1].workers for each in self.openings if each) >= self.need.least
+
     def _chosen(self, now: float) -> tuple[When, list[Opening]] | None:
         least = self.need.least
+        if least == 1:
+            first = [each[0] for each in self.openings if each]
+            if not first:
+                return None
+            opening = min(first, key=lambda o: (max(o.when[0], now), *o.when[1:], o.node.position))
+            return (max(opening.when[0], now), *opening.when[1:]), [opening]
         found = [((max(o.when[0], now), *o.when[1:]), o) for each in self.openings for o in each]
         found.sort(key=lambda e: (e[0], -e[1].workers if e[1].workers >= least else 0, e[1].node.position))
         chosen: dict[int, Opening] = {}
