@@ -9,6 +9,8 @@ import pytest
 from playwright.async_api import Page, async_playwright, expect
 from web.portal import EVIL, PREFIX, Portal, serving
 
+expect.set_options(timeout=20_000)  # news comes within a second, but not on a machine that runs other tests beside
+
 pytestmark = pytest.mark.browser
 
 VENDOR = Path(__file__).parents[2] / "quota_service/makeway_quota/web/static/vendor/htmx.min.js"

@@ -104,7 +104,8 @@ class Cluster:
 
     def account(self, workload: Workload) -> Account:
         """Give the account that a workload counts on."""
-        return self.ledger.account(workload.policy)
+        found = self.ledger.accounts.get(workload.policy)
+        return found if found is not None else self.ledger.account(workload.policy)
 
     def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
         """List the pools a workload may use, first choice first."""

@@ -16,6 +16,8 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
     if need.least == 1:
+        if not enough(pool, need, later):
+            return ()
         if not later and pool.pool.strategy == "pack" and pool.mix:
             return _packed(pool, need)
         node = _one(pool, need, later)

@@ -103,7 +103,7 @@ def _fewest(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Te
     greedy = _greedy(seeker, node, able)
     if not singles:
         return greedy
-    single = min(singles, key=lambda t: (seeker.order(t)[0], seeker.takes(t), seeker.order(t)))
+    single = min(singles, key=lambda t: ((order := seeker.order(t))[0], seeker.takes(t), order))
     if greedy is None or score(seeker, [single]) <= score(seeker, greedy):
         return [single]
     return greedy
