@@ -19,13 +19,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from makeway_quota.durations import Durations
 from makeway_quota.engine.state import GPU, Settings
 from makeway_quota.simulate.baselines import baseline
 from makeway_quota.simulate.estate import Estate, of_quotas, profile_name
+from makeway_quota.simulate.meter import HOUR
 from makeway_quota.simulate.replay import Outcome, replay
-from makeway_quota.simulate.report import summary
-from makeway_quota.simulate.standing import Standing
+from makeway_quota.simulate.report import percentile, summary
+from makeway_quota.simulate.standing import Forecasts, Standing
 from makeway_quota.simulate.trace import Arrival, read_trace
+from makeway_quota.telling import NOT_BEFORE_SLACK
 
 from .measure import machine
 from .numbers import insert, markdown
@@ -82,10 +85,13 @@ def itp(traces: Path, rho: float) -> tuple[dict[str, int], list[Arrival]]:
     return {team: 8 * math.ceil(max(hours[team] / DAYS / rho, gang[team]) / 8) for team in hours}, arrivals
 
 
-def played(estate: Estate, arrivals: Sequence[Arrival], restart: float = 60.0) -> Outcome:
+def played(
+    estate: Estate, arrivals: Sequence[Arrival], restart: float = 60.0, forecasts: Forecasts | None = None
+) -> Outcome:
     """Play a trace through the engine, with a word on how far it is."""
-    planner = Standing(estate, Counter(profile_name(a.gpus) for a in arrivals))
-    return replay(estate, arrivals, planner, restart=restart, progress=_progress(estate.name))
+    planner = Standing(estate, Counter(profile_name(a.gpus) for a in arrivals), forecasts)
+    learns = forecasts.durations if forecasts else None
+    return replay(estate, arrivals, planner, restart=restart, durations=learns, progress=_progress(estate.name))
 
 
 def as_configured(name: str, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> Estate:
@@ -123,17 +129,17 @@ GOALS = {0.8: (295.0, 0.16, 0.57, 0.81), 0.9: (1757.0, 0.93, 3.82, 2.86)}
 
 
 @cache
-def replayed(traces: Path, rho: float) -> tuple[dict[str, Any], float]:
-    """Give what came out of the ITP jobs, and how many seconds of a processor it took."""
+def replayed(traces: Path, rho: float) -> tuple[dict[str, Any], Forecasts, float]:
+    """Give what came out of the ITP jobs, of the times that were promised, and the processor's seconds it took."""
     quotas, arrivals = itp(traces, rho)
-    began = time.process_time()
-    got = summary(played(as_configured(f"ITP rho {rho}", quotas, arrivals), arrivals))
-    return got, time.process_time() - began
+    began, forecasts = time.process_time(), Forecasts(Durations())
+    got = summary(played(as_configured(f"ITP rho {rho}", quotas, arrivals), arrivals, forecasts=forecasts))
+    return got, forecasts, time.process_time() - began
 
 
 def clusters(traces: Path, rho: float) -> list[Line]:
     """Q2: delays, guarantees, waste and speed on the ITP jobs."""
-    got, took = replayed(traces, rho)
+    got, forecasts, took = replayed(traces, rho)
     unserved, mean, p95, big = GOALS[rho]
     asked = [
         ("unserved GPU-h", got["unserved_guarantee_gpu_h"], unserved),
@@ -143,7 +149,18 @@ def clusters(traces: Path, rho: float) -> list[Line]:
         (">= 8 GPUs mean delay h", got["delay_big_mean_h"], big),
         ("processor seconds", took, 60.0),
     ]
-    return [Line("Q2", f"rho {rho}: {what}", value, f"< {goal:g}", value < goal) for what, value, goal in asked]
+    lines = [Line("Q2", f"rho {rho}: {what}", value, f"< {goal:g}", value < goal) for what, value, goal in asked]
+    return lines + _promised(rho, forecasts.early)
+
+
+def _promised(rho: float, early: Sequence[float]) -> list[Line]:
+    """Say whether those who were told a time did not start before it, and how long after it they did."""
+    held = 100 * sum(seconds >= -NOT_BEFORE_SLACK for seconds in early) / max(1, len(early))
+    lines = [Line("Q2", f"rho {rho}: promised times that hold, % of {len(early)}", held, ">= 90", held >= 90)]
+    for name, part in (("half", 0.5), ("nine of ten", 0.9)):
+        hours = percentile(early, part) / HOUR
+        lines.append(Line("Q2", f"rho {rho}: {name} start no later after it than h", hours, "-", True))
+    return lines
 
 
 def smallest(traces: Path) -> list[Line]:
@@ -151,7 +168,7 @@ def smallest(traces: Path) -> list[Line]:
     quotas, arrivals = itp(traces, STATIC_RHO)
     sizes = {a.gpus for a in arrivals}
     static = summary(baseline("static", of_quotas("static", quotas, sizes), arrivals))
-    ours, _ = replayed(traces, 0.9)
+    ours, _, _ = replayed(traces, 0.9)
     lines = [Line("Q3", f"GPUs (static has {sum(quotas.values())})", ours["gpus"], "<= 1344", ours["gpus"] <= 1344)]
     for key in ("delay_mean_h", "delay_p95_h", "delay_big_mean_h", "unserved_guarantee_gpu_h"):
         lines.append(Line("Q3", key, ours[key], f"<= {static[key]:g}", ours[key] <= static[key]))

@@ -12,7 +12,7 @@ from makeway_quota.simulate.estate import Estate, of_quotas, profile_name
 from makeway_quota.simulate.planner import Planner, WholePasses
 from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary, text
-from makeway_quota.simulate.standing import Standing
+from makeway_quota.simulate.standing import Forecasts, Standing
 from makeway_quota.simulate.trace import Arrival, TraceInvalid
 from makeway_quota.store.records import PastRun
 
@@ -149,3 +149,15 @@ def test_percentile_and_table() -> None:
     assert percentile(list(range(1, 101)), 0.95) == 95
     trace = [job("a1", "a", 8, 0, 3)]
     assert "mean delay h" in text([summary(played(trace, a=8))])
+
+
+@pytest.mark.covers("F36")
+def test_promised_times_are_compared_with_the_starts() -> None:
+    trace = [job(f"a{at:03}", "a", 8, 0.1 * at, 1) for at in range(80)]
+    made = estate(trace, a=8)
+    durations = Durations()
+    forecasts = Forecasts(durations)
+    replay(made, trace, Standing(made, forecasts=forecasts), durations=durations)
+    assert forecasts.early, "somebody was told a time"
+    assert min(forecasts.early) >= 0, "all jobs are alike, so nobody starts before the time that was promised"
+    assert not forecasts.told, "all of them have started"

@@ -1,14 +1,16 @@
 """The engine kept standing between the decisions of a simulation, as the service keeps it.
 
-What a simulation does not read is left out: sentences why somebody waits, and forecasts.
+What a simulation does not read is left out: sentences why somebody waits, and (if not asked for) forecasts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
+from ..durations import Durations
 from ..engine.packing import Shape
+from ..engine.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.standing import Standing as Engine
 from ..engine.state import Policy, Snapshot
@@ -19,11 +21,43 @@ from ..store.records import Workload
 from .estate import Estate
 from .planner import placed
 
+ASK_EVERY = 20
+"""Decisions from one look at forecasts to the next."""
+
+
+@dataclass(slots=True)
+class Forecasts:
+    """What those who wait are told of when they start, and what came of it. `durations` is what is learnt from."""
+
+    durations: Durations
+    told: dict[str, float] = field(default_factory=dict)
+    """Id to the first time that was promised, of those who wait."""
+    early: list[float] = field(default_factory=list)
+    """Seconds from the time that was promised to the start; less than nothing where the promise did not hold."""
+
+    def follow(self, now: float, plan: Plan, pending: Pending) -> None:
+        """Note first promises and what became of them; claims are no forecasts."""
+        for _, members, told in pending.groups:
+            if told.not_before is not None:
+                for workload in members:
+                    self.told.setdefault(workload.id, told.not_before)
+        for start in plan.start:
+            promised = self.told.pop(start.id, None)
+            if promised is not None:
+                self.early.append(now - promised)
+
 
 class Standing:
-    """A planner whose cluster lives on. `mix` counts the jobs to come by profile, for the packing."""
+    """A planner whose cluster lives on. `mix` counts the jobs to come by profile, for the packing.
 
-    def __init__(self, estate: Estate, mix: Mapping[str, int] | None = None) -> None:
+    With `forecasts`, those who wait are asked at every ASK_EVERYth decision when they were told to start.
+    """
+
+    def __init__(
+        self, estate: Estate, mix: Mapping[str, int] | None = None, forecasts: Forecasts | None = None
+    ) -> None:
+        self.forecasts = forecasts
+        self._passes = 0
         self.engine = Engine(
             Snapshot(0.0, estate.settings, estate.pools, estate.nodes, estate.profiles, estate.policies)
         )
@@ -45,15 +79,24 @@ class Standing:
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once. Only starts, evictions, moves and promises are in the plan."""
         names = sorted(changed)
-        news = [as_workload(rows[name], placed, None) for name in names if name in rows]
+        news = [as_workload(rows[name], placed, self._expected(rows[name])) for name in names if name in rows]
         self.engine.change(news, [name for name in names if name not in rows])
-        plan = self.engine.plan(now, why=False)
-        return replace(plan, pending=tuple(self._promises(plan)))
+        self._passes += 1
+        why = self.forecasts is not None and self._passes % ASK_EVERY == 0
+        plan = self.engine.plan(now, why=why)
+        pending = plan.pending
+        assert isinstance(pending, Pending)
+        if self.forecasts is not None:
+            self.forecasts.follow(now, plan, pending)
+        return replace(plan, pending=tuple(self._promises(plan, pending.single)))
 
-    def _promises(self, plan: Plan) -> Iterator[Waiting]:
+    def _expected(self, row: Workload) -> float | None:
+        return None if self.forecasts is None else self.forecasts.durations.left(row)
+
+    def _promises(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
         """List promises that were made, and those that are void now."""
-        told = {waiting.id for waiting in plan.pending} | {start.id for start in plan.start}
-        for waiting in plan.pending:
+        told = single.keys() | {start.id for start in plan.start}
+        for waiting in single.values():
             if waiting.claim:
                 yield waiting
         for name, workload in sorted(self.engine.cluster.claimants.items()):
