@@ -151,7 +151,6 @@ def test_percentile_and_table() -> None:
     assert "mean delay h" in text([summary(played(trace, a=8))])
 
 
-@pytest.mark.covers("F36")
 def test_promised_times_are_compared_with_the_starts() -> None:
     trace = [job(f"a{at:03}", "a", 8, 0.1 * at, 1) for at in range(80)]
     made = estate(trace, a=8)
