@@ -43,15 +43,19 @@ def of_quotas(
     grace: float = 60.0,
     starts_with: Sequence[Policy] = (),
     small_first: bool = False,
+    reclaim_after: float = 0.0,
 ) -> Estate:
     """Build one pool of equal nodes, a policy with a reservation (in GPUs) per team, and a profile per size (milli).
 
-    `small_first`: smaller profiles rank before larger ones in the pool; else they are all alike.
+    `small_first`: smaller profiles rank before larger ones in the pool; else they are all alike. `reclaim_after`:
+    seconds that everybody waits for free GPUs before anybody has to leave.
     """
     count = nodes if nodes is not None else math.ceil(sum(quotas.values()) / node_gpus)
     teams = starts_with or tuple(Policy(team, (QuotaLine((), gpus * GPU),)) for team, gpus in sorted(quotas.items()))
     ranks = (tuple(p.name for p in teams),)
-    profiles = tuple(_profile(size, node_gpus, ranks, grace) for size in sorted(set(sizes), reverse=True))
+    profiles = tuple(
+        _profile(size, node_gpus, ranks, grace, reclaim_after) for size in sorted(set(sizes), reverse=True)
+    )
     machines = tuple(Node(f"n{at:05}", "gpus", node_gpus) for at in range(count))
     ranked = tuple(profile.name for profile in reversed(profiles)) if small_first else ()
     return Estate(name, (Pool("gpus", profiles=ranked),), machines, profiles, tuple(teams), settings or Settings())
@@ -62,12 +66,15 @@ def profile_name(milli: int) -> str:
     return f"gpu{milli / GPU:g}"
 
 
-def _profile(milli: int, node_gpus: int, ranks: tuple[tuple[str, ...], ...], grace: float) -> Profile:
+def _profile(
+    milli: int, node_gpus: int, ranks: tuple[tuple[str, ...], ...], grace: float, reclaim_after: float = 0.0
+) -> Profile:
     """Up to a node's GPUs: one worker; more: whole nodes."""
     gpus, workers = milli, 1
     if milli > node_gpus * GPU:
         gpus, workers = node_gpus * GPU, math.ceil(milli / (node_gpus * GPU))
-    return Profile(profile_name(milli), gpus, workers, pools=("gpus",), policies=ranks, grace=grace)
+    name = profile_name(milli)
+    return Profile(name, gpus, workers, pools=("gpus",), policies=ranks, grace=grace, reclaim_after=reclaim_after)
 
 
 def of_document(name: str, document: Document, arrivals: Iterable[Arrival], *, node_gpus: int, gpus: int) -> Estate:
