@@ -176,6 +176,7 @@ def _service_environment(settings: Settings) -> dict[str, str]:
         MAKEWAY_LEASE_SECONDS=f"{settings.lease_seconds:g}",
         MAKEWAY_TICKET_SECRET=settings.state.secret("ticket_secret"),
         MAKEWAY_URL=settings.url + SERVICE_PATH,
+        MAKEWAY_HUB_PID=str(os.getpid()),
     )
     here = Path(__file__).resolve().parent
     for sample in (here.parent / "policy.yaml", here / "policy.yaml"):  # a checkout has it beside, a wheel inside

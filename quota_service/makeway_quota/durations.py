@@ -69,12 +69,29 @@ class Durations:
         mine = self._known((team, owner, profile))
         return mine if mine is not None else self._known((team, None, profile))
 
-    def left(self, row: Workload) -> float | None:
-        """Tell how many seconds its present attempt takes, rather too few: earlier attempts count as done."""
+    def left(self, row: Workload, now: float) -> float | None:
+        """Tell how many seconds its present attempt takes, rather too few: earlier attempts count as done.
+
+        Of a job that has outrun this already, only runs that were longer still tell anything.
+        """
         if row.kind != "job" or row.team is None or row.state not in ADMITTED:
             return None
         total = self.expected(row.team, row.owner, row.profile)
+        if total is None:
+            return None
+        so_far = row.ran + max(0.0, now - row.started_at) if row.started_at is not None else row.ran
+        if total <= so_far:
+            total = self._longer((row.team, row.owner, row.profile), so_far)
         return None if total is None else max(0.0, total - row.ran)
+
+    def _longer(self, kind: Kind, than: float) -> float | None:
+        """Tell how long work takes that has run so long already: a low quantile of the longer runs, if any."""
+        team, _, profile = kind
+        for each in (kind, (team, None, profile)):
+            longer = [seconds for seconds in self._runs.get(each, ()) if seconds > than]
+            if longer:
+                return low(longer, QUANTILE)
+        return None
 
     def _known(self, kind: Kind) -> float | None:
         if kind not in self._answers:

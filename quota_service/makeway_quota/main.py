@@ -240,6 +240,14 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
     return 0
 
 
+def _hub() -> int | None:
+    """The process that started this one; the Hub tells which it is, for it may be gone before anybody looks."""
+    told = os.environ.get("MAKEWAY_HUB_PID", "")
+    if told.isdecimal():
+        return int(told)
+    return os.getppid() if os.environ.get("JUPYTERHUB_SERVICE_NAME") else None
+
+
 class _Server(uvicorn.Server):
     """Uvicorn that ends on SIGTERM, SIGINT, or with the Hub that started it."""
 
@@ -247,7 +255,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.orphaned = False
         self._close_streams = close_streams
-        self._parent = os.getppid() if os.environ.get("JUPYTERHUB_SERVICE_NAME") else None
+        self._parent = _hub()
 
     async def run_until_told(self) -> None:
         """Serve; return when everything in flight was answered."""

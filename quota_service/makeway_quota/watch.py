@@ -6,6 +6,7 @@ The loop keeps it; the desk reads it. `snapshot` is the only place where books a
 from __future__ import annotations
 
 import asyncio
+import heapq
 import threading
 import time
 from collections import deque
@@ -214,7 +215,7 @@ class Watch:
             nodes=known.nodes_of(rows, machines),
             profiles=doc.profiles,
             policies=policies,
-            workloads=known.workloads_of(rows, machines, doc),
+            workloads=known.workloads_of(rows, machines, doc, now),
         )
 
     def sizes(self, document: Document) -> dict[str, int]:
@@ -233,6 +234,8 @@ class Shown:
         self._nodes: tuple[Machines, tuple[Node, ...]] | None = None
         self._news: set[str] = set()
         self._known = False
+        self._ends: list[tuple[float, str]] = []
+        """When those who run would have ended by what is known of such work."""
 
     def news(self) -> tuple[list[EngineWorkload], list[str], bool]:
         """Give what changed since the last time, who is gone, and whether that is known: not the first time."""
@@ -243,9 +246,11 @@ class Shown:
         return changed, gone, known
 
     def workloads_of(
-        self, rows: Mapping[str, Workload], machines: Machines, document: Document
+        self, rows: Mapping[str, Workload], machines: Machines, document: Document, now: float
     ) -> tuple[EngineWorkload, ...]:
-        """Show the rows that the engine decides about."""
+        """Show the rows that the engine decides about; those anew who run longer than was expected of them."""
+        while self._ends and self._ends[0][0] <= now:
+            self.stale.add(heapq.heappop(self._ends)[1])
         fresh = self._of is None or self._of[0] is not machines or self._of[1] is not document
         if fresh:
             self._of = (machines, document)
@@ -255,19 +260,21 @@ class Shown:
                 self._workloads.pop(id, None)
                 self._news.add(id)
                 continue
-            shown = self._workload(row, machines, document)
+            shown = self._workload(row, machines, document, now)
+            if shown.expected is not None and shown.started_at is not None:
+                heapq.heappush(self._ends, (shown.started_at + shown.expected, id))
             if self._workloads.get(id) != shown:  # what the engine cannot see does not concern it
                 self._workloads[id] = shown
                 self._news.add(id)
         self.stale.clear()
         return tuple(self._workloads.values())
 
-    def _workload(self, row: Workload, machines: Machines, document: Document) -> EngineWorkload:
+    def _workload(self, row: Workload, machines: Machines, document: Document, now: float) -> EngineWorkload:
         """Show one row; on a divided machine it is in the pool that its profile would choose."""
         pools: tuple[str, ...] = ()
         if machines.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools
-        return as_workload(row, lambda places: machines.placement(places, pools), self.durations.left(row))
+        return as_workload(row, lambda places: machines.placement(places, pools), self.durations.left(row, now))
 
     def nodes_of(self, rows: Mapping[str, Workload], machines: Machines) -> tuple[Node, ...]:
         """Show the nodes; where machines are divided among pools, they depend on what runs."""

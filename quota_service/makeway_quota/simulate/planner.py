@@ -49,7 +49,7 @@ class WholePasses:
                 self.estate.nodes,
                 self.estate.profiles,
                 self.policies,
-                tuple(as_workload(row, placed, self.durations.left(row)) for row in rows.values()),
+                tuple(as_workload(row, placed, self.durations.left(row, now)) for row in rows.values()),
             )
         )
 

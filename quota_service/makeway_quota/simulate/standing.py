@@ -5,6 +5,7 @@ What a simulation does not read is left out: sentences why somebody waits, and (
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -58,6 +59,7 @@ class Standing:
     ) -> None:
         self.forecasts = forecasts
         self._passes = 0
+        self._ends: list[tuple[float, str]] = []
         self.engine = Engine(
             Snapshot(0.0, estate.settings, estate.pools, estate.nodes, estate.profiles, estate.policies)
         )
@@ -78,11 +80,11 @@ class Standing:
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once. Only starts, evictions, moves and promises are in the plan."""
-        names = sorted(changed)
-        news = [as_workload(rows[name], placed, self._expected(rows[name])) for name in names if name in rows]
-        self.engine.change(news, [name for name in names if name not in rows])
         self._passes += 1
         why = self.forecasts is not None and self._passes % ASK_EVERY == 0
+        names = sorted({*changed, *self._outrun(now)} if why else changed)
+        news = [as_workload(rows[name], placed, self._expected(rows[name], now)) for name in names if name in rows]
+        self.engine.change(news, [name for name in names if name not in rows])
         plan = self.engine.plan(now, why=why)
         pending = plan.pending
         assert isinstance(pending, Pending)
@@ -90,8 +92,18 @@ class Standing:
             self.forecasts.follow(now, plan, pending)
         return replace(plan, pending=tuple(self._promises(plan, pending.single)))
 
-    def _expected(self, row: Workload) -> float | None:
-        return None if self.forecasts is None else self.forecasts.durations.left(row)
+    def _expected(self, row: Workload, now: float) -> float | None:
+        if self.forecasts is None:
+            return None
+        left = self.forecasts.durations.left(row, now)
+        if left is not None and row.started_at is not None:
+            heapq.heappush(self._ends, (row.started_at + left, row.id))
+        return left
+
+    def _outrun(self, now: float) -> Iterator[str]:
+        """Name those who run longer than was expected of them."""
+        while self._ends and self._ends[0][0] <= now:
+            yield heapq.heappop(self._ends)[1]
 
     def _promises(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
         """List promises that were made, and those that are void now."""
