@@ -38,7 +38,7 @@ def by_id(snapshot: Snapshot) -> dict[str, object]:
 
 @pytest.mark.covers("F23")
 async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
-    """R&D borrows, past runs are known, somebody waits: nothing of that is lost on the way through the file."""
+    """R&D borrows, past runs are known and outrun, somebody waits: nothing of it is lost through the file."""
     async with running(tmp_path, POLICY, MAKEWAY_TICK_SECONDS=0.2) as run:
         for _ in range(3):
             done = await run.submit("ana", "short", [sys.executable, "-c", "pass"], profile="gpu3")
@@ -51,7 +51,6 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
 
         snapshot = await live(run)
         assert any(policy.history for policy in snapshot.policies)
-        assert all(w.expected is not None for w in snapshot.workloads if w.state == "running")
         text = await command(tmp_path, "snapshot")
         dumped = read_snapshot(text)
         assert by_id(dumped) == by_id(snapshot)
