@@ -53,7 +53,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
         assert any(policy.history for policy in snapshot.policies)
         text = await command(tmp_path, "snapshot")
         dumped = read_snapshot(text)
-        assert by_id(dumped) == by_id(snapshot)
+        assert by_id(_unforeseen(dumped)) == by_id(_unforeseen(snapshot)), "each looked at past runs at its own moment"
         same = replace(dumped, now=snapshot.now, policies=snapshot.policies, workloads=snapshot.workloads)
         assert same == snapshot, "all but the moment of the dump and what grew until then"
 
@@ -67,3 +67,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
         (tmp_path / "pass.json").write_text(write_snapshot(pressed, "json"), encoding="utf-8")
         told = await command(tmp_path, "plan", str(tmp_path / "pass.json"), "--format", "json")
         assert json.loads(told) == json.loads(json.dumps(plan_as_json(plan)))
+
+
+def _unforeseen(snapshot: Snapshot) -> Snapshot:
+    return replace(snapshot, workloads=tuple(replace(w, expected=None) for w in snapshot.workloads))
