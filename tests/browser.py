@@ -84,6 +84,10 @@ class Person:
         """Open a notebook alone in JupyterLab, and wait for its kernel."""
         self.page.goto(f"{self.base}/user/{self.name}/lab/tree/{path}?reset")
         expect(self.page.locator(".jp-NotebookPanel .jp-Notebook .jp-Cell").first).to_be_visible(timeout=60_000)
+        # A notebook without a kernel calls itself idle too: only a kernel's name says that there is one.
+        expect(self.page.locator(".jp-NotebookPanel .jp-Toolbar-kernelName").first).to_have_text(
+            "Python 3 (ipykernel)", timeout=60_000
+        )
         expect(self.page.locator('.jp-NotebookPanel [data-status="idle"]').first).to_be_attached(timeout=60_000)
 
     def run_cell(self, index: int, seconds: float = 60) -> str:
@@ -96,13 +100,22 @@ class Person:
             assert time.monotonic() < deadline, f"cell {index} did not end within {seconds:g} s"
             if "*" not in now and time.monotonic() > pressed + 3:
                 # JupyterLab drops what is run while its kernel still connects: press again.
-                dialog = self.page.locator("dialog.jp-Dialog")
-                assert not dialog.count(), f"JupyterLab asks: {dialog.first.inner_text()}"
+                self._answer()
                 cell.locator(".cm-content").click()
                 self.page.keyboard.press("Control+Enter")
                 pressed = time.monotonic()
             self.page.wait_for_timeout(50)
         return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
+
+    def _answer(self) -> None:
+        """Answer JupyterLab's question for a kernel, asked when a cell is run before its list of kernels is there."""
+        dialog = self.page.locator("dialog.jp-Dialog")
+        if dialog.count():
+            asked = dialog.first.inner_text()
+            assert "Select Kernel" in asked, f"JupyterLab asks: {asked}"
+            assert "Python 3 (ipykernel)" in asked, asked
+            dialog.first.locator("button.jp-mod-accept").click()
+            expect(dialog).to_have_count(0)
 
     def theme(self, name: str) -> None:
         """Switch JupyterLab's theme."""
