@@ -92,7 +92,8 @@ class Workshop:
             left = ends - time.monotonic()
             assert left > 0, f"waited {seconds:g} s in vain; {workload} is {seen}\n{self.log(workload, attempt)}"
             try:
-                await asyncio.wait_for(self.changed.wait(), min(left, 0.25))
+                async with asyncio.timeout(min(left, 0.25)):
+                    await self.changed.wait()
             except TimeoutError:
                 continue
 

@@ -80,7 +80,8 @@ class Loop:
         self._wake.set()
         while not self._stopping:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), CATCH_UP if self._reasons.behind else self.tick)
+                async with asyncio.timeout(CATCH_UP if self._reasons.behind else self.tick):
+                    await self._wake.wait()
             if self._stopping:
                 break
             self._wake.clear()

@@ -106,12 +106,9 @@ class QuotaFake:
             self._news.notify_all()
 
     async def wait(self, id: str, version: int, seconds: float) -> Session:
-        async def newer() -> None:
-            async with self._news:
-                await self._news.wait_for(lambda: self.sessions[id].version > version)
-
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(newer(), seconds)
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait_for(lambda: self.sessions[id].version > version)
         return self.sessions[id]
 
     def offers(self, user: str) -> OfferTable:

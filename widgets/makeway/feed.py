@@ -119,7 +119,8 @@ class Feed:
         me: Me | None = None
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), REST if self._live else POLL)
+                async with asyncio.timeout(REST if self._live else POLL):
+                    await changed.wait()
             changed.clear()
             try:
                 if me is None:

@@ -46,7 +46,8 @@ class Tape:
                 return True
             self._waiting.add(entry)
         try:
-            await asyncio.wait_for(entry[1].wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await entry[1].wait()
             return True
         except TimeoutError:
             return False
