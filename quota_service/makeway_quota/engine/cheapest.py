@@ -47,7 +47,8 @@ class Ranking:
         pool, grown = seeker.pool, seeker.cluster.ledger.grown
         if self.grown < 0 or (seeker.right == "fair_share" and len(grown) > self.grown):
             self.heaps, self.scores, self.mixed = {}, {}, set()
-            positions = set(range(len(pool.nodes)))
+            where = seeker.where()
+            positions = set(range(len(pool.nodes)) if where is None else where)
         else:
             positions = set(pool.touched[self.touched :])
             easier = seeker.easier(grown[self.grown :]) if len(grown) > self.grown else ()

@@ -48,6 +48,8 @@ class Cluster:
         """Who ends when under a limit, kept likewise."""
         self.stoppable: dict[str, dict[str, int]] = {}
         """Pool to policy to the lowest priority among its work there that may be stopped."""
+        self.loose: dict[tuple[str, str], dict[str, Tenancy]] = {}
+        """Pool and policy to all the work there that may be stopped, by id."""
         self.yielding: set[str] = set()
         """The ids of those who ran so long that they count one priority lower."""
         self.yields_at: list[tuple[float, str]] = []
@@ -223,7 +225,12 @@ class Cluster:
             line.see(workload.id, tenancy if sign > 0 else None)
         if workload.firm or not tenancy.amount:
             return
-        many = self._priorities.setdefault((pool, workload.policy), {})
+        key = (pool, workload.policy)
+        if sign > 0:
+            self.loose.setdefault(key, {})[workload.id] = tenancy
+        else:
+            del self.loose[key][workload.id]
+        many = self._priorities.setdefault(key, {})
         priority = self.priority(workload)
         many[priority] = many.get(priority, 0) + sign
         if not many[priority]:

@@ -17,9 +17,10 @@ from .limits import Line
 from .openings import EVER, UNKNOWN, Foreseen, Opening
 from .order import rank
 from .place import kept_back
+from .shelf import emptied
 from .state import GPU, Workload
 from .victims import within_fair_share
-from .world import UNLIMITED, Need, Part, PoolState, Tenancy
+from .world import UNLIMITED, Need, Part, PoolState, Tenancy, hosts
 
 
 @dataclass(slots=True)
@@ -47,14 +48,14 @@ class Hold:
         self.there = True
         for room in self.rooms:
             for part, need in _held(room, self.queue.need):
-                part.node.shift(part, need, 0, -1)
+                part.node.shift(part, need, 0, -1, for_a_while=True)
                 self.parts.append((part, need))
 
     def lift(self) -> None:
         """Give it back for a while."""
         self.there = False
         for part, need in self.parts:
-            part.node.shift(part, need, 0, 1)
+            part.node.shift(part, need, 0, 1, for_a_while=True)
         self.parts = []
 
     @contextmanager
@@ -126,33 +127,59 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
     `Lowest` takes what is left over, however long it waits.
     """
     waiting = list(queues)
+    team: dict[int, list[Queue]] = {}
+    for queue in waiting:
+        team.setdefault(id(queue.account), []).append(queue)
     found = []
     for queue in waiting:
         if not queue.need.total or queue.session or queue.account.policy.weight == "Lowest":
             continue
         late = [w for w in queue.heads() if cluster.waits_too_long(w) and w.id not in cluster.claims]
-        pools = [pool for pool in queue.pools if not _outranked(cluster, queue, pool, waiting)] if late else []
+        mine = team[id(queue.account)]
+        pools = [pool for pool in queue.pools if not _outranked(cluster, queue, pool, mine)] if late else []
         found += [(queue, workload, pools) for workload in late if pools]
     found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
     return found
 
 
-def _outranked(cluster: Cluster, queue: Queue, pool: PoolState, waiting: Iterable[Queue]) -> bool:
+def _outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
     """Say whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
     if not cluster.settings.in_team_preemption:
         return False
     return any(
-        other.account is queue.account
-        and other.priority > queue.priority
+        other.priority > queue.priority
         and not other.firm
         and pool in other.pools
         and rank(other, pool) <= rank(queue, pool)
         and other.kind == "job"
         and any(workload.id not in cluster.claims for workload in other.heads())
         and _helps(cluster, other, pool)
-        and _foreseen(cluster, other.need, pool).ever(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
-        for other in waiting
+        and _ever(cluster, other.need, pool)
+        for other in team
     )
+
+
+def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
+    """Say whether a pool will ever have room for a need, with all gone who run there, and claims honoured."""
+    asked = ("emptied", pool.pool.name, need)
+    if asked not in cluster.rooms:
+        cluster.rooms[asked] = _emptied(pool, need)
+    emptied = cluster.rooms[asked]
+    if emptied is None or any(claim.pool is pool for claim in cluster.claims.values()):
+        return _foreseen(cluster, need, pool).ever(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
+    return bool(emptied >= need.least)
+
+
+def _emptied(pool: PoolState, need: Need) -> int | None:
+    """Count the workers that a pool would host, were it empty; None where strangers sit we do not know on what."""
+    total = 0
+    for state in pool.nodes:
+        if state.node.foreign_gpus:
+            return None
+        if state.suits(need):
+            room = emptied(state)
+            total += min(need.least, hosts(need, room.left, room.left.count(GPU), room.cpu, room.memory))
+    return total
 
 
 def _foreseen(cluster: Cluster, need: Need, pool: PoolState) -> Foreseen:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,11 +17,17 @@ EVER = (UNKNOWN, 1 << 60, 0)
 """After every moment, also of those that nobody knows."""
 KNOWN = (UNKNOWN, 0, 0)
 """After every moment that is known."""
+NOW = -1.0
+"""Before every moment: what is there already, or should be."""
 Floats = npt.NDArray[np.float64]
 Ends = Callable[[Tenancy], float | None]
 """When somebody who runs is gone; None where nobody knows."""
 When = tuple[float, int, int]
 """A time, then (where that is unknown) the milli-GPUs of sessions and of jobs that have to end first."""
+Guests = list[tuple[Tenancy, float | None]]
+"""Those on a node, and when each is gone."""
+Key = tuple[When, int, int, int]
+"""The order of openings: when, those with room for all first, the node's position, how many workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +42,20 @@ class Opening:
     memory: int
 
 
-def openings(node: NodeState, need: Need, now: float, ends: Ends, before: When) -> Iterator[Opening]:
+def openings(node: NodeState, need: Need, now: float, guests: Guests, before: When) -> Iterator[Opening]:
     """List the moments before `before` at which a node can host more workers, up to the least that is needed."""
     left, whole, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
     many = hosts(need, left, whole, cpu, memory)
     if many:
         when = now
         if node.workers(need, False) < many:
-            when = max((ends(t) or UNKNOWN for t in node.guests.values() if t.leaving), default=now)
+            when = max((end or UNKNOWN for tenancy, end in guests if tenancy.leaving), default=now)
         if (when, 0, 0) < before:
             yield Opening((when, 0, 0), node, min(many, need.least), whole, cpu, memory)
-    for moment, tenancy in _leaving_order(node, now, ends):
-        if many >= need.least or moment >= before:
+    if many >= need.least:
+        return
+    for moment, tenancy in _leaving_order(guests, now):
+        if moment >= before:
             return
         for part in tenancy.parts:
             if part.node is node:
@@ -59,20 +68,24 @@ def openings(node: NodeState, need: Need, now: float, ends: Ends, before: When) 
         if more > many:
             many = more
             yield Opening(moment, node, min(many, need.least), whole, cpu, memory)
+            if many >= need.least:
+                return
 
 
-def _leaving_order(node: NodeState, now: float, ends: Ends) -> Iterator[tuple[When, Tenancy]]:
+def _leaving_order(guests: Guests, now: float) -> Iterator[tuple[When, Tenancy]]:
     """Go through those on a node as they end; where nobody knows when, jobs before sessions, small ones first."""
-    stay = [t for t in node.guests.values() if not t.leaving]
-    known = [(end, t.workload.id, t) for t in stay if (end := ends(t)) is not None]
+    stay = [(tenancy, end) for tenancy, end in guests if not tenancy.leaving]
+    known = [(end, t.workload.id, t) for t, end in stay if end is not None]
     for end, _, tenancy in sorted(known, key=lambda each: each[:2]):
         yield (max(now, end), 0, 0), tenancy
     firm = loose = 0
-    for tenancy in sorted(stay, key=lambda t: (t.workload.firm, t.amount, t.workload.id)):
-        if ends(tenancy) is None:
-            firm += tenancy.amount * tenancy.workload.firm
-            loose += tenancy.amount * (not tenancy.workload.firm)
-            yield (UNKNOWN, firm, loose), tenancy
+    unknown = [(t.workload.firm, t.amount, t.workload.id, t) for t, end in stay if end is None]
+    for is_firm, amount, _, tenancy in sorted(unknown, key=lambda each: each[:3]):
+        if is_firm:
+            firm += amount
+        else:
+            loose += amount
+        yield (UNKNOWN, firm, loose), tenancy
 
 
 def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
@@ -88,71 +101,81 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
 class Foreseen:
     """When a pool will have room for a need: what each node says, asked again only where something happened.
 
-    A node's answer stands until it is touched, or until somebody there should have ended by now. `latest` is the
-    last moment that is of interest.
+    A node's answer stands until something moves there, or until somebody there should have ended by now. `latest` is
+    the last moment that is of interest.
     """
 
     def __init__(self, pool: PoolState, need: Need, latest: When) -> None:
         self.pool, self.need, self.latest = pool, need, latest
         self.turns, self.seen, self.now = -1, 0, UNKNOWN
-        self.openings: list[list[Opening]] = [[] for _ in pool.nodes]
-        self.first: Floats = np.full(len(pool.nodes), UNKNOWN)
+        self.openings: list[dict[int, Opening]] = [{} for _ in pool.nodes]
+        """Of each node, by how many workers it hosts then."""
         self.holds: Floats = np.full(len(pool.nodes), UNKNOWN)
         """Until when each node's answer stands."""
+        self._order: list[Key] = []
+        self._keys: list[list[Key]] = [[] for _ in pool.nodes]
+        self._in_the_end = [0] * len(pool.nodes)
+        """How many workers each node will host."""
 
     def when(self, now: float, ends: Ends) -> float | None:
         """Give the time of the first room for all workers; None if there is some now, or nobody knows."""
-        self._catch_up(now, ends)
-        if self.need.least == 1:
-            first = float(self.first.min(initial=UNKNOWN))
-            return first if now < first < UNKNOWN else None
-        found = self._chosen(now)
+        found = self.room(now, ends)
         return found[0][0] if found and now < found[0][0] < UNKNOWN else None
 
     def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
         """Find when the pool first has room for all the workers, and on which nodes; None if it never will."""
         self._catch_up(now, ends)
-        return self._chosen(now)
+        least, total = self.need.least, 0
+        chosen: dict[int, Opening] = {}
+        for (when, firm, loose), _, position, workers in self._order:
+            opening = self.openings[position][workers]
+            moment = (max(when, now), firm, loose)
+            if workers >= least:
+                return moment, [opening]
+            total += workers - (chosen[position].workers if position in chosen else 0)
+            chosen[position] = opening
+            if total >= least:
+                return moment, _without_spare(list(chosen.values()), least)
+        return None
 
     def ever(self, now: float, ends: Ends) -> bool:
         """Say whether there will ever be room for all the workers."""
         self._catch_up(now, ends)
-        return sum(each[-1].workers for each in self.openings if each) >= self.need.least
-
-    def _chosen(self, now: float) -> tuple[When, list[Opening]] | None:
-        least = self.need.least
-        if least == 1:
-            first = [each[0] for each in self.openings if each]
-            if not first:
-                return None
-            opening = min(first, key=lambda o: (max(o.when[0], now), *o.when[1:], o.node.position))
-            return (max(opening.when[0], now), *opening.when[1:]), [opening]
-        found = [((max(o.when[0], now), *o.when[1:]), o) for each in self.openings for o in each]
-        found.sort(key=lambda e: (e[0], -e[1].workers if e[1].workers >= least else 0, e[1].node.position))
-        chosen: dict[int, Opening] = {}
-        for when, opening in found:
-            chosen[opening.node.position] = opening
-            if opening.workers >= least:
-                return when, [opening]
-            if sum(each.workers for each in chosen.values()) >= least:
-                return when, _without_spare(list(chosen.values()), least)
-        return None
+        return sum(self._in_the_end) >= self.need.least
 
     def _catch_up(self, now: float, ends: Ends) -> None:
         pool = self.pool
-        if self.turns != pool.turns or now < self.now:
-            stale: Iterable[int] = range(len(pool.nodes))
-        elif self.seen == len(pool.touched) and now == self.now:
+        anew = self.turns != pool.turns or now < self.now
+        if not anew and self.seen == len(pool.moved) and now == self.now:
             return
+        if anew:
+            for at in range(len(pool.nodes)):
+                self._keys[at] = self._ask(at, now, ends)
+            self._order = sorted(key for keys in self._keys for key in keys)
         else:
-            stale = {*pool.touched[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}
-        self.turns, self.seen, self.now = pool.turns, len(pool.touched), now
-        for at in stale:
-            self._ask(at, now, ends)
+            for at in {*pool.moved[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}:
+                self._put_in_order(at, self._ask(at, now, ends))
+        self.turns, self.seen, self.now = pool.turns, len(pool.moved), now
 
-    def _ask(self, at: int, now: float, ends: Ends) -> None:
+    def _put_in_order(self, at: int, keys: list[Key]) -> None:
+        before = self._keys[at]
+        if keys != before:
+            for key in before:
+                del self._order[bisect_left(self._order, key)]
+            for key in keys:
+                insort(self._order, key)
+            self._keys[at] = keys
+
+    def _ask(self, at: int, now: float, ends: Ends) -> list[Key]:
+        """Ask one node anew; give its openings' places in the order."""
         node, need = self.pool.nodes[at], self.need
-        found = self.openings[at] = list(openings(node, need, now, ends, self.latest)) if node.suits(need) else []
-        self.first[at] = found[0].when[0] if found else UNKNOWN
-        later = [end for t in node.guests.values() if (end := ends(t)) is not None and end > now]
+        guests = [(tenancy, ends(tenancy)) for tenancy in node.guests.values()]
+        later = [end for _, end in guests if end is not None and end > now]
         self.holds[at] = min(later, default=UNKNOWN)
+        found = list(openings(node, need, now, guests, self.latest)) if node.suits(need) else []
+        self.openings[at] = {opening.workers: opening for opening in found}
+        self._in_the_end[at] = found[-1].workers if found else 0
+        return [
+            ((NOW, 0, 0) if o.when[0] <= now else o.when, -o.workers if o.workers >= need.least else 0, at, o.workers)
+            for o in found
+        ]

@@ -32,6 +32,13 @@ _MOST_CHANGES = 100_000
 """A list of changed rows that is longer is begun anew."""
 _MOST_ASKS = 512
 """So many kinds of requests are remembered; then the memory starts anew."""
+_FEW = 8
+"""Up to so many nodes are priced one by one, by looking up what nodes in the same state came to."""
+_MOST_PRICES = 5_000
+"""So many states are remembered for each kind of request; then the memory starts anew."""
+
+State = tuple[int, bytes, float, float]
+"""A node as far as prices go: its model, what is left of each device, of CPU and of memory."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -92,17 +99,31 @@ class Packing:
             if len(self._asks) >= _MOST_ASKS:
                 self._asks.clear()
             known = self._asks[ask] = _Ask(len(self.free))
-            stale = np.arange(len(self.free))
+            news = set(range(len(self.free)))
         else:
-            news = self.changed[known.seen :]
-            stale = np.unique(np.array(news, dtype=np.int64)) if news else np.empty(0, dtype=np.int64)
-        if stale.size:
+            news = set(self.changed[known.seen :])
+        if len(news) <= _FEW:
+            self._look_up(ask, known, news)
+        else:
+            stale = np.array(sorted(news))
             known.loss[stale], known.rest[stale], known.device[stale] = self._cost(ask, stale)
         known.seen = len(self.changed)
         if known.seen > _MOST_CHANGES:
             self._forget()
         position = known.cheapest(self.turn)
         return None if position is None else (position, int(known.device[position]))
+
+    def _look_up(self, ask: Shape, known: _Ask, stale: Iterable[int]) -> None:
+        """Price a few nodes: most have been in the state that they are in before, or others like them."""
+        if len(known.prices) > _MOST_PRICES:
+            known.prices.clear()
+        for at in stale:
+            state = (int(self.model[at]), self.free[at].tobytes(), float(self.cpu[at]), float(self.memory[at]))
+            price = known.prices.get(state)
+            if price is None:
+                loss, rest, device = self._cost(ask, np.array([at]))
+                price = known.prices[state] = float(loss[0]), int(rest[0]), int(device[0])
+            known.loss[at], known.rest[at], known.device[at] = price
 
     def _forget(self) -> None:
         """Keep the list of changes short: who has not asked for long starts anew."""
@@ -226,13 +247,15 @@ class Packing:
 class _Ask:
     """What one kind of request would cost on every node, as far as it was `seen`."""
 
-    __slots__ = ("device", "loss", "rest", "seen")
+    __slots__ = ("device", "loss", "prices", "rest", "seen")
 
     def __init__(self, nodes: int) -> None:
         self.loss: Floats = np.full(nodes, np.inf)
         self.rest: Ints = np.zeros(nodes, dtype=np.int64)
         self.device: Ints = np.zeros(nodes, dtype=np.int64)
         self.seen = 0
+        self.prices: dict[State, tuple[float, int, int]] = {}
+        """What (loss, rest, device) a node in a state came to."""
 
     def cheapest(self, turn: Ints) -> int | None:
         """Give the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .state import Placement
 
@@ -115,8 +115,7 @@ class Refusal:
     numbers: Numbers
 
 
-@dataclass(frozen=True, slots=True)
-class LineUsage:
+class LineUsage(NamedTuple):
     """What one quota line counts after the plan's starts, in milli-GPUs."""
 
     policy: str

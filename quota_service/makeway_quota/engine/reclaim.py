@@ -43,18 +43,25 @@ def reclaim(seeker: Seeker) -> Choice | None:
 
 def _hopeless(seeker: Seeker) -> bool:
     """Say whether there is no room for the seeker even if everybody left who could be asked."""
+    where = seeker.where()
+    if where is not None and not where:
+        return True
     workers = 0
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need):
             continue
         have = node.workers(seeker.need, True)
         if have < seeker.need.least and node.guests:
-            able = [t for t in node.guests.values() if seeker.may_ask(t)]
+            able = where.get(node.position, []) if where is not None else _askable(seeker, node)
             have = _most(seeker, node, able) if able and enough_devices(seeker, node, able) else have
         workers += have
         if workers >= seeker.need.least:
             return False
     return True
+
+
+def _askable(seeker: Seeker, node: NodeState) -> list[Tenancy]:
+    return [t for t in node.guests.values() if seeker.may_ask(t)]
 
 
 # One worker: the node where the fewest GPUs have to leave
@@ -88,7 +95,7 @@ def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need) or not node.guests:
             continue
-        able = [t for t in node.guests.values() if seeker.may_ask(t)]
+        able = _askable(seeker, node)
         if not able or not enough_devices(seeker, node, able) or not _room(seeker, node, able):
             continue
         exact = _exact(seeker, node, sorted(able, key=seeker.order))
@@ -188,7 +195,7 @@ def _on_many_nodes(seeker: Seeker) -> Choice | None:
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need):
             continue
-        able = sorted((t for t in node.guests.values() if seeker.may_ask(t)), key=seeker.order)
+        able = sorted(_askable(seeker, node), key=seeker.order)
         have = node.workers(seeker.need, True)
         most = _most(seeker, node, able)
         if most:

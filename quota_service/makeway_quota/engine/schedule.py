@@ -76,6 +76,8 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
         _serve(cluster, draft, others, False)
         _hold_for_the_starving(cluster, draft, late)
         _serve(cluster, draft, others, True)
+        if not draft.promised and not any(any(queue.lines.values()) for queue in waiting):
+            break  # nobody waits any more
 
 
 def _let_go(draft: Draft) -> None:

@@ -40,10 +40,12 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
     crowded: dict[str, NodeState] = {}
     beneficiaries: set[str] = set()
     told = list(news)
+    same = _serve_the_same(cluster, told)
     for name in [*(w.id for w in told), *gone]:
         old = cluster.workloads.pop(name, None)
         if old is not None:
-            _count(cluster, old.profile, cluster.need(old), -1)
+            if name not in same:
+                _count(cluster, old.profile, cluster.need(old), -1)
             cluster.claimants.pop(name, None)
             if old.state in ADMITTED:
                 ids = cluster.leaving if old.state == "checkpointing" else cluster.staying
@@ -57,7 +59,8 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
             continue
         cluster.workloads[workload.id] = workload
         _time(cluster, workload)
-        _count(cluster, workload.profile, cluster.need(workload), 1)
+        if workload.id not in same:
+            _count(cluster, workload.profile, cluster.need(workload), 1)
         if workload.claim and workload.state not in ("running", "starting"):
             cluster.claimants[workload.id] = workload
         if workload.state in ADMITTED:
@@ -67,6 +70,17 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
     for node in crowded.values():
         reseat(cluster, node)
     return beneficiaries
+
+
+def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
+    """Name those of whom the pools need not be told again: what they ask for, and where, is what it was."""
+    found = set()
+    for workload in told:
+        old = cluster.workloads.get(workload.id)
+        alike = old is not None and workload.state in LIVE and old.profile == workload.profile
+        if old is not None and alike and cluster.need(old) is cluster.need(workload):
+            found.add(workload.id)
+    return found
 
 
 def _time(cluster: Cluster, workload: Workload) -> None:

@@ -18,7 +18,7 @@ class Shelf:
     def __init__(self, pool: PoolState) -> None:
         self.pool = pool
         self.mix = _rounded(pool.mix)
-        self.packing = Packing([_empty(node) for node in pool.nodes], self.mix)
+        self.packing = Packing([emptied(node) for node in pool.nodes], self.mix)
         for node in pool.nodes:
             self.packing.see(node.position, _left(node))
         self.seen = len(pool.touched)
@@ -48,7 +48,8 @@ def _rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
     return {shape: round(_STEP ** round(log(count, _STEP))) for shape, count in mix.items() if count > 0}
 
 
-def _empty(node: NodeState) -> Room:
+def emptied(node: NodeState) -> Room:
+    """Give what is left on a node once all are gone that we know; nothing is taken on one that is down."""
     devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
     cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
     memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED

@@ -71,7 +71,8 @@ class Standing:
         cluster, due = self.cluster, set()
         while cluster.yields_at and cluster.yields_at[0][0] <= cluster.now:
             due.add(heappop(cluster.yields_at)[1])
-        self.change(cluster.workloads[name] for name in sorted(due) if name in cluster.workloads)
+        if due:
+            self.change(cluster.workloads[name] for name in sorted(due) if name in cluster.workloads)
 
     def in_quota(self, workload: Workload) -> bool:
         """Say whether a workload would be within the reservation in one of its pools, as things are."""

@@ -107,6 +107,17 @@ class Seeker:
             known = self.first[name] = mine and self.entitled(tenancy)
         return known and self.may_take(tenancy)
 
+    def where(self) -> dict[int, list[Tenancy]] | None:
+        """Position to those on that node who could be asked before anybody else is chosen; None where all may be."""
+        if self.right != "own_team":
+            return None
+        found: dict[int, list[Tenancy]] = {}
+        for tenancy in self.cluster.loose.get((self.pool.pool.name, self.workload.policy), {}).values():
+            if self.may_ask(tenancy):
+                for position in {part.node.position for part in tenancy.parts}:
+                    found.setdefault(position, []).append(tenancy)
+        return found
+
     def easier(self, grown: Iterable[Account]) -> set[str]:
         """Name the teams that may be asked, and give more than before these accounts came to use more."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger

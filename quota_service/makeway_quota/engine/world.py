@@ -122,10 +122,15 @@ class NodeState:
         """Say whether who has which device depends on everybody on the node: some are only known to be there."""
         return bool(self.guessed or self.node.foreign_gpus)
 
-    def shift(self, part: Part, need: Need, now: int, later: int) -> None:
-        """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1)."""
+    def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
+        """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
+
+        What is taken `for_a_while` is given back before anybody asks when there will be room.
+        """
         milli, opened, future, free = part.milli, self.open, self.future, self.free
         self.pool.touch(self)
+        if not for_a_while:
+            self.pool.moved.append(self.position)
         whole_free, whole_future = self.whole_free, self.whole_future
         freed = 0
         for at in part.devices:
@@ -217,6 +222,7 @@ class PoolState:
         "future",
         "mix",
         "mixed",
+        "moved",
         "nodes",
         "packing",
         "pool",
@@ -236,8 +242,10 @@ class PoolState:
         self.first: dict[int, list[int]] = {}
         """What was free on the nodes that were touched in this decision, before it began."""
         self.touched: list[int] = []
+        self.moved: list[int] = []
+        """The same nodes, but for what is only taken off them for a while."""
         self.turns = 0
-        """How many times that list was begun anew."""
+        """How many times these lists were begun anew."""
         self.mix: dict[Shape, int] = {}
         """How much work of each shape it serves; the packing keeps the nodes useful for this mix."""
         self.mixed = 0
@@ -253,6 +261,7 @@ class PoolState:
             node.indexed = True
             self.add(node)
         self.touched.clear()
+        self.moved.clear()
 
     def begin(self) -> None:
         """Begin a decision: what is free now is what was free at first."""
@@ -262,6 +271,7 @@ class PoolState:
                 self.packing.catch_up()
                 self.packing.seen = 0
             self.touched.clear()
+            self.moved.clear()
             self.turns += 1
 
     def touch(self, node: NodeState) -> None:
@@ -273,6 +283,7 @@ class PoolState:
     def drop(self, node: NodeState) -> None:
         """Take a node off the sums and the index."""
         self.touch(node)
+        self.moved.append(node.position)
         if node.usable:
             self.free -= sum(node.free)
             self.future -= sum(node.future)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from .memory import MemoryStore
 from .meter import HOLDING, Finished, Meter
 from .planner import Planner
 from .trace import Arrival, TraceInvalid
+
+COLLECT_AFTER = (50_000, 10, 50)
+"""How much is made before Python looks for garbage, as in the service's loop."""
 
 MOST_PASSES = 20
 """Passes at one moment until nothing changes any more."""
@@ -218,4 +222,9 @@ def replay(
 ) -> Outcome:
     """Play a trace on an estate, with decisions by `planner`; `durations` learns how long the jobs ran."""
     played = Replay(estate, planner, restart=restart, round_to=round_to, durations=durations)
-    return played.run(list(arrivals), progress)
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT_AFTER)
+    try:
+        return played.run(list(arrivals), progress)
+    finally:
+        gc.set_threshold(*before)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
+from operator import attrgetter
 from typing import Any, cast
 
 from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
@@ -14,7 +15,8 @@ WORKLOAD_FIELDS = tuple(f.name for f in fields(Workload) if f.name != "source")
 ATTEMPT_FIELDS = tuple(f.name for f in fields(Attempt))
 CHANGEABLE = frozenset(WORKLOAD_FIELDS) - {"id", "kind", "owner", "version", "clone_of"}
 ATTEMPT_CHANGEABLE = frozenset(ATTEMPT_FIELDS) - {"workload", "number"}
-
+_ASKED = tuple(f.name for f in fields(NewWorkload))
+_READ_ASKED = attrgetter(*_ASKED)
 
 LARGEST = 2**63 - 1
 _COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -180,7 +182,7 @@ def event(row: Iterable[Any]) -> Event:
 
 def submitted(new: NewWorkload, now: float) -> Workload:
     """Make the workload that a submission begins as; ValueError where a text cannot be stored."""
-    given = {f.name: getattr(new, f.name) for f in fields(NewWorkload)}
+    given = dict(zip(_ASKED, _READ_ASKED(new), strict=True))
     for name, value in given.items():
         refuse_unstorable(value, name)
     given["min_workers"] = new.workers if new.min_workers is None else new.min_workers
