@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from makeway_quota.engine import Plan, QuotaLine, offer
+from makeway_quota.engine import Enquiry, Plan, QuotaLine
 from worlds import World
 
 
@@ -156,7 +156,7 @@ def test_a_limit_that_was_lowered_meanwhile_lets_a_gang_go_on_with_its_least() -
 
 
 def test_the_picker_says_that_a_gang_goes_on_with_fewer_workers() -> None:
-    found = offer(gang().snapshot(), "b", "gpu8", owner="bo")
+    found = Enquiry(gang().snapshot()).offer("b", "gpu8", owner="bo")
     assert found.message == "Ready in 30 s or less: 1 gang goes on with fewer workers, nobody is stopped."
     assert [victim.id for victim in found.moved] == ["g"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from makeway_quota.engine import GPU, Node, Placed, Pool, QuotaLine, offer, offers, usage_by_team
+from makeway_quota.engine import GPU, Enquiry, Node, Placed, Pool, QuotaLine, usage_by_team
 from makeway_quota.engine.share import decayed
 from worlds import World
 
@@ -184,13 +184,13 @@ def test_offers_tell_who_moves_and_what_is_on_its_way() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("one", 1).profile("two", 2).profile("four", 4)
     world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
-    (found,) = offers(world.snapshot(), [("b", "four")], owner="bo")
+    found = Enquiry(world.snapshot()).offer("b", "four", owner="bo")
     assert found.message == "Ready in 30 s or less: 1 job moves over, nobody is stopped."
     world = pair().jobs("b1 b2", "b", "two")
     world.settle()
     world.session("s", "a", "one").step()
     world.end("s")
-    found = offer(world.snapshot(), "a", "one", owner="ana")
+    found = Enquiry(world.snapshot()).offer("a", "one", owner="ana")
     assert found.message == "Ready in 28 s or less: the GPUs are on their way."
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from engine.histories import happen, random_world
-from makeway_quota.engine import GPU, offer, offers, usage_by_team
+from makeway_quota.engine import GPU, Enquiry, usage_by_team
 from worlds import World
 
 
@@ -20,13 +20,13 @@ def lab() -> World:
 
 @pytest.mark.covers("N03")
 def test_ready_now() -> None:
-    found = offer(lab().snapshot(), "devops", "gpu1", owner="bo")
+    found = Enquiry(lab().snapshot()).offer("devops", "gpu1", owner="bo")
     assert (found.code, found.reason, found.message) == ("ready_now", "starting", "Ready now.")
 
 
 @pytest.mark.covers("N03", "F40")
 def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
-    found = offer(lab().snapshot(), "devops", "gpu2", owner="bo")
+    found = Enquiry(lab().snapshot()).offer("devops", "gpu2", owner="bo")
     assert found.code == "ready_after_reclaim"
     assert found.seconds == 30
     assert [(v.id, v.owner, v.policy, v.gpus) for v in found.victims] == [("r9", "ana", "rnd", GPU)]
@@ -37,16 +37,19 @@ def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
 def test_refused_with_names() -> None:
     world = lab()
     world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").settle()
-    found = offer(world.snapshot(), "devops", "gpu2", owner="carol")
+    found = Enquiry(world.snapshot()).offer("devops", "gpu2", owner="carol")
     assert found.code == "refused"
     assert found.message == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
-    assert offer(world.snapshot(), "devops", "gpu6").message == "This session needs 6 GPUs; devops has 5 guaranteed."
+    assert (
+        Enquiry(world.snapshot()).offer("devops", "gpu6").message
+        == "This session needs 6 GPUs; devops has 5 guaranteed."
+    )
 
 
 @pytest.mark.covers("N03")
 def test_a_preemptible_session_runs_over_quota() -> None:
     world = lab().end("r9", "r8")
-    found = offer(world.snapshot(), "rnd", "gpu2", preemptible=True)
+    found = Enquiry(world.snapshot()).offer("rnd", "gpu2", preemptible=True)
     assert found.code == "ready_now"
     assert not found.in_quota
     assert "over quota" in found.message
@@ -54,7 +57,7 @@ def test_a_preemptible_session_runs_over_quota() -> None:
 
 @pytest.mark.covers("N03")
 def test_a_job_waits_for_the_limit() -> None:
-    found = offer(lab().snapshot(), "rnd", "gpu1", kind="job")
+    found = Enquiry(lab().snapshot()).offer("rnd", "gpu1", kind="job")
     assert (found.code, found.reason) == ("wait", "limit")
     assert found.message == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
 
@@ -62,8 +65,8 @@ def test_a_job_waits_for_the_limit() -> None:
 @pytest.mark.covers("F02", "N03")
 def test_closed_and_too_large_are_refused() -> None:
     world = lab().profile("gpu16", 16).profile("closed", 1, policies=["devops"])
-    assert offer(world.snapshot(), "rnd", "gpu16", kind="job").reason == "too_large"
-    found = offer(world.snapshot(), "rnd", "closed", kind="job")
+    assert Enquiry(world.snapshot()).offer("rnd", "gpu16", kind="job").reason == "too_large"
+    found = Enquiry(world.snapshot()).offer("rnd", "closed", kind="job")
     assert (found.code, found.reason) == ("refused", "queue_closed")
 
 
@@ -91,4 +94,6 @@ def test_many_answers_from_one_look_are_those_of_many_looks(start: int) -> None:
     snapshot = world.snapshot()
     asks = [(team, profile) for team in world.policies for profile in world.profiles]
     for kind in ("session", "job"):
-        assert offers(snapshot, asks, kind, "x") == tuple(offer(snapshot, *ask, kind, "x") for ask in asks)
+        once = Enquiry(snapshot)
+        for ask in asks:
+            assert once.offer(*ask, kind, "x") == Enquiry(snapshot).offer(*ask, kind, "x")

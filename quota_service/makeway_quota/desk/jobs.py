@@ -12,7 +12,7 @@ from typing import Any
 from makeway_api.models import Decision, DryRun, FileIn, Job, JobAsk, JobPage, Kind, LogChunk, Priority, State
 from pydantic import ValidationError
 
-from ..engine.offer import offer
+from ..engine.offer import Enquiry
 from ..phrases import gpus
 from ..settle import HOLDS, decide
 from ..store.records import Change, NewDecision, Notice, Workload
@@ -64,7 +64,7 @@ class Jobs(Estate):
     async def _dry_run(self, caller: Caller, ask: JobAsk, team: str, profile: str, size: int) -> DryRun:
         rows = await self.watch.rows()
         snapshot = self.watch.snapshot(rows, self.clock())
-        found = await asyncio.to_thread(offer, snapshot, team, profile, "job", caller.name)
+        found = await asyncio.to_thread(Enquiry(snapshot).offer, team, profile, "job", caller.name)
         answer = self._offer(found, rows, Kind.JOB)
         risk = ""
         if not found.in_quota:

@@ -1,6 +1,6 @@
 """The policy engine: a snapshot of the world goes in, a plan comes out."""
 
-from .offer import Enquiry, offer, offers
+from .offer import Enquiry
 from .plan import (
     Evict,
     LineUsage,
@@ -54,8 +54,6 @@ __all__ = [
     "Victim",
     "Waiting",
     "Workload",
-    "offer",
-    "offers",
     "schedule",
     "usage_by_team",
 ]

@@ -168,8 +168,7 @@ class Cluster:
         tenancy.parts = (*tenancy.parts, part)
         tenancy.amount += amount
         self.book(tenancy, now=amount)
-        for line in self.account(tenancy.workload).limiting(tenancy.pool.pool.name):
-            line.changes += 1
+        self._note(tenancy)
         part.node.shift(part, tenancy.need, -1, -1)
         part.node.guests[tenancy.workload.id] = tenancy
 
@@ -241,9 +240,13 @@ class Cluster:
         else:
             del lowest[workload.policy]
 
-    def _shift(self, tenancy: Tenancy, later: int) -> None:
+    def _note(self, tenancy: Tenancy) -> None:
+        """Note on the limits that count somebody that its end is another than before."""
         for line in self.account(tenancy.workload).limiting(tenancy.pool.pool.name):
             line.changes += 1
+
+    def _shift(self, tenancy: Tenancy, later: int) -> None:
+        self._note(tenancy)
         for part in tenancy.parts:
             part.node.shift(part, tenancy.need, 0, later)
 

@@ -61,28 +61,6 @@ class Enquiry:
         return self._standing[firm]
 
 
-def offer(
-    snapshot: Snapshot,
-    policy: str,
-    profile: str,
-    kind: Kind = "session",
-    owner: str = "",
-    *,
-    preemptible: bool | None = None,
-    priority: int = 0,
-) -> Offer:
-    """Answer what one request would get right now."""
-    return Enquiry(snapshot).offer(policy, profile, kind, owner, preemptible=preemptible, priority=priority)
-
-
-def offers(
-    snapshot: Snapshot, asks: Sequence[tuple[str, str]], kind: Kind = "session", owner: str = ""
-) -> tuple[Offer, ...]:
-    """Answer several (policy, profile) at once, each as if it were the only one."""
-    enquiry = Enquiry(snapshot)
-    return tuple(enquiry.offer(policy, profile, kind, owner) for policy, profile in asks)
-
-
 def _first(workload: Workload, firm: bool) -> bool:
     if workload.state != "pending":
         return False
