@@ -7,25 +7,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, Update, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows
 from .errors import Conflict, Deposed
+from .many import Many
 from .records import ENDED, Change, File, NewDecision, PolicyVersion, Pruned, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
-ADD_WORKLOAD = insert(workloads)
-ADD_ATTEMPT = insert(attempts)
+A = attempts.c
+ADD_WORKLOADS = Many(insert(workloads))
+ADD_ATTEMPTS = Many(insert(attempts))
 ADD_DECISION = insert(decisions)
 ADD_EVENT = insert(events)
-A = attempts.c
-SET_WORKLOAD = update(workloads).where(workloads.c.id == bindparam("one"))
-CLOSE_ATTEMPT = update(attempts).where(
-    A.workload == bindparam("one"),
-    A.number
-    == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
+ADD_EVENTS = Many(ADD_EVENT)
+SET_WORKLOADS = Many(update(workloads).where(workloads.c.id == bindparam("one")))
+CLOSE_ATTEMPTS = Many(
+    update(attempts).where(
+        A.workload == bindparam("one"),
+        A.number
+        == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
+    )
 )
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
 AT_ONCE = 10_000
@@ -74,7 +78,7 @@ def _id_taken(connection: Connection, new: Workload) -> Conflict:
 def _insert(connection: Connection, added: Sequence[Submission]) -> None:
     if added:
         values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
-        connection.execute(ADD_WORKLOAD, [rows.encode(each) for each in values])
+        ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
     told = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
     if told:
         connection.execute(insert(sources), told)
@@ -129,28 +133,27 @@ def change(connection: Connection, changes: Sequence[Change], known: Mapping[str
     numbers = _attempt_numbers(connection, [c.workload for c in changes if c.open_attempt])
     applied = [c for c in changes if c.workload in before and expected(c, before[c.workload], numbers)]
     changed = [after(before[c.workload], columns[c.workload]) for c in applied]
-    _update(connection, SET_WORKLOAD, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
-    _update(connection, CLOSE_ATTEMPT, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
+    _update(connection, SET_WORKLOADS, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
+    _update(connection, CLOSE_ATTEMPTS, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
     opened = [c.open_attempt for c in applied if c.open_attempt is not None]
-    if opened:
-        connection.execute(
-            ADD_ATTEMPT, [rows.encode({name: getattr(a, name) for name in rows.ATTEMPT_FIELDS}) for a in opened]
-        )
+    ADD_ATTEMPTS.run(
+        connection, [rows.encode({name: getattr(a, name) for name in rows.ATTEMPT_FIELDS}) for a in opened]
+    )
     return changed
 
 
-def _update(connection: Connection, statement: Update, values: Iterable[dict[str, object]]) -> None:
+def _update(connection: Connection, statement: Many, values: Iterable[dict[str, object]]) -> None:
     """Run an update for each of the values; those that set the same columns go together."""
     alike: dict[tuple[str, ...], list[dict[str, object]]] = {}
     for each in values:
         alike.setdefault(tuple(each), []).append(each)
     for group in alike.values():
-        connection.execute(statement, group)
+        statement.run(connection, group)
 
 
 def after(now: Workload, columns: Mapping[str, object]) -> Workload:
     """Tell what a workload is once these columns are set."""
-    return replace(now, version=now.version + 1, **rows.decode(columns))
+    return rows.replaced(now, {"version": now.version + 1, **rows.decode(columns)})
 
 
 def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bool:
@@ -176,8 +179,7 @@ def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[st
 def tell_workloads(connection: Connection, changed: Iterable[Workload], now: float) -> None:
     """Write an event for every workload that is not what it was."""
     told = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
-    if told:
-        connection.execute(ADD_EVENT, told)
+    ADD_EVENTS.run(connection, told)
 
 
 def decide(connection: Connection, made: Sequence[NewDecision], now: float) -> None:
@@ -198,7 +200,7 @@ def decide(connection: Connection, made: Sequence[NewDecision], now: float) -> N
         _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
         for new, each, id in zip(made, facts, ids, strict=True)
     ]
-    connection.execute(ADD_EVENT, told)
+    ADD_EVENTS.run(connection, told)
 
 
 def add_event(
