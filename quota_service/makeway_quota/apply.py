@@ -44,7 +44,10 @@ def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
     """Say names where the engine says ids: people know their jobs by name."""
 
     def said(items: Sequence[Said]) -> tuple[Said, ...]:
-        return tuple(replace(item, message=with_names(item.message, rows)) for item in items)
+        return tuple(
+            item if (message := with_names(item.message, rows)) == item.message else replace(item, message=message)
+            for item in items
+        )
 
     return replace(
         plan,

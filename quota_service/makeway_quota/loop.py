@@ -17,7 +17,7 @@ from .apply import books_of
 from .backends.base import BackendError
 from .decider import Decider
 from .metrics import TURN_SECONDS, count_decisions
-from .orders import Orders
+from .orders import Begun, Orders
 from .parts import Parts
 from .settle import Books, settle
 from .store.errors import Deposed
@@ -34,6 +34,10 @@ CATCH_UP = 0.5
 COLLECT_AFTER = (50_000, 10, 50)
 """How much is made before Python looks for garbage: by default after every 700 objects, which a pass makes in a moment;
 looking then takes a third of its time."""
+
+PART = 50
+"""Changes of a plan that are written and done together: where hundreds start at once, the first need not wait for the
+last to be written."""
 
 MOST_ROUNDS = 5
 """Turns in a row without looking at the clock, where each one changed something."""
@@ -58,13 +62,15 @@ class Loop:
         self._decider = Decider(parts.watch)
         self._reasons = Reasons()
         self._wake = asyncio.Event()
+        self._told = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
 
     def wake(self) -> None:
         """Ask for a turn soon; may be called from any thread, any number of times."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
+        if loop is not None and not loop.is_closed() and not self._told:
+            self._told = True  # until the turn that follows begins to look
             loop.call_soon_threadsafe(self._wake.set)
 
     def stop(self) -> None:
@@ -84,6 +90,7 @@ class Loop:
                     await self._wake.wait()
             if self._stopping:
                 break
+            self._told = False
             self._wake.clear()
             try:
                 await self.settle_down()
@@ -113,19 +120,29 @@ class Loop:
         now = self.clock()
         rows = await self.watch.rows()
         settled = settle(rows, seen, now=now, lost_budget=self.lost_budget)
-        expired = await self.leases.settle(rows.values(), now)
+        expired = await self.leases.settle((await self.watch.attended()).values(), now)
         changed = await self._commit(settled, now) | await self._commit(expired, now)
         rows = await self.watch.rows()
         plan = await self._decider.plan(rows, now)
         books = books_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
-        changed |= await self._commit(books, now)
-        rows = await self.watch.rows()
-        failed = await self.orders.give(rows, seen, now)
+        begun = Begun()
+        changed |= await self._carry_out(books, begun, now)
+        failed = await self.orders.give(await self.watch.attended(), seen, now, begun)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
         self.turns += 1
         self.last_turn_at = time.monotonic()
         TURN_SECONDS.observe(time.perf_counter() - began)
+        return changed
+
+    async def _carry_out(self, books: Books, begun: Begun, now: float) -> bool:
+        """Write a plan down part by part, and start what each part starts; answer whether the books changed."""
+        changed = False
+        for part in books.parts(PART):
+            if await self._commit(part, now):
+                changed = True
+                rows = await self.watch.attended()
+                await self.orders.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, begun)
         return changed
 
     async def _commit(self, books: Books, now: float) -> bool:

@@ -6,7 +6,8 @@ Every order may be repeated, so nothing here has to be remembered over a restart
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from .backends.base import (
     AttemptSeen,
@@ -30,6 +31,14 @@ log = logging.getLogger("makeway.orders")
 ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 
+@dataclass(slots=True)
+class Begun:
+    """The attempts that a turn has started since it looked, and what of it could not be done, for the books."""
+
+    attempts: set[tuple[str, int]] = field(default_factory=set)
+    failed: Books = field(default_factory=Books)
+
+
 class Orders:
     """Starts, notices, kills and forgets whatever the books say that the machines do not yet do."""
 
@@ -40,13 +49,23 @@ class Orders:
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
 
-    async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float) -> Books:
-        """Tell the backend everything; answer what could not be done, for the books."""
-        books = Books()
+    async def begin(self, rows: Iterable[Workload], now: float, begun: Begun) -> None:
+        """Start at once what was just written to be starting; `give` then leaves that alone."""
+        for row in rows:
+            if row.kind == "job" and row.state == "starting" and not row.cancel_requested:
+                begun.attempts.add((row.id, row.attempt))
+                await self._start(begun.failed, row, now)
+
+    async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float, begun: Begun) -> Books:
+        """Tell the backend everything else; answer what could not be done, for the books.
+
+        `rows` are at least all that may hold something.
+        """
+        books = begun.failed
         reported = {(a.workload, a.attempt): a for a in seen.attempts}
         for row in rows.values():
-            if row.state not in HOLDS:
-                continue
+            if row.state not in HOLDS or (row.id, row.attempt) in begun.attempts:
+                continue  # what was begun a moment ago is not in what was seen
             if row.kind == "session":
                 await self._session(books, row, now)
             else:

@@ -7,7 +7,7 @@ requeued is decided by our own eviction record, never by its exit code alone (ar
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from .backends.base import AttemptSeen, Phase, Seen
@@ -36,6 +36,15 @@ class Books:
         if decision is not None:
             self.decisions.append(decision)
 
+    def parts(self, most: int) -> Iterator[Books]:
+        """Divide into books of at most `most` changes, in their order, each with the decisions that explain them."""
+        said: dict[str | None, list[NewDecision]] = {}
+        for decision in self.decisions:
+            said.setdefault(decision.workload, []).append(decision)
+        for begin in range(0, len(self.changes), most):
+            changes = self.changes[begin : begin + most]
+            yield Books(changes, [decision for change in changes for decision in said.get(change.workload, ())])
+
 
 def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
     """Say names where the engine says ids."""
@@ -44,7 +53,7 @@ def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
         row = rows.get(match[0])
         return f"“{row.name}”" if row and row.name else match[0]
 
-    return WORKLOAD_ID.sub(name, sentence)
+    return WORKLOAD_ID.sub(name, sentence) if "j-" in sentence or "s-" in sentence else sentence
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:

@@ -74,6 +74,7 @@ class Watch:
         self.failure: str | None = None
         self._seen_at: float | None = None
         self._rows: dict[str, Workload] | None = None
+        self._attended: dict[str, Workload] = {}
         self._news: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
         self.durations = Durations()
@@ -166,9 +167,15 @@ class Watch:
                     self._account(rows.values())
                     self.accounting.recall(kept, self._clock() - at)
                     self._rows = rows
+                    self._attended = {id: row for id, row in rows.items() if is_attended(row)}
         if self._news:
             self._rows = self._followed(self._rows)
         return self._rows
+
+    async def attended(self) -> dict[str, Workload]:
+        """Those of `rows` that every turn looks at: who may hold something, not the thousands of jobs that wait."""
+        await self.rows()
+        return dict(self._attended)
 
     def _followed(self, rows: Mapping[str, Workload]) -> dict[str, Workload]:
         """The rows after the commits that were told since; those who hold the old ones keep them as they were."""
@@ -184,6 +191,10 @@ class Watch:
                 elif found.pop(row.id, None) is not None and self.durations.learn(row):
                     alike = (row.team, row.profile)
                     self._shown.stale.update(w.id for w in found.values() if (w.team, w.profile) == alike)
+                if is_attended(row):
+                    self._attended[row.id] = row
+                else:
+                    self._attended.pop(row.id, None)
                 taken.append(row)
                 self._shown.stale.add(row.id)
         self.accounting.follow(taken)
@@ -283,6 +294,11 @@ class Shown:
         if self._nodes is None or self._nodes[0] is not machines:
             self._nodes = (machines, machines.as_nodes(()))
         return self._nodes[1]
+
+
+def is_attended(row: Workload) -> bool:
+    """Say whether a row holds GPUs or has a lease."""
+    return row.live and (row.kind == "session" or row.state != "pending")
 
 
 def _set(events: Sequence[asyncio.Event]) -> None:
