@@ -49,7 +49,10 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What the engine is told: the snapshot if it is to see the `whole`, else what in it changed and who is gone."""
+    """What the engine is told: the snapshot if it is to see the `whole`, else what changed and who is gone.
+
+    Unless it is to see the whole, the snapshot is without its workloads.
+    """
 
     snapshot: Snapshot
     whole: bool
@@ -74,6 +77,8 @@ class Watch:
         self.failure: str | None = None
         self._seen_at: float | None = None
         self._rows: dict[str, Workload] | None = None
+        self._given: dict[str, Workload] | None = None
+        """A copy of the rows, for others to hold; made anew when somebody asks after a change."""
         self._attended: dict[str, Workload] = {}
         self._news: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
@@ -158,6 +163,18 @@ class Watch:
 
     async def rows(self) -> dict[str, Workload]:
         """Every workload that has not ended, by id; do not change it. What was committed before is in it."""
+        await self._follow()
+        if self._given is None:
+            self._given = dict(self._rows or {})
+        return self._given
+
+    async def attended(self) -> dict[str, Workload]:
+        """Those of `rows` that every turn looks at: who may hold something, not the thousands of jobs that wait."""
+        await self._follow()
+        return dict(self._attended)
+
+    async def _follow(self) -> None:
+        """Read the rows once, and take in what was committed since the last time."""
         if self._rows is None:
             async with self._reading:
                 if self._rows is None:
@@ -169,17 +186,11 @@ class Watch:
                     self._rows = rows
                     self._attended = {id: row for id, row in rows.items() if is_attended(row)}
         if self._news:
-            self._rows = self._followed(self._rows)
-        return self._rows
+            self._given = None
+            self._take(self._rows)
 
-    async def attended(self) -> dict[str, Workload]:
-        """Those of `rows` that every turn looks at: who may hold something, not the thousands of jobs that wait."""
-        await self.rows()
-        return dict(self._attended)
-
-    def _followed(self, rows: Mapping[str, Workload]) -> dict[str, Workload]:
-        """The rows after the commits that were told since; those who hold the old ones keep them as they were."""
-        found = dict(rows)
+    def _take(self, found: dict[str, Workload]) -> None:
+        """Bring the rows up to the commits that were told since."""
         taken: list[Workload] = []
         while self._news:
             for row in self._news.popleft():
@@ -198,23 +209,29 @@ class Watch:
                 taken.append(row)
                 self._shown.stale.add(row.id)
         self.accounting.follow(taken)
-        return found
 
     def news(self, rows: Mapping[str, Workload], now: float, whole: bool = False) -> News:
         """Tell what changed since this was asked last; everything (`whole`), if asked for or if that is not known."""
-        snapshot = self.snapshot(rows, now)
-        if rows is not self._rows:
-            return News(snapshot, True)
+        if rows is not self._given:
+            return News(self.snapshot(rows, now), True)
+        snapshot = self._snapshot(rows, now, self._shown)
         changed, gone, known = self._shown.news()
         if whole or not known:
-            return News(snapshot, True)
+            return News(replace(snapshot, workloads=self._shown.workloads()), True)
         return News(snapshot, False, changed, gone)
 
     def snapshot(self, rows: Mapping[str, Workload], now: float, document: Document | None = None) -> Snapshot:
         """Show the engine the world; `document` other than the one in force asks what if."""
+        known = self._shown if document is None and rows is self._given else Shown(self.durations)
+        return replace(self._snapshot(rows, now, known, document), workloads=known.workloads())
+
+    def _snapshot(
+        self, rows: Mapping[str, Workload], now: float, known: Shown, document: Document | None = None
+    ) -> Snapshot:
+        """Show everything but the workloads, which `known` then has."""
         doc = document or self.document
         machines = self._machines if document is None else divide(self._raw.nodes, document)
-        known = self._shown if document is None and rows is self._rows else Shown(self.durations)
+        known.show(rows, machines, doc, now)
         if document is None:
             policies = self.accounting.policies()
         else:
@@ -226,7 +243,7 @@ class Watch:
             nodes=known.nodes_of(rows, machines),
             profiles=doc.profiles,
             policies=policies,
-            workloads=known.workloads_of(rows, machines, doc, now),
+            workloads=(),
         )
 
     def sizes(self, document: Document) -> dict[str, int]:
@@ -256,9 +273,7 @@ class Shown:
         self._news.clear()
         return changed, gone, known
 
-    def workloads_of(
-        self, rows: Mapping[str, Workload], machines: Machines, document: Document, now: float
-    ) -> tuple[EngineWorkload, ...]:
+    def show(self, rows: Mapping[str, Workload], machines: Machines, document: Document, now: float) -> None:
         """Show the rows that the engine decides about; those anew who run longer than was expected of them."""
         while self._ends and self._ends[0][0] <= now:
             self.stale.add(heapq.heappop(self._ends)[1])
@@ -278,6 +293,9 @@ class Shown:
                 self._workloads[id] = shown
                 self._news.add(id)
         self.stale.clear()
+
+    def workloads(self) -> tuple[EngineWorkload, ...]:
+        """Give all that is shown."""
         return tuple(self._workloads.values())
 
     def _workload(self, row: Workload, machines: Machines, document: Document, now: float) -> EngineWorkload:

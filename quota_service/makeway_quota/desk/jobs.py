@@ -7,6 +7,7 @@ import base64
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from makeway_api.models import Decision, DryRun, FileIn, Job, JobAsk, JobPage, Kind, LogChunk, Priority, State
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from ..engine.offer import Enquiry
 from ..phrases import gpus
 from ..settle import HOLDS, decide
+from ..store.errors import Conflict
 from ..store.records import Change, NewDecision, Notice, Workload
 from ..watch import Follower
 from . import views
@@ -44,15 +46,16 @@ class Jobs(Estate):
             await self._seen_by(caller, ask.clone_of)
         if ask.dry_run:
             return await self._dry_run(caller, ask, team, profile.name, sum(len(f[1]) for f in files))
-        new = new_job(self.document, ask, caller.name, team, profile)
-        said = f"{caller.name} submits {new.name}: {gpus(new.gpus * new.workers)} for {self.title(team)}."
-        decision = NewDecision(
-            "submit", new.id, team, caller.name, "job", said, {"gpus": new.gpus * new.workers / 1000}
-        )
-        with self.watch.follow(new.id) as follower:
-            row = await self.counter.take(new, files, decision)
-            self.wake()
-            return await self._job(await self._after_first_decision(row, follower))
+        while True:
+            new = new_job(self.document, ask, caller.name, team, profile)
+            said = f"{caller.name} submits {new.name}: {gpus(new.gpus * new.workers)} for {self.title(team)}."
+            decision = NewDecision(
+                "submit", new.id, team, caller.name, "job", said, {"gpus": new.gpus * new.workers / 1000}
+            )
+            with suppress(Conflict), self.watch.follow(new.id) as follower:  # whose id is taken gets another
+                row = await self.counter.take(new, files, decision)
+                self.wake()
+                return await self._job(await self._after_first_decision(row, follower))
 
     async def _after_first_decision(self, row: Workload, follower: Follower) -> Workload:
         deadline = time.monotonic() + FIRST_ANSWER

@@ -18,6 +18,7 @@ ONE = select(*COLUMNS, sources.c.source).outerjoin_from(workloads, sources).wher
 ACTIVE = select(*COLUMNS).where(W.state.in_(LIVE)).order_by(W.submitted_at, W.id)
 
 
+NEWEST_TERM = select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc()).limit(1)
 MOST_ROWS = 10_000
 
 
@@ -210,5 +211,5 @@ def policy_history(connection: Connection, limit: int) -> list[PolicyVersion]:
 
 def newest_term(connection: Connection) -> tuple[int, str]:
     """Tell who leads: the newest term and its holder."""
-    row = connection.execute(select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc()).limit(1)).first()
+    row = connection.execute(NEWEST_TERM).first()
     return (0, "") if row is None else (int(row[0]), str(row[1]))

@@ -24,12 +24,11 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 def clean(value: object) -> object:
     """Replace what a column cannot hold (NUL, half surrogates, huge integers): a job may report anything."""
-    if isinstance(value, str):
-        if value.isascii() and "\x00" not in value:
-            return value
-    elif isinstance(value, int):
+    if value is None or isinstance(value, float):
+        return value
+    if isinstance(value, int):
         return value if -LARGEST <= value <= LARGEST else max(-LARGEST, min(LARGEST, value))
-    else:
+    if not isinstance(value, str) or (value.isascii() and "\x00" not in value):
         return value
     return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
@@ -74,7 +73,7 @@ def _plain(value: object) -> object:
 
 
 def _mapping_to_json(value: Any) -> str:
-    return to_json(dict(value))
+    return to_json(dict(value)) if value else "{}"
 
 
 def _strings(text: str) -> tuple[str, ...]:
@@ -86,6 +85,8 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def _places_to_json(value: Any) -> str:
+    if not value:
+        return "[]"
     return to_json([[place.node, list(place.devices), list(place.milli)] for place in value])
 
 
@@ -105,7 +106,7 @@ def _notice(text: str | None) -> Notice | None:
 
 _ENCODERS: dict[str, Callable[[Any], str | None]] = {
     "reason_numbers": _mapping_to_json,
-    "borrowed_from": lambda value: to_json(list(value)),
+    "borrowed_from": lambda value: to_json(list(value)) if value else "[]",
     "placement": _places_to_json,
     "claim": _places_to_json,
     "notice": _notice_to_json,
@@ -129,11 +130,13 @@ _VALUES = attrgetter(*_POSITIONS)
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
     """Turn fields of a record into columns."""
-    return {
-        name: _ENCODERS[name](value) if name in _ENCODERS else clean(value)
-        for name, value in values.items()
-        if name != "source"
-    }
+    columns: dict[str, object] = {}
+    for name, value in values.items():
+        if name in _ENCODERS:
+            columns[name] = _ENCODERS[name](value)
+        elif name != "source":
+            columns[name] = value if value is None or value is True or value is False else clean(value)
+    return columns
 
 
 def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: str) -> dict[str, object]:

@@ -214,8 +214,14 @@ def add_event(
 def _event(
     kind: str, team: str | None, owner: str | None, workload: str | None, data: Mapping[str, Any], now: float
 ) -> dict[str, object]:
-    told = {"at": now, "kind": kind, "team": team, "owner": owner, "workload": workload}
-    return {**{name: rows.clean(value) for name, value in told.items()}, "data": rows.to_json(dict(data))}
+    return {
+        "at": now,
+        "kind": kind,
+        "team": rows.clean(team),
+        "owner": rows.clean(owner),
+        "workload": rows.clean(workload),
+        "data": rows.to_json(data),
+    }
 
 
 def add_policy(connection: Connection, new: PolicyVersion, base: int | None) -> PolicyVersion:

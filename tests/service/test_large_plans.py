@@ -1,0 +1,98 @@
+"""Plans that start hundreds: written and done part by part, each start once, and every submission under its own id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import NodeSeen, Phase, StartOrder
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.desk import intake
+from makeway_quota.orders import Begun, Orders
+from makeway_quota.settle import Books, decide
+from makeway_quota.store.records import Change, NewWorkload, Place, Workload
+from makeway_quota.store.rows import submitted
+from makeway_quota.store.store import Store, open_store
+from running import running
+
+NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+
+
+def row(name: str, state: str = "pending") -> Workload:
+    new = submitted(NewWorkload(name, "job", "rnd", "gpu1", "ana", command=("work",), gpus=1000), 1.0)
+    return replace(new, state=state, attempt=1, placement=(Place("local", (0,), (1000,)),))
+
+
+def test_books_are_divided_in_their_order_and_each_decision_stays_with_its_change() -> None:
+    books = Books()
+    rows = [row(f"j-{number:08d}") for number in range(120)]
+    for number, each in enumerate(rows):
+        books.add(Change(each.id, {"state": "starting"}), decide(each, "start", "x", "y") if number % 3 else None)
+    parts = list(books.parts(50))
+    assert [len(part.changes) for part in parts] == [50, 50, 20]
+    assert [change for part in parts for change in part.changes] == books.changes
+    assert [decision for part in parts for decision in part.decisions] == books.decisions
+    for part in parts:
+        assert {d.workload for d in part.decisions} <= {change.workload for change in part.changes}
+    assert list(Books().parts(50)) == []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(f"sqlite:///{tmp_path}/books.sqlite")
+
+
+async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store) -> None:
+    backend = MemoryBackend([NODE])
+    orders, seen, begun = Orders(store, backend, None), await backend.observe(), Begun()
+    starting, waits = row("j-00000001", "starting"), row("j-00000002")
+    await orders.begin([starting, waits], 2.0, begun)
+    assert list(backend.attempts) == [(starting.id, 1)], "who waits is not started"
+    cancelled = replace(starting, cancel_requested=True)
+    failed = await orders.give({cancelled.id: cancelled}, seen, 2.0, begun)
+    assert not failed.changes, "it has begun: the next turn, which sees it, ends it"
+    await orders.give({cancelled.id: cancelled}, await backend.observe(), 3.0, Begun())
+    assert backend.attempts[(starting.id, 1)].seen.phase is Phase.EXITED
+    assert backend.starts == 1
+
+
+async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_down(store: Store) -> None:
+    backend = MemoryBackend([NODE])
+    backend.refusals["j-00000002"] = "No such image."
+    orders, seen, begun = Orders(store, backend, None), await backend.observe(), Begun()
+    cancelled = replace(row("j-00000001", "starting"), cancel_requested=True)
+    refused = row("j-00000002", "starting")
+    await orders.begin([cancelled, refused], 2.0, begun)
+    failed = await orders.give({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, begun)
+    assert {change.workload: change.fields["state"] for change in failed.changes} == {
+        cancelled.id: "cancelled",
+        refused.id: "failed",
+    }
+    assert not backend.attempts
+
+
+async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway_quota.loop.PART", 3)
+    told: list[str] = []
+
+    class Told(MemoryBackend):
+        async def start(self, order: StartOrder) -> None:
+            told.append(order.workload)
+            await super().start(order)
+
+    backend = Told([NODE], lasts=lambda order: 0.05, real_time=True)
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        jobs = [await run.submit("ana", f"job {number}", profile="gpu1") for number in range(20)]
+        for job in jobs:
+            assert (await run.job(job.id, "succeeded")).attempt == 1
+        assert sorted(told) == sorted(job.id for job in jobs), "each is told once"
+
+
+async def test_an_id_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["aaaaaaaa", "aaaaaaaa", "aaaaaaaa", "bbbbbbbb"])
+    monkeypatch.setattr(intake.secrets, "token_hex", lambda size: next(drawn))
+    async with running(tmp_path, backend=MemoryBackend([NODE], real_time=True)) as run:
+        first = await run.submit("ana", "first", profile="gpu1")
+        second = await run.submit("ana", "second", profile="gpu1")
+    assert (first.id, second.id, second.name) == ("j-aaaaaaaa", "j-bbbbbbbb", "second")
