@@ -38,7 +38,7 @@ def workload(connection: Connection, id: str) -> Workload | None:
 
 def active(connection: Connection) -> list[Workload]:
     """Read all that have not ended."""
-    return rows.workloads(connection.execute(ACTIVE))
+    return rows.workloads(connection.execute(ACTIVE).all())
 
 
 def several(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
@@ -46,7 +46,7 @@ def several(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
     found: dict[str, Workload] = {}
     for begin in range(0, len(ids), 500):
         query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
-        found.update((w.id, w) for w in rows.workloads(connection.execute(query)))
+        found.update((w.id, w) for w in rows.workloads(connection.execute(query).all()))
     return found
 
 
@@ -55,7 +55,7 @@ def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Work
     found: dict[str, Workload] = {}
     for begin in range(0, len(ids), 500):
         query = select(W.id, W.version).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
-        for id, version in connection.execute(query):
+        for id, version in connection.execute(query).all():  # all at once: row by row takes twice as long
             if id in known and known[id].version == version:
                 found[id] = known[id]
     missing = [id for id in ids if id not in found]

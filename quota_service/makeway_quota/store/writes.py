@@ -172,7 +172,7 @@ def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[st
     found: set[tuple[str, int]] = set()
     for begin in range(0, len(ids), 500):
         query = select(A.workload, A.number).where(A.workload.in_(ids[begin : begin + 500]))
-        found.update((workload, number) for workload, number in connection.execute(query))
+        found.update((workload, number) for workload, number in connection.execute(query).all())
     return found
 
 
