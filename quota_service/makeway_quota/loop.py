@@ -35,7 +35,7 @@ COLLECT_AFTER = (50_000, 10, 50)
 """How much is made before Python looks for garbage: by default after every 700 objects, which a pass makes in a moment;
 looking then takes a third of its time."""
 
-PART = 50
+PART = 200
 """Changes of a plan that are written and done together: where hundreds start at once, the first need not wait for the
 last to be written."""
 
