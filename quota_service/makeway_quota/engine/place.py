@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, islice
+
 from .cluster import Cluster
 from .limits import Account, Line
 from .shelf import Shelf
@@ -36,7 +38,11 @@ def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
 
 
 def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
-    """Find the place that keeps the most useful free GPUs for the pool's mix of work."""
+    """Find the place that keeps the most useful free GPUs for the mix of work; in a full pool there is but one."""
+    able = list(islice(chain.from_iterable(pool.by_free[need.whole :]), 2)) if need.whole else []
+    if len(able) == 1:
+        only = pool.nodes[able[0]]
+        return _seats(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
     if pool.packing is None:
         pool.packing = Shelf(pool)
     found = pool.packing.best(need)
