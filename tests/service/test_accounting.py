@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ class Clock:
 
 def holding(id: str, team: str, gpus: int, pool: str = "h100", state: str = "running") -> Workload:
     row = submitted(NewWorkload(id, "job", team, pool, "ana", gpus=gpus), 0.0)
-    return replace(row, state=state)
+    return row._replace(state=state)
 
 
 def held(row: Workload) -> Iterable[tuple[str, int]]:

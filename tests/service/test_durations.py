@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from makeway_quota.durations import KEPT, KINDS, Durations, low
@@ -19,7 +18,7 @@ def past(*seconds: float, owner: str = "ana", team: str = "rnd", profile: str = 
 
 def row(**fields: object) -> Workload:
     made = submitted(NewWorkload("j1", "job", "rnd", "gpu3", "ana"), 0.0)
-    return replace(made, **{"state": "running", "started_at": 100.0, "attempt": 1, **fields})
+    return made._replace(**{"state": "running", "started_at": 100.0, "attempt": 1, **fields})
 
 
 def test_a_low_quantile_is_given() -> None:

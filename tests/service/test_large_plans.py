@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
 
 def row(name: str, state: str = "pending") -> Workload:
     new = submitted(NewWorkload(name, "job", "rnd", "gpu1", "ana", command=("work",), gpus=1000), 1.0)
-    return replace(new, state=state, attempt=1, placement=(Place("local", (0,), (1000,)),))
+    return new._replace(state=state, attempt=1, placement=(Place("local", (0,), (1000,)),))
 
 
 def test_books_are_divided_in_their_order_and_each_decision_stays_with_its_change() -> None:
@@ -49,7 +48,7 @@ async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store) -
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
     await orders.begin([starting, waits], 2.0, begun)
     assert list(backend.attempts) == [(starting.id, 1)], "who waits is not started"
-    cancelled = replace(starting, cancel_requested=True)
+    cancelled = starting._replace(cancel_requested=True)
     failed = await orders.give({cancelled.id: cancelled}, seen, 2.0, begun)
     assert not failed.changes, "it has begun: the next turn, which sees it, ends it"
     await orders.give({cancelled.id: cancelled}, await backend.observe(), 3.0, Begun())
@@ -61,7 +60,7 @@ async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_do
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
     orders, seen, begun = Orders(store, backend, None), await backend.observe(), Begun()
-    cancelled = replace(row("j-00000001", "starting"), cancel_requested=True)
+    cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
     await orders.begin([cancelled, refused], 2.0, begun)
     failed = await orders.give({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, begun)

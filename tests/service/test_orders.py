@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,7 +118,7 @@ async def attempts(run: Running, id: str, number: int) -> None:
 def test_times_that_cannot_be_true_are_not_believed(at: float) -> None:
     now = time.time()
     made = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu3", "ana", name="x"), now - 100)
-    row: Workload = replace(made, state="running", attempt=1, started_at=now - 60, max_failures=3)
+    row: Workload = made._replace(state="running", attempt=1, started_at=now - 60, max_failures=3)
     for code in (0, 1, 75):
         for phase in (Phase.EXITED, Phase.LOST, Phase.RUNNING):
             seen = AttemptSeen(row.id, 1, phase, ended_at=at, exit_code=code, step=3, checkpoint_at=at)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..durations import Durations
 from ..store.records import LIVE, Change, NewDecision, NewWorkload, Workload
-from ..store.rows import replaced, submitted
+from ..store.rows import submitted
 
 Listener = Callable[[Workload, Workload], None]
 
@@ -46,7 +47,8 @@ class MemoryStore:
                 continue
             if change.expect_version is not None and row.version != change.expect_version:
                 continue
-            after = replaced(row, {**change.fields, "version": row.version + 1})
+            fields: dict[str, Any] = dict(change.fields)
+            after = row._replace(**fields, version=row.version + 1)
             applied.add(row.id)
             if after.state in LIVE:
                 self.rows[row.id] = after

@@ -83,11 +83,11 @@ class NewWorkload:
     reason_numbers: Numbers = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(NamedTuple):
     """A session or a job as it is now. `attempt` is 0 before the first start; `gpus` is per worker.
 
-    `version` grows by one with every change. `source` is empty where many are read at once: ask for the one.
+    A tuple, because one is made at every change. `version` grows by one with every change. `source` is empty where
+    many are read at once: ask for the one.
     """
 
     id: str

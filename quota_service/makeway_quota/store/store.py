@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from . import reads, rows, writes
@@ -104,7 +103,7 @@ class Store:
             conflicts = writes.add_workloads(connection, list(able.values()))
             for (at, submission), conflict in zip(able.items(), conflicts, strict=True):
                 if conflict is None:
-                    changed.append(replace(submission.workload, source=""))
+                    changed.append(submission.workload._replace(source=""))
                 else:
                     answers[at] = conflict
             added = {workload.id for workload in changed}
