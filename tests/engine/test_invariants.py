@@ -35,6 +35,12 @@ def test_invariants_hold_over_fixed_histories(start: int) -> None:
     live_through(Random(start), 40)
 
 
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("start", [3099, 67108864])
+def test_invariants_hold_over_histories_that_broke_them_once(start: int) -> None:
+    live_through(Random(start), 200)
+
+
 @pytest.mark.slow
 @pytest.mark.covers(*ROWS)
 @pytest.mark.timeout(4 * 3600)

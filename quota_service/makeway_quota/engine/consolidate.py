@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,10 +62,25 @@ def consolidate(seeker: Seeker) -> Rearrangement | None:
     options.sort(key=lambda option: option.key)
     if need.least > 1:
         return _for_a_gang(seeker, options, need.least - sum(node.workers(need, True) for node in nodes))
-    for option in options[:_TRIES]:
+    return _for_one_worker(seeker, options)
+
+
+def _for_one_worker(seeker: Seeker, options: list[_Option]) -> Rearrangement | None:
+    """Make room on the node where that moves the fewest GPUs; who turns out to have nowhere to go stays."""
+    stuck: dict[int, list[Tenancy]] = {}
+    for _ in range(_TRIES):
+        if not options:
+            break
+        option = options.pop(0)
         done = _try(seeker, option.chosen)
         if isinstance(done, Rearrangement):
             return done
+        if done is not None:
+            staying = stuck.setdefault(option.node.position, [])
+            staying.append(done)
+            other = _option(seeker, option.node, staying)
+            if other is not None:
+                insort(options, other, key=lambda each: each.key)
     return None
 
 
@@ -110,9 +126,9 @@ def _may_move(seeker: Seeker, tenancy: Tenancy) -> bool:
     return not young
 
 
-def _option(seeker: Seeker, node: NodeState) -> _Option | None:
+def _option(seeker: Seeker, node: NodeState, staying: Sequence[Tenancy] = ()) -> _Option | None:
     have = node.workers(seeker.need, True)
-    chosen = _lightest(seeker, node, have + 1)
+    chosen = _lightest(seeker, node, have + 1, staying)
     if not chosen:
         return None
     gain = have + 1
@@ -122,9 +138,9 @@ def _option(seeker: Seeker, node: NodeState) -> _Option | None:
     return _Option(cost, sorted(seeker.order(t) for t in chosen), node, chosen, gain - have)
 
 
-def _lightest(seeker: Seeker, node: NodeState, workers: int) -> list[Tenancy]:
+def _lightest(seeker: Seeker, node: NodeState, workers: int, staying: Sequence[Tenancy]) -> list[Tenancy]:
     """Choose the jobs of a node with the fewest GPUs whose going makes room; empty if there are none."""
-    able = [t for t in node.guests.values() if _may_move(seeker, t)]
+    able = [t for t in node.guests.values() if _may_move(seeker, t) and t not in staying]
     able.sort(key=lambda t: (not t.fresh, t.amount, seeker.order(t)))
     if not able or not _room(seeker, node, able, workers):
         return []

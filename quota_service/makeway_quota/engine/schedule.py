@@ -201,7 +201,9 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> 
             if held:
                 cluster.claim(workload, queue.need, held)
             turn.enter(queue, at + 1)
-        elif promised(draft, queue, workload, able, held, over) or _reclaimed(draft, queue, workload, able, over):
+        elif not (_kept_elsewhere(queue, held, able) and not over) and (
+            promised(draft, queue, workload, able, held, over) or _reclaimed(draft, queue, workload, able, over)
+        ):
             _served(turn, queue, workload)
         else:
             turn.leave(queue)
@@ -214,6 +216,11 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> 
             for each in out:  # there may be room for them now
                 turn.enter(each, 0)
             out = []
+
+
+def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState]) -> bool:
+    """Say whether it was promised a place over quota, in another pool: then nobody else has to leave for it."""
+    return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
 
 
 def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> tuple[list[Queue], list[Queue]]:
