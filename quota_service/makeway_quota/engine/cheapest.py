@@ -76,7 +76,7 @@ class Ranking:
         node = seeker.pool.nodes[position]
         if not node.guests or not node.suits(seeker.need):
             return set(), None
-        able = [t for t in node.guests.values() if seeker.may_ask(t)]
+        able = seeker.askable(node)
         if not able or not enough_devices(seeker, node, able):
             return set(), None
         able.sort(key=seeker.order)

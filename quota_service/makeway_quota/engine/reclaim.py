@@ -52,16 +52,12 @@ def _hopeless(seeker: Seeker) -> bool:
             continue
         have = node.workers(seeker.need, True)
         if have < seeker.need.least and node.guests:
-            able = where.get(node.position, []) if where is not None else _askable(seeker, node)
+            able = where.get(node.position, []) if where is not None else seeker.askable(node)
             have = _most(seeker, node, able) if able and enough_devices(seeker, node, able) else have
         workers += have
         if workers >= seeker.need.least:
             return False
     return True
-
-
-def _askable(seeker: Seeker, node: NodeState) -> list[Tenancy]:
-    return [t for t in node.guests.values() if seeker.may_ask(t)]
 
 
 # One worker: the node where the fewest GPUs have to leave
@@ -95,7 +91,7 @@ def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need) or not node.guests:
             continue
-        able = _askable(seeker, node)
+        able = seeker.askable(node)
         if not able or not enough_devices(seeker, node, able) or not _room(seeker, node, able):
             continue
         exact = _exact(seeker, node, sorted(able, key=seeker.order))
@@ -195,7 +191,7 @@ def _on_many_nodes(seeker: Seeker) -> Choice | None:
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need):
             continue
-        able = sorted(_askable(seeker, node), key=seeker.order)
+        able = sorted(seeker.askable(node), key=seeker.order)
         have = node.workers(seeker.need, True)
         most = _most(seeker, node, able)
         if most:

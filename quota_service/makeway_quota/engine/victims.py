@@ -11,7 +11,7 @@ from .cluster import Cluster
 from .limits import Account, Line
 from .order import rank_in_profile
 from .state import WEIGHTS, Workload
-from .world import Need, PoolState, Tenancy
+from .world import Need, NodeState, PoolState, Tenancy
 
 Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
 """By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
@@ -106,6 +106,10 @@ class Seeker:
             mine = self.right != "own_team" or name == self.workload.policy
             known = self.first[name] = mine and self.entitled(tenancy)
         return known and self.may_take(tenancy)
+
+    def askable(self, node: NodeState) -> list[Tenancy]:
+        """List those on a node who could be asked before anybody else is chosen."""
+        return [tenancy for tenancy in node.guests.values() if self.may_ask(tenancy)]
 
     def where(self) -> dict[int, list[Tenancy]] | None:
         """Position to those on that node who could be asked before anybody else is chosen; None where all may be."""
