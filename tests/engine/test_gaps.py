@@ -239,3 +239,15 @@ def test_departments_with_lines_of_their_own_in_other_pools() -> None:
     plan = world.step()
     assert {s.id: s.pool for s in plan.start if s.in_quota} == {"a1": "p", "a3": "q"}
     assert len(plan.start) == 4
+
+
+def test_a_promise_to_a_session_outlives_the_use_of_its_departments_reservation() -> None:
+    world = World().pool("p", gpus=4).pool("q", gpus=4).team("b")
+    world.team("top", 4).team("a", 4, parent="top", pools=("p",))
+    world.profile("p4", 4, pools=("p",)).profile("q2", 2, pools=("q",)).profile("q4", 4, pools=("q",))
+    world.submit("b1", "b", "q4").submit("b2", "b", "p4").settle()
+    assert [e.id for e in world.session("s", "a", "q2").step().evict] == ["b1"]
+    assert [e.id for e in world.submit("a1", "a", "p4", preemptible=False).step().evict] == ["b2"]
+    assert not world.step().refused, "it was admitted by what its department reserves, before its team used its own"
+    (plan,) = (plan for plan in world.release("b1", "b2").settle() if plan.acts)
+    assert [s.id for s in plan.start] == ["s", "a1"]

@@ -219,3 +219,12 @@ def test_a_gang_that_grows_may_end_a_hold_and_then_others_start_at_once() -> Non
     world.submit("large", "b", "four").submit("small", "b", "three").submit("gang", "c", "elastic")
     assert len(world.step().start) == 2
     assert not world.plan().acts
+
+
+def test_who_starts_elsewhere_waits_for_nothing_that_was_held() -> None:
+    world = World(starvation_after=600).pool("q", gpus=1, profiles=("small", "big")).pool("p", gpus=4).team("a")
+    world.profile("small", 1, pools=("q", "p")).profile("big", 2, pools=("q", "p")).run("a0", "a", "small", "q-1")
+    world.submit("low", "a", "small", priority=-1).submit("high", "a", "big").now += 700
+    plan = world.plan()
+    assert [(s.id, s.pool) for s in plan.start] == [("high", "p"), ("low", "p")]
+    assert not plan.pending

@@ -77,6 +77,8 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
         _hold_for_the_starving(cluster, draft, late)
         _serve(cluster, draft, others, True)
         if not draft.promised and not any(any(queue.lines.values()) for queue in waiting):
+            _let_go(draft)
+            draft.holds = {}
             break  # nobody waits any more
 
 
@@ -146,7 +148,7 @@ def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None
 def _kept_promise(cluster: Cluster, draft: Draft, queue: Queue, workload: Workload) -> bool:
     held = cluster.unclaim(workload)
     pool = held[0].node.pool
-    in_quota = _guaranteed(cluster, queue, pool, len(held))
+    in_quota = queue.firm or _guaranteed(cluster, queue, pool, len(held))
     able = in_quota or queue.borrows
     if able and kept(held, queue) and started(draft, queue, workload, pool, held, in_quota):
         return True
@@ -193,7 +195,8 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> 
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.unclaim(workload)
-        able = [p for p in queue.pools if may(queue, p)]
+        right = [p for p in queue.pools if may(queue, p)]
+        able = right or _owed(queue, held)
         here = pool in able or (bool(able) and queue.borrows)
         if here and _begun(draft, queue, workload, pool, held, over or pool not in able):
             _served(turn, queue, workload)
@@ -202,7 +205,7 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> 
                 cluster.claim(workload, queue.need, held)
             turn.enter(queue, at + 1)
         elif not (_kept_elsewhere(queue, held, able) and not over) and (
-            promised(draft, queue, workload, able, held, over) or _reclaimed(draft, queue, workload, able, over)
+            promised(draft, queue, workload, able, held, over) or _reclaimed(draft, queue, workload, right, over)
         ):
             _served(turn, queue, workload)
         else:
@@ -221,6 +224,14 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> 
 def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState]) -> bool:
     """Say whether it was promised a place over quota, in another pool: then nobody else has to leave for it."""
     return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
+
+
+def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
+    """Give the pool of a promise that is kept, like a session that runs, even if the reservation is used up by now.
+
+    A department's reservation can be: by a team of it that has one of its own.
+    """
+    return [held[0].node.pool] if held and queue.firm else []
 
 
 def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> tuple[list[Queue], list[Queue]]:
