@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Page, Playwright, expect, sync_playwright
 
 _NUMBER = re.compile(r"\[\d+\]:?")
+TRIES = 3
 ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -26,12 +29,51 @@ ARGS = [
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """Debian's Chromium, headless."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGS)
+    with sync_playwright() as playwright, _first_page() as first:
+        browser = _launched(playwright, first)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def _launched(playwright: Playwright, first: str) -> Browser:
+    """Start it and see that it lives through a page: on a loaded machine it has died over its first one."""
+    for left in reversed(range(TRIES)):
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGS)
+        try:
+            page = browser.new_page()
+            page.goto(first)
+            page.close()
+        except Error:
+            browser.close()
+            if not left:
+                raise
+        else:
+            break
+    return browser
+
+
+@contextmanager
+def _first_page() -> Iterator[str]:
+    """Serve one plain page, of nobody's portal."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Hello) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+
+
+class _Hello(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.end_headers()
+        self.wfile.write(b"<!doctype html><title>ready</title>ready")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
 
 class Person:
