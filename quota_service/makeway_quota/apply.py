@@ -6,7 +6,7 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,8 +25,7 @@ def books_of(
     """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
     books = Books()
     pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows)
-    plan = replace(plan, pending=tuple(pending))
-    plan = named(plan, rows)
+    plan = named(plan, rows, pending)
     for start in plan.start:
         _start(books, start, rows[start.id], now, lease_seconds, lenders(plan, start))
     for evict in plan.evict:
@@ -40,8 +39,8 @@ def books_of(
     return books
 
 
-def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
-    """Say names where the engine says ids: people know their jobs by name."""
+def named(plan: Plan, rows: Mapping[str, Workload], pending: Iterable[Waiting] | None = None) -> Plan:
+    """Say names where the engine says ids: people know their jobs by name. `pending`: of those who wait, only these."""
 
     def said(items: Sequence[Said]) -> tuple[Said, ...]:
         return tuple(
@@ -55,7 +54,7 @@ def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
         evict=said(plan.evict),
         move=said(plan.move),
         refused=said(plan.refused),
-        pending=said(tuple(plan.pending)),
+        pending=said(tuple(plan.pending if pending is None else pending)),
     )
 
 

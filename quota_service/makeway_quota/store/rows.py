@@ -17,6 +17,7 @@ CHANGEABLE = frozenset(WORKLOAD_FIELDS) - {"id", "kind", "owner", "version", "cl
 ATTEMPT_CHANGEABLE = frozenset(ATTEMPT_FIELDS) - {"workload", "number"}
 _ASKED = tuple(f.name for f in fields(NewWorkload))
 _READ_ASKED = attrgetter(*_ASKED)
+_NUMBERS = frozenset({int, float, bool})
 
 LARGEST = 2**63 - 1
 _COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -36,6 +37,8 @@ def clean(value: object) -> object:
 def refuse_unstorable(value: object, where: str) -> None:
     """Raise ValueError where a text that somebody chose holds NUL or half a surrogate."""
     if isinstance(value, str):
+        if value.isascii() and "\x00" not in value:
+            return
         if "\x00" in value:
             raise ValueError(f"{where} contains a NUL character; take it out")
         try:
@@ -187,7 +190,8 @@ def submitted(new: NewWorkload, now: float) -> Workload:
     """Make the workload that a submission begins as; ValueError where a text cannot be stored."""
     given = dict(zip(_ASKED, _READ_ASKED(new), strict=True))
     for name, value in given.items():
-        refuse_unstorable(value, name)
+        if value is not None and type(value) not in _NUMBERS:
+            refuse_unstorable(value, name)
     given["min_workers"] = new.workers if new.min_workers is None else new.min_workers
     return Workload(
         **given,
