@@ -228,3 +228,12 @@ def test_who_starts_elsewhere_waits_for_nothing_that_was_held() -> None:
     plan = world.plan()
     assert [(s.id, s.pool) for s in plan.start] == [("high", "p"), ("low", "p")]
     assert not plan.pending
+
+
+def test_what_is_not_held_any_more_is_used_in_the_same_plan() -> None:
+    world = World(starvation_after=600).pool("q", gpus=2, profiles=("small", "big")).pool("p", gpus=6)
+    world.team("a").team("b").profile("one", 1, pools=("q",))
+    world.profile("small", 2, pools=("q", "p")).profile("big", 2, pools=("q", "p")).run("a0", "a", "one", "q-1")
+    world.submit("low", "a", "small", priority=-1).submit("high", "a", "big").now += 700
+    plan = world.submit("b1", "b", "one").plan()
+    assert [(s.id, s.pool) for s in plan.start] == [("high", "p"), ("low", "p"), ("b1", "q")]

@@ -195,7 +195,7 @@ EDITS = (
         "moving is better than stopping",
     ),
     Edit(
-        "admit.py",
+        "schedule.py",
         "    if queue.patient:\n        return False\n",
         "",
         "reclaim_after waits before anybody is evicted",
@@ -260,6 +260,36 @@ EDITS = (
         "        _seat_foreign(node)\n",
         "",
         "what strangers hold does not exist",
+    ),
+    Edit(
+        "schedule.py",
+        "able = right or _owed(queue, held)",
+        "able = right",
+        "a promise to a session is kept",
+    ),
+    Edit(
+        "schedule.py",
+        " and _holds(draft) == last:",
+        ":",
+        "what is held no longer may be used at once",
+    ),
+    Edit(
+        "schedule.py",
+        'return cluster.settings.fair_share != "reclaim" and not (',
+        "return not (",
+        "a start beyond the fair share makes its team's work reclaimable",
+    ),
+    Edit(
+        "schedule.py",
+        " and not (cluster.leaving or draft.evicted or draft.moved)",
+        "",
+        "who loses what was on its way to be free may stop its own team's work",
+    ),
+    Edit(
+        "hopeless.py",
+        "        return queue.patient or not self._may_ask(queue)",
+        "        return True",
+        "a team's higher priority stops its lower one",
     ),
     Edit(
         "grow.py",

@@ -186,3 +186,23 @@ def test_a_node_that_is_gone_does_not_stop_the_rest() -> None:
     plan = world.submit("a2", "a", "two").step()
     assert [s.id for s in plan.start] == ["a2"]
     assert plan.keep == ("a1",)
+
+
+def test_a_start_that_takes_a_team_beyond_its_fair_share_lets_others_reclaim_in_the_same_plan() -> None:
+    world = World(fair_share="reclaim").pool("p", nodes=2, gpus=4).team("a").team("b").team("c", 1)
+    world.profile("one", 1).profile("three", 3).run("c1", "c", "one", "p-2", kind="session")
+    world.run("a1", "a", "one", "p-1").run("a2", "a", "one", "p-1").run("a3", "a", "one", "p-2")
+    plan = world.submit("b1", "b", "three").submit("a4", "a", "one").step()
+    assert [s.id for s in plan.start] == ["a4"]
+    assert [(e.id, e.rule) for e in plan.evict] == [("a3", "reclaim_fair_share")]
+    assert not world.plan().acts
+
+
+def test_a_start_that_takes_what_was_on_its_way_lets_a_higher_priority_stop_its_own_team_in_the_same_plan() -> None:
+    world = World().pool("p", gpus=4).team("a", 1).team("b").profile("one", 1).profile("two", 2).profile("three", 3)
+    world.run("a1", "a", "one", "p-1", priority=-1).run("b1", "b", "two", "p-1")
+    world.change("b1", state="checkpointing", deadline=world.now + 30)
+    plan = world.submit("a2", "a", "three", priority=1).submit("b2", "b", "one").step()
+    assert [s.id for s in plan.start] == ["b2"]
+    assert [(e.id, e.rule) for e in plan.evict] == [("a1", "preempt_in_team")]
+    assert not world.plan().acts

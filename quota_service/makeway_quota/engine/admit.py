@@ -8,7 +8,7 @@ from .book import Queue
 from .cluster import Cluster
 from .consolidate import Moving, Rearrangement, consolidate
 from .draft import Draft
-from .place import allowed, find
+from .place import allowed, enough, find
 from .reclaim import Choice, reclaim
 from .shrink import shrink
 from .state import Workload
@@ -27,7 +27,9 @@ def started(
     """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
     cluster = draft.cluster
     need = queue.need
-    mine = held if kept(held, queue) and held[0].node.pool is pool else ()
+    mine = held if held and held[0].node.pool is pool and kept(held, queue) else ()
+    if not mine and not enough(pool, need):
+        return False
     if len(mine) > need.least and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
         mine = mine[: need.least]
     if len(mine) <= need.least and not allowed(cluster, queue.account, pool, need.total):
@@ -100,8 +102,6 @@ def reclaimed(
 ) -> bool:
     """Make room: jobs move over if that is enough, else jobs leave; by the rights that the workload has."""
     cluster = draft.cluster
-    if queue.patient:
-        return False
     for pool in pools:
         if not over:
             seeker = Seeker(cluster, workload, queue.need, queue.account, pool, "reservation")

@@ -16,6 +16,8 @@ from .state import Profile, Workload
 from .world import Need, PoolState
 
 Line = list[Workload] | deque[Workload]
+_MOST_EMPTY = 1_000
+"""So many queues are kept in which nobody waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +123,8 @@ class Book:
         self.aside: dict[str, Waiting] = {}
         """Those who may not start at all, and why."""
         self._queues: dict[Hashable, Queue] = {}
+        self._empty: dict[Hashable, Queue] = {}
+        """Queues in which nobody waits any more, to be used again."""
         self._of: dict[str, tuple[Hashable, Queue, Workload]] = {}
         self._ages: list[tuple[float, str]] = []
         self._patience: list[tuple[float, str]] = []
@@ -133,7 +137,7 @@ class Book:
     def _fill(self) -> None:
         """Enter everybody who waits; in the end, by time limit too if somebody waits too long."""
         waiting = [w for w in self.cluster.workloads.values() if w.state == "pending"]
-        self.aside, self._queues, self._of, self._patience = {}, {}, {}, []
+        self.aside, self._queues, self._of, self._patience, self._empty = {}, {}, {}, [], {}
         open_to = []
         for workload in waiting:
             why = closed_or_paused(self.cluster, workload)
@@ -209,7 +213,10 @@ class Book:
         key = (own, w.policy, w.profile, need, w.firm, w.kind, priority, patient, limit)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = self._made(w, need, patient, bool(own))
+            queue = self._empty.pop(key, None) or self._made(w, need, patient, bool(own))
+            self._made_so_far += 1
+            queue.number = self._made_so_far
+            self._queues[key] = queue
         queue.join(w)
         self._of[w.id] = key, queue, w
 
@@ -218,8 +225,6 @@ class Book:
         names = tuple(pool.pool.name for pool in pools)
         profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
         queue = Queue(self.cluster.account(w), profile, need, w.firm, w.kind, priority, patient, promised, pools)
-        self._made_so_far += 1
-        queue.number = self._made_so_far
         queue.session = w.firm and w.kind == "session"
         queue.total = need.total
         queue.borrows = not w.firm and queue.account.policy.weight != "None"
@@ -243,6 +248,8 @@ class Book:
         queue.part(workload)
         if not queue.lines:
             del self._queues[key]
+            if not queue.promised and len(self._empty) < _MOST_EMPTY:
+                self._empty[key] = queue
 
 
 def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:

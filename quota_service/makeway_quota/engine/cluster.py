@@ -6,6 +6,7 @@ and takes them back; what stays is the plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from .limits import Account, Ledger, Line
@@ -124,6 +125,13 @@ class Cluster:
     def priority(self, workload: Workload) -> int:
         """Give the priority that a workload has now: one lower once it ran long, so that shorter work gets its turn."""
         return workload.priority - (workload.id in self.yielding)
+
+    def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Tenancy]:
+        """List a team's work in a pool that may be stopped, has not been told to go, and has a lower priority."""
+        yielding = self.yielding
+        for name, tenancy in self.loose.get((pool.pool.name, policy), {}).items():
+            if tenancy.workload.priority - (name in yielding) < priority and not tenancy.leaving:
+                yield tenancy
 
     def grace(self, workload: Workload) -> float:
         """Give how long a workload may take to save and leave."""

@@ -121,28 +121,23 @@ def _part(need: int, free: int, spare: int) -> int:
     return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
 
 
-def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload, list[PoolState]]]:
-    """List those who waited too long, the oldest first, with the pools in which nobody of their own team goes first.
+def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
+    """List those who waited too long, the oldest first.
 
     `Lowest` takes what is left over, however long it waits.
     """
-    waiting = list(queues)
-    team: dict[int, list[Queue]] = {}
-    for queue in waiting:
-        team.setdefault(id(queue.account), []).append(queue)
-    found = []
-    for queue in waiting:
-        if not queue.need.total or queue.session or queue.account.policy.weight == "Lowest":
-            continue
-        late = [w for w in queue.heads() if cluster.waits_too_long(w) and w.id not in cluster.claims]
-        mine = team[id(queue.account)]
-        pools = [pool for pool in queue.pools if not _outranked(cluster, queue, pool, mine)] if late else []
-        found += [(queue, workload, pools) for workload in late if pools]
+    found = [
+        (queue, workload)
+        for queue in queues
+        if queue.total and not queue.session and queue.account.policy.weight != "Lowest"
+        for workload in queue.heads()
+        if cluster.waits_too_long(workload) and workload.id not in cluster.claims
+    ]
     found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
     return found
 
 
-def _outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
+def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
     """Say whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
     if not cluster.settings.in_team_preemption:
         return False

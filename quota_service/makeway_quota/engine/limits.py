@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from .plan import LineUsage
 from .share import over_per_weight
 from .state import Policy, QuotaLine
 
@@ -21,7 +22,19 @@ class Line:
     what work holds or was promised that may never be stopped.
     """
 
-    __slots__ = ("account", "changes", "claimed", "firm", "leaving", "moving", "now", "quota", "spare", "tenants")
+    __slots__ = (
+        "account",
+        "changes",
+        "claimed",
+        "firm",
+        "leaving",
+        "moving",
+        "now",
+        "quota",
+        "spare",
+        "tenants",
+        "told",
+    )
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
@@ -31,6 +44,8 @@ class Line:
         """Whom it counts, where it has a limit: their endings tell when it falls."""
         self.changes = 0
         """How many times they changed."""
+        self.told: LineUsage | None = None
+        """What it counted when somebody asked; None once anything was booked on it since."""
 
     @property
     def future(self) -> int:
@@ -175,6 +190,7 @@ class Ledger:
                 line.leaving += leaving
                 line.claimed += claimed
                 line.moving += moving
+                line.told = None
                 if firm:
                     line.firm += now + claimed
         account.owners[owner] = account.owners.get(owner, 0) + later

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from .cheapest import Ranking, Scored, enough_devices, score
-from .place import allowed, find
+from .place import allowed, enough, find
 from .state import GPU
 from .victims import Seeker
 from .world import NodeState, Part, Tenancy, hosts
@@ -38,24 +38,25 @@ def reclaim(seeker: Seeker) -> Choice | None:
         choice = _on_many_nodes(seeker)
         if choice is not None:
             return choice
-    return None if _hopeless(seeker) else _anywhere(seeker)
+    return None if seeker.right in _SHARED and _hopeless(seeker) else _anywhere(seeker)
 
 
 def _hopeless(seeker: Seeker) -> bool:
     """Say whether there is no room for the seeker even if everybody left who could be asked."""
-    where = seeker.where()
-    if where is not None and not where:
+    if seeker.where() == {}:
         return True
+    pool, need = seeker.pool, seeker.need
+    alone = need.least == 1 and not enough(pool, need, True)
     workers = 0
-    for node in seeker.pool.nodes:
-        if not node.suits(seeker.need):
+    for node in seeker.nodes() if alone else pool.nodes:
+        if not node.suits(need):
             continue
-        have = node.workers(seeker.need, True)
-        if have < seeker.need.least and node.guests:
-            able = where.get(node.position, []) if where is not None else seeker.askable(node)
+        have = node.workers(need, True)
+        if have < need.least and node.guests:
+            able = seeker.askable(node)
             have = _most(seeker, node, able) if able and enough_devices(seeker, node, able) else have
         workers += have
-        if workers >= seeker.need.least:
+        if workers >= need.least:
             return False
     return True
 
@@ -88,7 +89,7 @@ def _judge(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> Scored |
 
 def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
     best: Scored | None = None
-    for node in seeker.pool.nodes:
+    for node in seeker.nodes():
         if not node.suits(seeker.need) or not node.guests:
             continue
         able = seeker.askable(node)
@@ -237,8 +238,8 @@ def _clear(seeker: Seeker, node: NodeState, able: Sequence[Tenancy], workers: in
 
 
 def _anywhere(seeker: Seeker) -> Choice | None:
-    everyone = {t.workload.id: t for n in seeker.pool.nodes for t in n.guests.values()}
-    able = sorted((t for t in everyone.values() if seeker.may_ask(t)), key=seeker.order)
+    everyone = {t.workload.id: t for node in seeker.nodes() for t in seeker.askable(node)}
+    able = sorted(everyone.values(), key=seeker.order)
     if not able:
         return None
     for tenancy in able:

@@ -7,17 +7,15 @@ from .book import Book, Queue
 from .cluster import Cluster
 from .draft import Draft
 from .grow import grow
-from .hold import hold, starving
+from .hold import hold, outranked, starving
+from .hopeless import Hopeless
 from .order import Turn
-from .place import enough
 from .plan import Plan
 from .reasons import explain, refuse
 from .scale import scale
 from .state import Snapshot, Workload
 from .world import Part, PoolState
 
-NOBODY = 1 << 30
-"""After every priority."""
 _ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
 
@@ -39,9 +37,9 @@ def decide(cluster: Cluster, book: Book, why: bool = True) -> Plan:
         draft.wait(told)
     waiting = book.open()
     late = waiting if book.anybody_starves() else []
-    _until_nothing_changes(cluster, draft, waiting, late)
+    _until_nothing_changes(cluster, draft, waiting, late, why)
     if grow(cluster, draft, waiting):
-        _until_nothing_changes(cluster, draft, waiting, late)  # who grew has a larger share now
+        _until_nothing_changes(cluster, draft, waiting, late, why)  # who grew has a larger share now
     _let_go(draft)
     refused = [q for q in waiting if q.session and not any(_guaranteed(cluster, q, pool) for pool in q.pools)]
     for queue in refused:
@@ -52,34 +50,39 @@ def decide(cluster: Cluster, book: Book, why: bool = True) -> Plan:
     return draft.plan()
 
 
-def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue], late: list[Queue]) -> None:
+def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue], late: list[Queue], why: bool) -> None:
     """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do.
 
     A start over quota can put its team above its reservation, and an eviction can free more than it was
     for: both may help somebody who was turned down a moment ago. Deciding it now keeps plans stable.
     Jobs that may not be preempted count on the reservation like sessions, and so go before the others.
-    `late`: the queues in which somebody may have waited too long.
+    `late`: the queues in which somebody may have waited too long. `why`: find out what is held even where that makes
+    no difference.
     """
     _keep_promises(cluster, draft, waiting)
     sessions = [q for q in waiting if q.session]
     firm = [q for q in waiting if q.firm and not q.session]
     others = [q for q in waiting if not q.firm]
-    before = -1
+    before, quiet, hopeless = -1, False, Hopeless(cluster, draft)
     for _ in range(_ROUNDS):
         if before == draft.decisions:
             break
-        before = draft.decisions
-        _let_go(draft)
+        before, eased = draft.decisions, draft.eased
+        last = _holds(draft)
+        _hold_nothing(draft)
         _new_promises(cluster, draft)
-        _serve(cluster, draft, sessions, False)
-        _serve(cluster, draft, firm, False)
-        _serve(cluster, draft, others, False)
-        _hold_for_the_starving(cluster, draft, late)
-        _serve(cluster, draft, others, True)
+        _serve(cluster, draft, sessions)
+        _serve(cluster, draft, firm)
+        _serve(cluster, draft, others)
+        if why or _anybody_may_hope(hopeless, others):
+            _hold_for_the_starving(cluster, draft, late)
+            if quiet and draft.decisions == before and _holds(draft) == last:
+                break  # all were turned down when there was more room: since then there were only starts
+            _serve(cluster, draft, others, hopeless)
         if not draft.promised and not any(any(queue.lines.values()) for queue in waiting):
-            _let_go(draft)
-            draft.holds = {}
+            _hold_nothing(draft)
             break  # nobody waits any more
+        quiet = draft.eased == eased and not draft.promised and _starts_only_take(cluster, draft)
 
 
 def _let_go(draft: Draft) -> None:
@@ -87,11 +90,36 @@ def _let_go(draft: Draft) -> None:
         held.lift()
 
 
+def _hold_nothing(draft: Draft) -> None:
+    _let_go(draft)
+    draft.holds = {}
+
+
+def _holds(draft: Draft) -> list[tuple[object, ...]]:
+    return [(hold.workload, hold.pool, hold.until, hold.rooms) for hold in draft.holds.values()]
+
+
+def _starts_only_take(cluster: Cluster, draft: Draft) -> bool:
+    """Say whether starts over quota do nothing for others who are over quota, but take room away.
+
+    Else they may let somebody stop others: those who are beyond their fair share now, or its own team's work, where
+    what was started took what was on its way to be free.
+    """
+    return cluster.settings.fair_share != "reclaim" and not (cluster.leaving or draft.evicted or draft.moved)
+
+
+def _anybody_may_hope(hopeless: Hopeless, others: list[Queue]) -> bool:
+    """Say whether there is room for any of them, or anybody whom they could ask."""
+    hoping = (queue for queue in others if queue.promised or queue.borrows)
+    return any(not hopeless(queue) and any(queue.lines.values()) for queue in hoping)
+
+
 def _hold_for_the_starving(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
     """Let those who waited too long go first, one a pool; where they do not fit, keep for them what would do."""
-    draft.holds = {}
-    for queue, workload, able in starving(cluster, waiting):
-        pools = [pool for pool in able if pool.pool.name not in draft.holds]
+    for queue, workload in starving(cluster, waiting):
+        free = [pool for pool in queue.pools if pool.pool.name not in draft.holds]
+        team = [other for other in waiting if other.account is queue.account] if free else []
+        pools = [pool for pool in free if not outranked(cluster, queue, pool, team)]
         if any(_started_late(cluster, draft, queue, workload, pool) for pool in pools):
             queue.pop(workload)
             continue
@@ -111,18 +139,22 @@ def _begun(draft: Draft, queue: Queue, workload: Workload, pool: PoolState, held
     found = draft.holds.get(pool.pool.name)
     if found is None:
         return started(draft, queue, workload, pool, held, not over)
-    early = not over or found.ends_in_time(workload)
-    with found.being(put=not early):
-        if not early and (found.line_in_the_way(queue) or found.over_capacity(queue)):
+    if not over or found.ends_in_time(workload):
+        with found.being(put=False):
+            return started(draft, queue, workload, pool, held, not over)
+    with found.being(put=True):
+        if found.line_in_the_way(queue) or found.over_capacity(queue):
             return False
-        done = started(draft, queue, workload, pool, held, not over)
-    if done and not early:
+        done = started(draft, queue, workload, pool, held, False)
+    if done:
         found.count(draft.cluster.tenancies[workload.id])
     return done
 
 
 def _reclaimed(draft: Draft, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
     """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for."""
+    if queue.patient:
+        return False
     found = [draft.holds[pool.pool.name] for pool in pools if over and pool.pool.name in draft.holds]
     mine = [each for each in found if each.workload is workload]
     open_to_all = [pool for pool in pools if not any(each.pool is pool for each in found)]
@@ -178,19 +210,21 @@ def _guaranteed(cluster: Cluster, queue: Queue, pool: PoolState, workers: int = 
     return cluster.ledger.in_quota(queue.account, pool.pool.name, amount, queue.firm)
 
 
-def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> None:
+def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], hopeless: Hopeless | None = None) -> None:
     """Let one class start in order: in the first pool with room, else by a promise, else by reclaim.
 
     Who is in quota in one of its pools may start over quota in another: better than making somebody leave.
+    `hopeless`: of the class over quota, for whom nothing can be done.
     """
+    over = hopeless is not None
 
     def may(queue: Queue, pool: PoolState) -> bool:
         return queue.borrows if over else _guaranteed(cluster, queue, pool)
 
-    entered, out = _sorted_out(cluster, draft, waiting, over)
+    entered, out = _sorted_out(cluster, waiting, hopeless)
     if not entered:
         return
-    turn = Turn(cluster, entered, over, _Hopeless(cluster, draft) if over else None)
+    turn = Turn(cluster, entered, over, hopeless)
     eased = draft.eased
     for queue, workload, at in turn:
         pool = queue.pools[at]
@@ -234,7 +268,7 @@ def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
     return [held[0].node.pool] if held and queue.firm else []
 
 
-def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool) -> tuple[list[Queue], list[Queue]]:
+def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | None) -> tuple[list[Queue], list[Queue]]:
     """List the queues of a class that may start something, and (over quota) those for which there is no room yet.
 
     What all queues of an account, or all with the same need, have in common is found out once.
@@ -243,8 +277,7 @@ def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool
     out: list[Queue] = []
     if not waiting:
         return found, out
-    if over:
-        hopeless = _Hopeless(cluster, draft)
+    if hopeless is not None:
         for queue in waiting:
             if queue.promised or queue.borrows:
                 (out if hopeless(queue) else found).append(queue)
@@ -259,41 +292,6 @@ def _sorted_out(cluster: Cluster, draft: Draft, waiting: list[Queue], over: bool
         if queue.total <= most or queue.promised:
             found.append(queue)
     return found, out
-
-
-class _Hopeless:
-    """Says which queues find no room, and nobody whom they could ask."""
-
-    def __init__(self, cluster: Cluster, draft: Draft) -> None:
-        self.cluster, self.draft, self.seen = cluster, draft, draft.decisions
-        self.room: dict[int, bool] = {}
-        self.lowest: dict[int, int] = {}
-
-    def __call__(self, queue: Queue) -> bool:
-        if self.seen != self.draft.decisions:
-            self.room, self.lowest, self.seen = {}, {}, self.draft.decisions
-        room = self.room.get(queue.wish)
-        if room is None:
-            room = self.room[queue.wish] = self._room(queue)
-        if room or queue.promised:
-            return False
-        lowest = self.lowest.get(queue.kin)
-        if lowest is None:
-            lowest = self.lowest[queue.kin] = self._lowest(queue)
-        return lowest >= queue.priority
-
-    def _room(self, queue: Queue) -> bool:
-        if not queue.total or self.cluster.settings.fair_share == "reclaim":
-            return True
-        holds = self.draft.holds
-        return any(pool.pool.name in holds or enough(pool, queue.need) for pool in queue.pools)
-
-    def _lowest(self, queue: Queue) -> int:
-        """Give the lowest priority among the work that a team could stop for its own."""
-        if not self.cluster.settings.in_team_preemption:
-            return NOBODY
-        policy, stoppable = queue.account.policy.name, self.cluster.stoppable
-        return min(stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in queue.pools)
 
 
 def _served(turn: Turn, queue: Queue, workload: Workload) -> None:

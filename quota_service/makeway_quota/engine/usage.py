@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cluster import Cluster
-from .limits import Account
+from .limits import Account, Line
 from .place import kept_back
 from .plan import LineUsage, TeamUsage
 from .state import Snapshot
@@ -12,10 +12,15 @@ from .state import Snapshot
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
     """Give what every quota line counts, in the order of policy names."""
     return tuple(
-        LineUsage(name, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.firm)
+        line.told or _told(name, line)
         for name, account in sorted(cluster.ledger.accounts.items())
         for line in account.lines
     )
+
+
+def _told(policy: str, line: Line) -> LineUsage:
+    line.told = LineUsage(policy, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.firm)
+    return line.told
 
 
 def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:

@@ -40,6 +40,8 @@ class Seeker:
     minus_pool: int = 0
     first: dict[str, bool] = field(default_factory=dict)
     """Policy to whether its work could be asked before anybody was chosen."""
+    _where: dict[int, list[Tenancy]] | None = None
+    _own_rank: tuple[int, int] | None = None
 
     @property
     def amount(self) -> int:
@@ -79,7 +81,9 @@ class Seeker:
             return False
         if self.cluster.priority(victim) >= self.cluster.priority(self.workload):
             return False
-        return self._rank(victim) >= self._rank(self.workload)
+        if self._own_rank is None:
+            self._own_rank = self._rank(self.workload)
+        return self._rank(victim) >= self._own_rank
 
     def _rank(self, workload: Workload) -> tuple[int, int]:
         profile = self.cluster.profiles.get(workload.profile)
@@ -109,17 +113,29 @@ class Seeker:
 
     def askable(self, node: NodeState) -> list[Tenancy]:
         """List those on a node who could be asked before anybody else is chosen."""
+        where = self.where()
+        if where is not None:
+            return list(where.get(node.position, ()))
         return [tenancy for tenancy in node.guests.values() if self.may_ask(tenancy)]
+
+    def nodes(self) -> Iterable[NodeState]:
+        """List the nodes where anybody could be asked, and perhaps others, in their order."""
+        where = self.where()
+        return self.pool.nodes if where is None else [self.pool.nodes[at] for at in sorted(where)]
 
     def where(self) -> dict[int, list[Tenancy]] | None:
         """Position to those on that node who could be asked before anybody else is chosen; None where all may be."""
         if self.right != "own_team":
             return None
+        if self._where is not None:
+            return self._where
         found: dict[int, list[Tenancy]] = {}
-        for tenancy in self.cluster.loose.get((self.pool.pool.name, self.workload.policy), {}).values():
+        mine = self.cluster.priority(self.workload)
+        for tenancy in self.cluster.less_than(self.pool, self.workload.policy, mine):
             if self.may_ask(tenancy):
                 for position in {part.node.position for part in tenancy.parts}:
                     found.setdefault(position, []).append(tenancy)
+        self._where = found
         return found
 
     def easier(self, grown: Iterable[Account]) -> set[str]:

@@ -139,7 +139,7 @@ class NodeState:
                 future[at] += later * milli
                 whole_future += future[at] == GPU
             opened[at] += now * milli
-            free_now = min(opened[at], future[at])
+            free_now = opened[at] if opened[at] < future[at] else future[at]
             whole_free += (free_now == GPU) - (free[at] == GPU)
             freed += free_now - free[at]
             free[at] = free_now

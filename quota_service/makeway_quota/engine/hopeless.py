@@ -1,0 +1,77 @@
+"""For whom there is neither room over quota nor anybody to ask: found out once for all who are alike."""
+
+from __future__ import annotations
+
+from .book import Queue
+from .cluster import Cluster
+from .draft import Draft
+from .place import enough
+from .world import PoolState
+
+NOBODY = 1 << 30
+"""After every priority."""
+
+
+class Hopeless:
+    """Says which queues find no room, and nobody whom they could ask."""
+
+    def __init__(self, cluster: Cluster, draft: Draft) -> None:
+        self.cluster, self.draft, self.seen = cluster, draft, draft.decisions
+        self.held = 0
+        self.room: dict[int, bool] = {}
+        self.lowest: dict[int, int] = {}
+        self.asking: dict[tuple[int, int, int], bool] = {}
+
+    def __call__(self, queue: Queue) -> bool:
+        """Say whether nothing can be done for anybody in a queue, as things are."""
+        draft = self.draft
+        if self.seen != draft.decisions or self.held != len(draft.holds):
+            self.room, self.lowest, self.asking = {}, {}, {}
+            self.seen, self.held = draft.decisions, len(draft.holds)
+        room = self.room.get(queue.wish)
+        if room is None:
+            room = self.room[queue.wish] = self._room(queue)
+        if room or queue.promised:
+            return False
+        return queue.patient or not self._may_ask(queue)
+
+    def _room(self, queue: Queue) -> bool:
+        if not queue.total or self.cluster.settings.fair_share == "reclaim":
+            return True
+        holds = self.draft.holds
+        return any(pool.pool.name in holds or enough(pool, queue.need) for pool in queue.pools)
+
+    def _may_ask(self, queue: Queue) -> bool:
+        """Say whether its team runs something for it to stop, and that would be enough."""
+        lowest = self.lowest.get(queue.kin)
+        if lowest is None:
+            lowest = self.lowest[queue.kin] = self._lowest(queue)
+        if lowest >= queue.priority:
+            return False
+        asked = (queue.kin, queue.wish, queue.priority)
+        if asked not in self.asking:
+            self.asking[asked] = any(self._enough(queue, pool) for pool in queue.pools)
+        return self.asking[asked]
+
+    def _lowest(self, queue: Queue) -> int:
+        """Give the lowest priority among the work that a team could stop for its own."""
+        if not self.cluster.settings.in_team_preemption:
+            return NOBODY
+        policy, stoppable = queue.account.policy.name, self.cluster.stoppable
+        return min(stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in queue.pools)
+
+    def _enough(self, queue: Queue, pool: PoolState) -> bool:
+        """Say whether there could be room in a pool once all of its team is gone that counts less (whole GPUs only)."""
+        whole = queue.need.whole
+        if not whole:
+            return True
+        gone: dict[int, int] = {}
+        for tenancy in self.cluster.less_than(pool, queue.account.policy.name, queue.priority):
+            for part in tenancy.parts:
+                at = part.node.position
+                gone[at] = gone.get(at, 0) + len(part.devices)
+        workers = sum(len(bucket) * (size // whole) for size, bucket in enumerate(pool.by_future))
+        for at, devices in gone.items():
+            free = pool.nodes[at].whole_future
+            workers += (free + devices) // whole - free // whole
+        return workers >= queue.need.least
