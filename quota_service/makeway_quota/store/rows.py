@@ -37,8 +37,6 @@ def clean(value: object) -> object:
 def refuse_unstorable(value: object, where: str) -> None:
     """Raise ValueError where a text that somebody chose holds NUL or half a surrogate."""
     if isinstance(value, str):
-        if value.isascii() and "\x00" not in value:
-            return
         if "\x00" in value:
             raise ValueError(f"{where} contains a NUL character; take it out")
         try:
