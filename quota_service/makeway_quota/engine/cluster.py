@@ -59,7 +59,8 @@ class Cluster:
         self.attached: dict[tuple[str, str], bool] = {}
         """Policy and profile to whether the one may use the other."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}
-        self._fresh: dict[str, Tenancy] = {}
+        self.fresh: dict[str, Tenancy] = {}
+        """Starts of this plan, or of the last one, of which the world has not been heard yet."""
         self._told: dict[str, Tenancy] = {}
         self._needs: dict[tuple[object, ...], Need] = {}
         self._serving: dict[str, tuple[PoolState, ...]] = {}
@@ -87,12 +88,16 @@ class Cluster:
 
     def take_back(self) -> None:
         """Undo all moves of a decision, so that everything is as the snapshot showed it, and nothing promised."""
+        self.take_back_but_starts()
+        for tenancy in list(self.fresh.values()):
+            self.withdraw(tenancy)
+
+    def take_back_but_starts(self) -> None:
+        """Undo the others: what was started is left where it is, for the world is likely to say the same."""
         for tenancy in list(self.claims.values()):
             self.unclaim(tenancy.workload)
         for tenancy in list(self._told.values()):
             self.stay(tenancy)
-        for tenancy in list(self._fresh.values()):
-            self.withdraw(tenancy)
 
     # Looking things up
 
@@ -162,7 +167,7 @@ class Cluster:
         """Give GPUs to a workload, now."""
         tenancy = self._tenancy(workload, need, parts)
         tenancy.fresh = True
-        self.tenancies[workload.id] = self._fresh[workload.id] = tenancy
+        self.tenancies[workload.id] = self.fresh[workload.id] = tenancy
         self.book(tenancy, now=tenancy.amount)
         self.count(tenancy, 1)
         for part in parts:
@@ -176,13 +181,13 @@ class Cluster:
         tenancy.parts = (*tenancy.parts, part)
         tenancy.amount += amount
         self.book(tenancy, now=amount)
-        self._note(tenancy)
+        self.note(tenancy)
         part.node.shift(part, tenancy.need, -1, -1)
         part.node.guests[tenancy.workload.id] = tenancy
 
     def withdraw(self, tenancy: Tenancy) -> None:
         """Take `start` back."""
-        del self.tenancies[tenancy.workload.id], self._fresh[tenancy.workload.id]
+        del self.tenancies[tenancy.workload.id], self.fresh[tenancy.workload.id]
         self.book(tenancy, now=-tenancy.amount)
         self.count(tenancy, -1)
         for part in tenancy.parts:
@@ -248,13 +253,13 @@ class Cluster:
         else:
             del lowest[workload.policy]
 
-    def _note(self, tenancy: Tenancy) -> None:
+    def note(self, tenancy: Tenancy) -> None:
         """Note on the limits that count somebody that its end is another than before."""
         for line in self.account(tenancy.workload).limiting(tenancy.pool.pool.name):
             line.changes += 1
 
     def _shift(self, tenancy: Tenancy, later: int) -> None:
-        self._note(tenancy)
+        self.note(tenancy)
         for part in tenancy.parts:
             part.node.shift(part, tenancy.need, 0, later)
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from .packing import Shape
 from .state import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
-from .world import Need, NodeState, Part, PoolState, Tenancy, devices_of, need_of, pick
+from .world import Need, NodeState, Part, PoolState, Tenancy, devices_of, need_of, pick, placement_of
 
 if TYPE_CHECKING:
     from .cluster import Cluster
+
+_AT_WORK = ("starting", "running")
 
 
 def furnish(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
@@ -41,6 +43,9 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
     beneficiaries: set[str] = set()
     told = list(news)
     same = _serve_the_same(cluster, told)
+    kept = {w.id: tenancy for w in told if (tenancy := _seat_of(cluster, w)) is not None}
+    for tenancy in [tenancy for name, tenancy in cluster.fresh.items() if name not in kept]:
+        cluster.withdraw(tenancy)
     for name in [*(w.id for w in told), *gone]:
         old = cluster.workloads.pop(name, None)
         if old is not None:
@@ -50,7 +55,7 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
             if old.state in ADMITTED:
                 ids = cluster.leaving if old.state == "checkpointing" else cluster.staying
                 del ids[bisect_left(ids, name)]
-            if name in cluster.tenancies:
+            if name in cluster.tenancies and name not in kept:
                 _rise(cluster, cluster.tenancies[name], crowded)
                 beneficiaries.add(old.promised_to or "")
             cluster.yielding.discard(name)
@@ -65,6 +70,9 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
             cluster.claimants[workload.id] = workload
         if workload.state in ADMITTED:
             insort(cluster.leaving if workload.state == "checkpointing" else cluster.staying, workload.id)
+            if workload.id in kept:
+                _stay(cluster, kept[workload.id], workload)
+                continue
             _sit(cluster, workload, crowded)
             beneficiaries.add(workload.promised_to or "")
     for node in crowded.values():
@@ -83,19 +91,61 @@ def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
     return found
 
 
-def _time(cluster: Cluster, workload: Workload) -> None:
-    """Note whether a workload ran so long that it yields, or when it will have."""
+def _seat_of(cluster: Cluster, workload: Workload) -> Tenancy | None:
+    """Find where a workload sits already, if all that counts about it is what it was: then nothing has to move."""
+    tenancy = cluster.tenancies.get(workload.id)
+    if tenancy is None or not tenancy.parts or workload.state not in _AT_WORK:
+        return None
+    old = tenancy.workload
+    if tenancy.fresh:
+        alike = workload.placement == placement_of(tenancy.parts) and old.promised_to is None
+    else:
+        alike = workload.placement == old.placement and old.state in _AT_WORK
+    alike = alike and workload.promised_to == old.promised_to and cluster.need(workload) is tenancy.need
+    if not alike or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in tenancy.parts):
+        return None
+    return tenancy if _yields(cluster, workload) == (workload.id in cluster.yielding) else None
+
+
+def _counts_as(workload: Workload) -> tuple[object, ...]:
+    w = workload
+    return w.policy, w.profile, w.owner, w.firm, w.priority
+
+
+def _stay(cluster: Cluster, tenancy: Tenancy, workload: Workload) -> None:
+    """Let a workload sit where it does; it may end at another time than was thought."""
+    tenancy.workload = workload
+    if tenancy.fresh:
+        tenancy.fresh = False
+        del cluster.fresh[workload.id]
+    for part in tenancy.parts:
+        part.node.residents[workload.id] = tenancy
+        part.node.pool.moved.append(part.node.position)
+    cluster.note(tenancy)
+
+
+def _yields(cluster: Cluster, workload: Workload) -> bool:
+    """Say whether a workload ran so long by now that it yields."""
     after = cluster.settings.yields_after
     if not after or workload.firm or workload.kind != "job":
-        return
-    if workload.ran >= after:
+        return False
+    return workload.ran >= after or (_at_work(workload) and _yields_from(cluster, workload) <= cluster.now)
+
+
+def _at_work(workload: Workload) -> bool:
+    return workload.state in _AT_WORK and workload.started_at is not None
+
+
+def _yields_from(cluster: Cluster, workload: Workload) -> float:
+    return (workload.started_at or 0.0) + cluster.settings.yields_after - workload.ran
+
+
+def _time(cluster: Cluster, workload: Workload) -> None:
+    """Note whether a workload yields, or when it will."""
+    if _yields(cluster, workload):
         cluster.yielding.add(workload.id)
-    elif workload.state in ("starting", "running") and workload.started_at is not None:
-        at = workload.started_at + after - workload.ran
-        if at <= cluster.now:
-            cluster.yielding.add(workload.id)
-        else:
-            heappush(cluster.yields_at, (at, workload.id))
+    elif cluster.settings.yields_after and not workload.firm and workload.kind == "job" and _at_work(workload):
+        heappush(cluster.yields_at, (_yields_from(cluster, workload), workload.id))
 
 
 def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:

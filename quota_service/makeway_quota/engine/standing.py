@@ -2,7 +2,7 @@
 
 `Standing.plan` gives what `schedule` gives for the same snapshot; it is only quicker, for it does not build the
 cluster anew. What a decision does to the cluster is taken back at its end: what was decided is true once the world
-says so, and comes back as a change.
+says so, and comes back as a change. Starts wait where they are until the next change, which confirms most of them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Standing:
             self._stand(replace(snapshot, workloads=tuple(self.cluster.workloads.values())))
             return
         self.shown = new
+        if nodes:
+            self.cluster.take_back()
         if history:
             for policy in new.policies:
                 self.cluster.ledger.account(policy.name).policy = policy
@@ -57,6 +59,7 @@ class Standing:
 
     def plan(self, now: float, why: bool = True) -> Plan:
         """Decide about the world as it was told last; without `why` nobody is told why they wait."""
+        self.cluster.take_back()
         self.cluster.now = now
         self._let_yield()
         self.cluster.begin()
@@ -64,7 +67,7 @@ class Standing:
             return decide(self.cluster, self.book, why)
         finally:
             self.book.close()
-            self.cluster.take_back()
+            self.cluster.take_back_but_starts()
 
     def _let_yield(self) -> None:
         """Look again at who ran long enough by now to yield."""
@@ -77,6 +80,7 @@ class Standing:
     def in_quota(self, workload: Workload) -> bool:
         """Say whether a workload would be within the reservation in one of its pools, as things are."""
         cluster = self.cluster
+        cluster.take_back()
         cluster.begin()
         try:
             account, amount = cluster.account(workload), cluster.need(workload).total
