@@ -28,6 +28,8 @@ class Hopeless:
         if self.seen != draft.decisions or self.held != len(draft.holds):
             self.room, self.lowest, self.asking = {}, {}, {}
             self.seen, self.held = draft.decisions, len(draft.holds)
+        if any(hold.queue is queue for hold in draft.holds.values()):
+            return False
         room = self.room.get(queue.wish)
         if room is None:
             room = self.room[queue.wish] = self._room(queue)
@@ -38,8 +40,17 @@ class Hopeless:
     def _room(self, queue: Queue) -> bool:
         if not queue.total or self.cluster.settings.fair_share == "reclaim":
             return True
+        return any(self._looks_past(pool) or enough(pool, queue.need) for pool in queue.pools)
+
+    def _looks_past(self, pool: PoolState) -> bool:
+        """Say whether somebody may use what is held in a pool: who ends before it is needed."""
+        hold = self.draft.holds.get(pool.pool.name)
+        return hold is not None and not (hold.there and hold.until is None)
+
+    def _open(self, queue: Queue) -> list[PoolState]:
+        """List the pools where it may ask: where GPUs are held, only the one may that they are held for."""
         holds = self.draft.holds
-        return any(pool.pool.name in holds or enough(pool, queue.need) for pool in queue.pools)
+        return [pool for pool in queue.pools if pool.pool.name not in holds]
 
     def _may_ask(self, queue: Queue) -> bool:
         """Say whether its team runs something for it to stop, and that would be enough."""
@@ -50,7 +61,7 @@ class Hopeless:
             return False
         asked = (queue.kin, queue.wish, queue.priority)
         if asked not in self.asking:
-            self.asking[asked] = any(self._enough(queue, pool) for pool in queue.pools)
+            self.asking[asked] = any(self._enough(queue, pool) for pool in self._open(queue))
         return self.asking[asked]
 
     def _lowest(self, queue: Queue) -> int:
@@ -58,7 +69,8 @@ class Hopeless:
         if not self.cluster.settings.in_team_preemption:
             return NOBODY
         policy, stoppable = queue.account.policy.name, self.cluster.stoppable
-        return min(stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in queue.pools)
+        lowest = (stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in self._open(queue))
+        return min(lowest, default=NOBODY)
 
     def _enough(self, queue: Queue, pool: PoolState) -> bool:
         """Say whether there could be room in a pool once all of its team is gone that counts less (whole GPUs only)."""
