@@ -78,6 +78,8 @@ def promised(
     over: bool,
 ) -> bool:
     """Claim what is on its way to be free: the place it was promised, or for work in quota any that is enough."""
+    if over and not held and not queue.promised:
+        return False
     cluster = draft.cluster
     account, amount = queue.account, queue.need.total
     for pool in sorted(pools, key=lambda p: not held or held[0].node.pool is not p):

@@ -6,13 +6,16 @@ and takes them back; what stays is the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .limits import Account, Ledger, Line
 from .seats import furnish, honour, reseat
 from .state import Node, Profile, Snapshot, Workload
 from .world import Need, NodeState, Part, PoolState, Tenancy, need_of, placement_of
+
+NOBODY = 1 << 30
+"""After every priority."""
 
 
 class Cluster:
@@ -137,6 +140,10 @@ class Cluster:
         for name, tenancy in self.loose.get((pool.pool.name, policy), {}).items():
             if tenancy.workload.priority - (name in yielding) < priority and not tenancy.leaving:
                 yield tenancy
+
+    def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
+        """Give the lowest priority among a team's work that may be stopped in these pools; NOBODY if there is none."""
+        return min([self.stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in pools], default=NOBODY)
 
     def grace(self, workload: Workload) -> float:
         """Give how long a workload may take to save and leave."""

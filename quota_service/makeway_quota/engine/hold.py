@@ -20,7 +20,7 @@ from .place import kept_back
 from .shelf import emptied
 from .state import GPU, Workload
 from .victims import within_fair_share
-from .world import UNLIMITED, Need, Part, PoolState, Tenancy, hosts
+from .world import UNLIMITED, Need, NodeState, Part, PoolState, Tenancy, hosts
 
 
 @dataclass(slots=True)
@@ -105,12 +105,13 @@ class Hold:
 def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
     """List what of a node's free GPUs, CPU and memory must stay free, so that there is room when it opens."""
     node = room.node
-    free = [at for at, milli in enumerate(node.free) if milli == GPU]
     spare = max(0, room.whole - room.workers * need.whole)
-    devices = free[: max(0, len(free) - spare)] if need.whole else []
+    many = max(0, node.whole_free - spare) if need.whole else 0
+    devices = [at for at, milli in enumerate(node.free) if milli == GPU][:many] if many else []
     cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), room.cpu - room.workers * need.cpu)
     memory = _part(need.memory, min(node.memory_open, node.memory_future), room.memory - room.workers * need.memory)
-    yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory)
+    if devices or cpu or memory:
+        yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory)
     if need.whole and not spare:
         for at, milli in enumerate(node.free):
             if 0 < milli < GPU:
@@ -159,22 +160,39 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     asked = ("emptied", pool.pool.name, need)
     if asked not in cluster.rooms:
         cluster.rooms[asked] = _emptied(pool, need)
-    emptied = cluster.rooms[asked]
-    if emptied is None or any(claim.pool is pool for claim in cluster.claims.values()):
+    workers = cluster.rooms[asked]
+    if workers is None:
         return _foreseen(cluster, need, pool).ever(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
-    return bool(emptied >= need.least)
+    claims = [part for claim in cluster.claims.values() for part in claim.parts if part.node.pool is pool]
+    total: int = workers[-1]
+    for state in {part.node.position: part.node for part in claims}.values():
+        here = [(part, claim.need) for claim in cluster.claims.values() for part in claim.parts if part.node is state]
+        total += _hosts_empty(state, need, here) - workers[state.position]
+    return total >= need.least
 
 
-def _emptied(pool: PoolState, need: Need) -> int | None:
-    """Count the workers that a pool would host, were it empty; None where strangers sit we do not know on what."""
-    total = 0
-    for state in pool.nodes:
-        if state.node.foreign_gpus:
-            return None
-        if state.suits(need):
-            room = emptied(state)
-            total += min(need.least, hosts(need, room.left, room.left.count(GPU), room.cpu, room.memory))
-    return total
+def _emptied(pool: PoolState, need: Need) -> list[int] | None:
+    """Count the workers that each node would host, were it empty, and at the end those of the whole pool.
+
+    None where strangers sit we do not know on what.
+    """
+    if any(state.node.foreign_gpus for state in pool.nodes):
+        return None
+    workers = [_hosts_empty(state, need, ()) for state in pool.nodes]
+    return [*workers, sum(workers)]
+
+
+def _hosts_empty(state: NodeState, need: Need, claimed: Iterable[tuple[Part, Need]]) -> int:
+    """Count the workers that a node would host with nothing on it but what was claimed there."""
+    if not state.suits(need):
+        return 0
+    room = emptied(state)
+    left, cpu, memory = list(room.left), room.cpu, room.memory
+    for part, other in claimed:
+        for at in part.devices:
+            left[at] -= part.milli
+        cpu, memory = cpu - other.cpu, memory - other.memory
+    return min(need.least, hosts(need, left, left.count(GPU), cpu, memory))
 
 
 def _foreseen(cluster: Cluster, need: Need, pool: PoolState) -> Foreseen:

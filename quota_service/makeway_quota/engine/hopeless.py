@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from .book import Queue
-from .cluster import Cluster
+from .cluster import NOBODY, Cluster
 from .draft import Draft
 from .place import enough
 from .world import PoolState
-
-NOBODY = 1 << 30
-"""After every priority."""
 
 
 class Hopeless:
@@ -18,6 +15,8 @@ class Hopeless:
     def __init__(self, cluster: Cluster, draft: Draft) -> None:
         self.cluster, self.draft, self.seen = cluster, draft, draft.decisions
         self.held = 0
+        self.kept: set[int] = set()
+        """The numbers of the queues for which something is held."""
         self.room: dict[int, bool] = {}
         self.lowest: dict[int, int] = {}
         self.asking: dict[tuple[int, int, int], bool] = {}
@@ -28,12 +27,11 @@ class Hopeless:
         if self.seen != draft.decisions or self.held != len(draft.holds):
             self.room, self.lowest, self.asking = {}, {}, {}
             self.seen, self.held = draft.decisions, len(draft.holds)
-        if any(hold.queue is queue for hold in draft.holds.values()):
-            return False
+            self.kept = {hold.queue.number for hold in draft.holds.values()}
         room = self.room.get(queue.wish)
         if room is None:
             room = self.room[queue.wish] = self._room(queue)
-        if room or queue.promised:
+        if room or queue.promised or queue.number in self.kept:
             return False
         return queue.patient or not self._may_ask(queue)
 
@@ -68,9 +66,7 @@ class Hopeless:
         """Give the lowest priority among the work that a team could stop for its own."""
         if not self.cluster.settings.in_team_preemption:
             return NOBODY
-        policy, stoppable = queue.account.policy.name, self.cluster.stoppable
-        lowest = (stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in self._open(queue))
-        return min(lowest, default=NOBODY)
+        return self.cluster.lowest(queue.account.policy.name, self._open(queue))
 
     def _enough(self, queue: Queue, pool: PoolState) -> bool:
         """Say whether there could be room in a pool once all of its team is gone that counts less (whole GPUs only)."""

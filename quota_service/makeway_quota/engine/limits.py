@@ -205,7 +205,7 @@ class Ledger:
         if guarantor is None:
             return 0
         lines = guarantor.reserving(pool)
-        return max(0, min(ln.quota.reserved - (ln.firm if firm else ln.taken) for ln in lines))
+        return max(0, min([ln.quota.reserved - (ln.firm if firm else ln.taken) for ln in lines]))
 
     def over_limit(
         self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None

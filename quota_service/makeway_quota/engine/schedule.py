@@ -153,7 +153,7 @@ def _begun(draft: Draft, queue: Queue, workload: Workload, pool: PoolState, held
 
 def _reclaimed(draft: Draft, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
     """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for."""
-    if queue.patient:
+    if queue.patient or (over and not _may_ask(draft.cluster, queue, pools)):
         return False
     found = [draft.holds[pool.pool.name] for pool in pools if over and pool.pool.name in draft.holds]
     mine = [each for each in found if each.workload is workload]
@@ -165,6 +165,13 @@ def _reclaimed(draft: Draft, queue: Queue, workload: Workload, pools: list[PoolS
             if reclaimed(draft, queue, workload, [each.pool], over):
                 return True
     return False
+
+
+def _may_ask(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
+    """Say whether there is anybody whom one of a queue could ask to leave, though it is over quota."""
+    if cluster.settings.fair_share == "reclaim":
+        return True
+    return cluster.settings.in_team_preemption and cluster.lowest(queue.account.policy.name, pools) < queue.priority
 
 
 def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:

@@ -16,9 +16,6 @@ from .world import Need, NodeState, PoolState, Tenancy
 Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
 """By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
 
-_NOBODY = 1 << 30
-"""The lowest priority where nobody may be stopped."""
-
 _NOT_YET = -(1 << 30)
 """Before every priority: a start of this very plan is struck out before anybody who runs has to leave."""
 
@@ -50,9 +47,9 @@ class Seeker:
 
     def anybody(self) -> bool:
         """Say whether there is a team at all that could be asked first."""
-        stoppable = self.cluster.stoppable.get(self.pool.pool.name, {})
         if self.right == "own_team":
-            return stoppable.get(self.workload.policy, _NOBODY) < self.cluster.priority(self.workload)
+            return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
+        stoppable = self.cluster.stoppable.get(self.pool.pool.name, {})
         if self.right == "fair_share" or self.blocked:
             return bool(stoppable)
         ledger, pool = self.cluster.ledger, self.pool.pool.name

