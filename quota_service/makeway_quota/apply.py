@@ -6,7 +6,7 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -25,36 +25,37 @@ def books_of(
     """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
     books = Books()
     pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows)
-    plan = named(plan, rows, pending)
-    for start in plan.start:
+    for start in _said(plan.start, rows):
         _start(books, start, rows[start.id], now, lease_seconds, lenders(plan, start))
-    for evict in plan.evict:
+    for evict in _said(plan.evict, rows):
         _leave(books, evict, rows[evict.id], rows.get(evict.beneficiary), now)
-    for move in plan.move:
+    for move in _said(plan.move, rows):
         _leave(books, move, rows[move.id], rows.get(move.beneficiary), now)
-    for refusal in plan.refused:
+    for refusal in _said(plan.refused, rows):
         _refuse(books, refusal, rows[refusal.id], now)
-    for waiting in plan.pending:
+    for waiting in _said(pending, rows):
         _wait(books, waiting, rows[waiting.id])
     return books
 
 
-def named(plan: Plan, rows: Mapping[str, Workload], pending: Iterable[Waiting] | None = None) -> Plan:
-    """Say names where the engine says ids: people know their jobs by name. `pending`: of those who wait, only these."""
-
-    def said(items: Sequence[Said]) -> tuple[Said, ...]:
-        return tuple(
-            item if (message := with_names(item.message, rows)) == item.message else replace(item, message=message)
-            for item in items
-        )
-
+def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
+    """Say names where the engine says ids: people know their jobs by name."""
     return replace(
         plan,
-        start=said(plan.start),
-        evict=said(plan.evict),
-        move=said(plan.move),
-        refused=said(plan.refused),
-        pending=said(tuple(plan.pending if pending is None else pending)),
+        start=_said(plan.start, rows),
+        evict=_said(plan.evict, rows),
+        move=_said(plan.move, rows),
+        refused=_said(plan.refused, rows),
+        pending=_said(plan.pending, rows),
+    )
+
+
+def _said(items: Iterable[Said], rows: Mapping[str, Workload]) -> tuple[Said, ...]:
+    return tuple(
+        [
+            item if (message := with_names(item.message, rows)) == item.message else replace(item, message=message)
+            for item in items
+        ]
     )
 
 

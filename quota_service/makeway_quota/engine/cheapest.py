@@ -32,38 +32,37 @@ class Ranking:
 
     def best(self, seeker: Seeker) -> list[Tenancy] | None:
         """Give the cheapest set of victims on one node; None if no node would do."""
-        self._catch_up(seeker)
+        just = self._catch_up(seeker)
         found = [scored for name in list(self.heaps) if (scored := self._top(seeker, name)) is not None]
         for position in sorted(self.mixed):
-            scored = self._judge(seeker, position)[1]
+            scored = just[position] if position in just else self._judge(seeker, position)[1]
             if scored is not None:
                 found.append(scored)
             else:
                 self.mixed.discard(position)
         return min(found, key=lambda scored: scored[0])[1] if found else None
 
-    def _catch_up(self, seeker: Seeker) -> None:
+    def _catch_up(self, seeker: Seeker) -> dict[int, Scored | None]:
         """Score what was touched since the last seeker, and where a team grew and so is easier to ask now."""
         pool, grown = seeker.pool, seeker.cluster.ledger.grown
         if self.grown < 0 or (seeker.right == "fair_share" and len(grown) > self.grown):
             self.heaps, self.scores, self.mixed = {}, {}, set()
-            where = seeker.where()
-            positions = set(range(len(pool.nodes)) if where is None else where)
+            positions = set(seeker.where())
         else:
             positions = set(pool.touched[self.touched :])
             easier = seeker.easier(grown[self.grown :]) if len(grown) > self.grown else ()
             if easier:
                 positions.update(node.position for node in pool.nodes if _hosts_any(node, easier))
-        for position in sorted(positions):
-            self._score(seeker, position)
+        just = {position: self._score(seeker, position) for position in sorted(positions)}
         self.touched, self.grown = len(pool.touched), len(grown)
+        return just
 
-    def _score(self, seeker: Seeker, position: int) -> None:
+    def _score(self, seeker: Seeker, position: int) -> Scored | None:
         teams, scored = self._judge(seeker, position)
         self.mixed.discard(position)
         self.scores.pop(position, None)
         if scored is None:
-            return
+            return None
         if len(teams) > 1:
             self.mixed.add(position)
         else:
@@ -71,6 +70,7 @@ class Ranking:
             plain = _without_share(scored[0])
             self.scores[position] = team, plain, scored[1]
             heapq.heappush(self.heaps.setdefault(team, []), (plain, position))
+        return scored
 
     def _judge(self, seeker: Seeker, position: int) -> tuple[set[str], Scored | None]:
         node = seeker.pool.nodes[position]

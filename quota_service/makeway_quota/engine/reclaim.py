@@ -43,7 +43,7 @@ def reclaim(seeker: Seeker) -> Choice | None:
 
 def _hopeless(seeker: Seeker) -> bool:
     """Say whether there is no room for the seeker even if everybody left who could be asked."""
-    if seeker.where() == {}:
+    if not seeker.where():
         return True
     pool, need = seeker.pool, seeker.need
     alone = need.least == 1 and not enough(pool, need, True)
@@ -103,7 +103,7 @@ def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
 
 def _fewest(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Tenancy] | None:
     """Choose on one node: alone if one is enough, else in order of leaving, then without the needless."""
-    singles = [t for t in able if seeker.entitled(t) and _room(seeker, node, [t])]
+    singles = [t for t in able if seeker.may_ask_now(t) and _room(seeker, node, [t])]
     greedy = _greedy(seeker, node, able)
     if not singles:
         return greedy
@@ -117,7 +117,7 @@ def _greedy(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Te
     chosen: list[Tenancy] = []
     fits = False
     for tenancy in able:
-        if seeker.entitled(tenancy):
+        if seeker.may_ask_now(tenancy):
             seeker.choose(tenancy)
             chosen.append(tenancy)
             if _room(seeker, node, chosen):
@@ -156,7 +156,7 @@ def in_legal_order(seeker: Seeker, group: Iterable[Tenancy]) -> list[Tenancy] | 
     rest = sorted(group, key=lambda t: (t.amount, seeker.order(t)))
     done: list[Tenancy] = []
     while rest:
-        following = next((t for t in rest if seeker.entitled(t)), None)
+        following = next((t for t in rest if seeker.may_ask_now(t)), None)
         if following is None:
             break
         seeker.choose(following)
@@ -189,6 +189,7 @@ def _room(seeker: Seeker, node: NodeState, gone: Iterable[Tenancy], workers: int
 
 def _on_many_nodes(seeker: Seeker) -> Choice | None:
     offers = []
+    seeker.where()
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need):
             continue
@@ -225,7 +226,7 @@ def _clear(seeker: Seeker, node: NodeState, able: Sequence[Tenancy], workers: in
     for tenancy in able:
         if _room(seeker, node, gone, workers):
             return workers
-        if tenancy not in gone and seeker.entitled(tenancy):
+        if tenancy not in gone and seeker.may_ask_now(tenancy):
             seeker.choose(tenancy)
             chosen.append(tenancy)
             gone.append(tenancy)
@@ -243,7 +244,7 @@ def _anywhere(seeker: Seeker) -> Choice | None:
     if not able:
         return None
     for tenancy in able:
-        if seeker.entitled(tenancy) and _own_first(seeker, tenancy):
+        if seeker.may_ask_now(tenancy) and _own_first(seeker, tenancy):
             choice = _carry_out(seeker, [tenancy])
             if choice is not None:
                 return choice
@@ -276,7 +277,7 @@ def _gradually(seeker: Seeker, able: Sequence[Tenancy]) -> Choice | None:
     parts: tuple[Part, ...] = ()
     rest = list(able)
     while not parts and rest:
-        following = next((t for t in rest if _own_first(seeker, t) and seeker.entitled(t)), None)
+        following = next((t for t in rest if _own_first(seeker, t) and seeker.may_ask_now(t)), None)
         if following is None:
             break
         rest.remove(following)

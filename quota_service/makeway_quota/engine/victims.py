@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -87,9 +87,12 @@ class Seeker:
         in_pool = self.pool.rank.get(workload.profile, len(self.pool.rank))
         return in_pool, rank_in_profile(profile, workload.policy) if profile else 0
 
-    def entitled(self, tenancy: Tenancy) -> bool:
+    def may_ask_now(self, tenancy: Tenancy) -> bool:
         """Say whether this one may be asked at this moment, given who was chosen before."""
-        account = self.cluster.account(tenancy.workload)
+        return self.entitled(self.cluster.account(tenancy.workload))
+
+    def entitled(self, account: Account) -> bool:
+        """Say whether a team may be asked at this moment, given who was chosen before."""
         name = self.pool.pool.name
         if self.right == "own_team":
             return True
@@ -101,39 +104,46 @@ class Seeker:
 
     def may_ask(self, tenancy: Tenancy) -> bool:
         """Say whether this one could be asked before anybody else is chosen: who cannot be then, never can be."""
-        name = tenancy.workload.policy
+        return self._may_ask_team(tenancy.workload.policy) and self.may_take(tenancy)
+
+    def _may_ask_team(self, name: str) -> bool:
         known = self.first.get(name)
         if known is None:
             mine = self.right != "own_team" or name == self.workload.policy
-            known = self.first[name] = mine and self.entitled(tenancy)
-        return known and self.may_take(tenancy)
+            known = self.first[name] = mine and self.entitled(self.cluster.ledger.account(name))
+        return known
 
     def askable(self, node: NodeState) -> list[Tenancy]:
         """List those on a node who could be asked before anybody else is chosen."""
-        where = self.where()
-        if where is not None:
-            return list(where.get(node.position, ()))
+        if self._where is not None:
+            return list(self._where.get(node.position, ()))
         return [tenancy for tenancy in node.guests.values() if self.may_ask(tenancy)]
 
-    def nodes(self) -> Iterable[NodeState]:
-        """List the nodes where anybody could be asked, and perhaps others, in their order."""
-        where = self.where()
-        return self.pool.nodes if where is None else [self.pool.nodes[at] for at in sorted(where)]
+    def nodes(self) -> list[NodeState]:
+        """List the nodes where anybody could be asked, in their order."""
+        return [self.pool.nodes[at] for at in sorted(self.where())]
 
-    def where(self) -> dict[int, list[Tenancy]] | None:
-        """Position to those on that node who could be asked before anybody else is chosen; None where all may be."""
-        if self.right != "own_team":
-            return None
+    def where(self) -> dict[int, list[Tenancy]]:
+        """Position to those on that node who could be asked before anybody else is chosen: found out once for all."""
         if self._where is not None:
             return self._where
         found: dict[int, list[Tenancy]] = {}
-        mine = self.cluster.priority(self.workload)
-        for tenancy in self.cluster.less_than(self.pool, self.workload.policy, mine):
+        for tenancy in self._all():
             if self.may_ask(tenancy):
                 for position in {part.node.position for part in tenancy.parts}:
                     found.setdefault(position, []).append(tenancy)
         self._where = found
         return found
+
+    def _all(self) -> Iterator[Tenancy]:
+        """List all who may be stopped, of the teams that could be asked."""
+        cluster = self.cluster
+        if self.right == "own_team":
+            yield from cluster.less_than(self.pool, self.workload.policy, cluster.priority(self.workload))
+            return
+        for name in cluster.stoppable.get(self.pool.pool.name, {}):
+            if self._may_ask_team(name):
+                yield from cluster.loose[self.pool.pool.name, name].values()
 
     def easier(self, grown: Iterable[Account]) -> set[str]:
         """Name the teams that may be asked, and give more than before these accounts came to use more."""

@@ -90,6 +90,8 @@ class Standing:
         assert isinstance(pending, Pending)
         if self.forecasts is not None:
             self.forecasts.follow(now, plan, pending)
+        if not (pending.single or pending.groups or self.engine.cluster.claimants):
+            return plan
         return replace(plan, pending=tuple(self._promises(plan, pending.single)))
 
     def _expected(self, row: Workload, now: float) -> float | None:

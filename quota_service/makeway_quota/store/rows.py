@@ -199,7 +199,7 @@ def submitted(new: NewWorkload, now: float) -> Workload:
     """Make the workload that a submission begins as; ValueError where a text cannot be stored."""
     given = dict(zip(_ASKED, _READ_ASKED(new), strict=True))
     for name, value in given.items():
-        if value is not None and type(value) not in _NUMBERS:
+        if value and type(value) not in _NUMBERS:
             refuse_unstorable(value, name)
     given["min_workers"] = new.workers if new.min_workers is None else new.min_workers
     return Workload(
