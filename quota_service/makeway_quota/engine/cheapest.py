@@ -16,7 +16,7 @@ from .world import NodeState, Tenancy
 
 Score = tuple[object, ...]
 Scored = tuple[Score, list[Tenancy]]
-Judge = Callable[[Seeker, NodeState, Sequence[Tenancy]], Scored | None]
+Judge = Callable[[Seeker, NodeState, list[Tenancy]], Scored | None]
 """Scores a node, given those who could be asked there in order of leaving; None if that would not do."""
 
 

@@ -115,7 +115,7 @@ def _enough(options: list[_Option], missing: int) -> list[_Option]:
 
 def _may_move(seeker: Seeker, tenancy: Tenancy) -> bool:
     victim = tenancy.workload
-    if tenancy.leaving or len({part.node.position for part in tenancy.parts}) != 1:
+    if tenancy.leaving or (len(tenancy.parts) != 1 and len({part.node.position for part in tenancy.parts}) != 1):
         return False
     if tenancy.fresh or victim.firm or victim.kind != "job":
         return tenancy.fresh
@@ -141,9 +141,9 @@ def _option(seeker: Seeker, node: NodeState, staying: Sequence[Tenancy] = ()) ->
 def _lightest(seeker: Seeker, node: NodeState, workers: int, staying: Sequence[Tenancy]) -> list[Tenancy]:
     """Choose the jobs of a node with the fewest GPUs whose going makes room; empty if there are none."""
     able = [t for t in node.guests.values() if _may_move(seeker, t) and t not in staying]
-    able.sort(key=lambda t: (not t.fresh, t.amount, seeker.order(t)))
     if not able or not _room(seeker, node, able, workers):
         return []
+    able.sort(key=lambda t: (not t.fresh, t.amount, seeker.order(t)))
     for tenancy in able:
         if _room(seeker, node, [tenancy], workers):
             return [tenancy]

@@ -82,7 +82,7 @@ def _ranking(seeker: Seeker) -> Ranking:
     return ranking
 
 
-def _judge(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> Scored | None:
+def _judge(seeker: Seeker, node: NodeState, able: list[Tenancy]) -> Scored | None:
     chosen = _fewest(seeker, node, able) if _room(seeker, node, able) else None
     return (score(seeker, chosen), chosen) if chosen else None
 
@@ -101,14 +101,17 @@ def _on_one_node_exactly(seeker: Seeker) -> list[Tenancy] | None:
     return best[1] if best else None
 
 
-def _fewest(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> list[Tenancy] | None:
-    """Choose on one node: alone if one is enough, else in order of leaving, then without the needless."""
-    singles = [t for t in able if seeker.may_ask_now(t) and _room(seeker, node, [t])]
-    greedy = _greedy(seeker, node, able)
+def _fewest(seeker: Seeker, node: NodeState, able: list[Tenancy]) -> list[Tenancy] | None:
+    """Choose on one node: alone if one is enough, else in order of leaving, then without the needless.
+
+    `able` is in that order, and nobody was chosen yet, so each of them may be asked.
+    """
+    singles = [t for t in able if _room(seeker, node, [t])]
+    greedy = able[:1] if singles and singles[0] is able[0] else _greedy(seeker, node, able)
     if not singles:
         return greedy
-    single = min(singles, key=lambda t: ((order := seeker.order(t))[0], seeker.takes(t), order))
-    if greedy is None or score(seeker, [single]) <= score(seeker, greedy):
+    single = min(singles, key=lambda t: (seeker.level(t), seeker.takes(t)))  # the first of those that are alike
+    if greedy is None or (len(greedy) == 1 and greedy[0] is single) or score(seeker, [single]) <= score(seeker, greedy):
         return [single]
     return greedy
 

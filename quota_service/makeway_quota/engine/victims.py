@@ -186,13 +186,19 @@ class Seeker:
                 self.minus[line] = self.minus.get(line, 0) + amount
         self.minus_pool += amount
 
+    def level(self, tenancy: Tenancy) -> int:
+        """Give the first part of the order of leaving, which counts before the number of GPUs."""
+        if tenancy.fresh:
+            return _NOT_YET
+        return self.cluster.account(tenancy.workload).policy.priority
+
     def order(self, tenancy: Tenancy) -> tuple[object, ...]:
         """Give the place in the order of leaving: smaller leaves first (rule 5.3); it ends in the id."""
         victim = tenancy.workload
         account = self.cluster.account(victim)
         started = victim.started_at if victim.started_at is not None else self.cluster.now
         return (
-            account.policy.priority if not tenancy.fresh else _NOT_YET,
+            self.level(tenancy),
             -account.share(self.pool.pool.name),
             self.cluster.priority(victim),
             self._lost(tenancy) if self.cluster.settings.victim_order == "cheapest" else 0,
