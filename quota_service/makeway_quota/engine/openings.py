@@ -112,6 +112,8 @@ class Foreseen:
         """Of each node, by how many workers it hosts then."""
         self.holds: Floats = np.full(len(pool.nodes), UNKNOWN)
         """Until when each node's answer stands."""
+        self.soonest = UNKNOWN
+        """The first of these moments, or one before it."""
         self._order: list[Key] = []
         self._keys: list[list[Key]] = [[] for _ in pool.nodes]
         self._in_the_end = [0] * len(pool.nodes)
@@ -153,8 +155,11 @@ class Foreseen:
                 self._keys[at] = self._ask(at, now, ends)
             self._order = sorted(key for keys in self._keys for key in keys)
         else:
-            for at in {*pool.moved[self.seen :], *np.flatnonzero(self.holds <= now).tolist()}:
+            due = self.soonest <= now
+            for at in {*pool.moved[self.seen :], *(np.flatnonzero(self.holds <= now).tolist() if due else ())}:
                 self._put_in_order(at, self._ask(at, now, ends))
+            if due:
+                self.soonest = float(self.holds.min())
         self.turns, self.seen, self.now = pool.turns, len(pool.moved), now
 
     def _put_in_order(self, at: int, keys: list[Key]) -> None:
@@ -171,7 +176,8 @@ class Foreseen:
         node, need = self.pool.nodes[at], self.need
         guests = [(tenancy, ends(tenancy)) for tenancy in node.guests.values()]
         later = [end for _, end in guests if end is not None and end > now]
-        self.holds[at] = min(later, default=UNKNOWN)
+        self.holds[at] = stands = min(later, default=UNKNOWN)
+        self.soonest = min(self.soonest, stands)
         found = list(openings(node, need, now, guests, self.latest)) if node.suits(need) else []
         self.openings[at] = {opening.workers: opening for opening in found}
         self._in_the_end[at] = found[-1].workers if found else 0

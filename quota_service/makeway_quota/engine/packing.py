@@ -261,12 +261,14 @@ class _Ask:
         """Give the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
         if not self.loss.size:
             return None
-        least = float(self.loss.min())
+        least = float(self.loss[self.loss.argmin()])
         if least == np.inf:
             return None
-        same = np.flatnonzero(self.loss <= least + _TIE)
-        same = same[self.rest[same] == self.rest[same].min()]
-        return int(same[turn[same].argmin()])
+        same = (self.loss <= least + _TIE).nonzero()[0]
+        if len(same) > 1:
+            rest = self.rest[same]
+            same = same[rest == rest[rest.argmin()]]
+        return int(same[turn[same].argmin()]) if len(same) > 1 else int(same[0])
 
 
 def _at_least(free: Ints, least: Ints) -> Floats:

@@ -31,10 +31,10 @@ def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
     """Say whether there could be room, going by the GPUs alone: if not, there is none."""
     if not need.whole:
         return (pool.future if later else pool.free) >= need.total
-    buckets = pool.by_future if later else pool.by_free
+    buckets, whole = pool.by_future if later else pool.by_free, need.whole
     if need.least == 1:
-        return any(buckets[need.whole :])
-    return sum(len(bucket) * (size // need.whole) for size, bucket in enumerate(buckets)) >= need.least
+        return any(buckets[whole:])
+    return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.least
 
 
 def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:

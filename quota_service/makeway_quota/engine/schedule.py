@@ -293,8 +293,7 @@ def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | Non
     for queue in waiting:
         most = rest.get(queue.kin)
         if most is None:
-            names = (pool.pool.name for pool in queue.pools)
-            most = max(cluster.ledger.unreserved(queue.account, name, queue.firm) for name in names)
+            most = max([cluster.ledger.unreserved(queue.account, p.pool.name, queue.firm) for p in queue.pools])
             rest[queue.kin] = most
         if queue.total <= most or queue.promised:
             found.append(queue)

@@ -43,7 +43,8 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
     beneficiaries: set[str] = set()
     told = list(news)
     same = _serve_the_same(cluster, told)
-    kept = {w.id: tenancy for w in told if (tenancy := _seat_of(cluster, w)) is not None}
+    seated = [(w, cluster.tenancies[w.id]) for w in told if w.id in cluster.tenancies]
+    kept = {w.id: tenancy for w, tenancy in seated if _keeps_its_seat(cluster, w, tenancy)}
     for tenancy in [tenancy for name, tenancy in cluster.fresh.items() if name not in kept]:
         cluster.withdraw(tenancy)
     for name in [*(w.id for w in told), *gone]:
@@ -91,11 +92,10 @@ def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
     return found
 
 
-def _seat_of(cluster: Cluster, workload: Workload) -> Tenancy | None:
-    """Find where a workload sits already, if all that counts about it is what it was: then nothing has to move."""
-    tenancy = cluster.tenancies.get(workload.id)
-    if tenancy is None or not tenancy.parts or workload.state not in _AT_WORK:
-        return None
+def _keeps_its_seat(cluster: Cluster, workload: Workload, tenancy: Tenancy) -> bool:
+    """Say whether all that counts about a workload that sits somewhere is what it was: then nothing has to move."""
+    if not tenancy.parts or workload.state not in _AT_WORK:
+        return False
     old = tenancy.workload
     if tenancy.fresh:
         alike = workload.placement == placement_of(tenancy.parts) and old.promised_to is None
@@ -103,8 +103,8 @@ def _seat_of(cluster: Cluster, workload: Workload) -> Tenancy | None:
         alike = workload.placement == old.placement and old.state in _AT_WORK
     alike = alike and workload.promised_to == old.promised_to and cluster.need(workload) is tenancy.need
     if not alike or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in tenancy.parts):
-        return None
-    return tenancy if _yields(cluster, workload) == (workload.id in cluster.yielding) else None
+        return False
+    return _yields(cluster, workload) == (workload.id in cluster.yielding)
 
 
 def _counts_as(workload: Workload) -> tuple[object, ...]:

@@ -11,11 +11,8 @@ from .state import Snapshot
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
     """Give what every quota line counts, in the order of policy names."""
-    return tuple(
-        line.told or _told(name, line)
-        for name, account in sorted(cluster.ledger.accounts.items())
-        for line in account.lines
-    )
+    accounts = cluster.ledger.accounts
+    return tuple([line.told or _told(name, line) for name in sorted(accounts) for line in accounts[name].lines])
 
 
 def _told(policy: str, line: Line) -> LineUsage:

@@ -168,7 +168,7 @@ class NodeState:
 def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int) -> int:
     """Count the workers that fit on devices with so much left each (`whole` of them untouched)."""
     if need.gpus >= GPU:
-        count = whole // need.whole
+        count = whole // (need.gpus // GPU)
     elif need.gpus:
         count = sum(left // need.gpus for left in devices if left > 0)
     else:
@@ -302,14 +302,16 @@ class PoolState:
 
     def reindex(self, node: NodeState, whole_free: int, whole_future: int) -> None:
         """Move a node between the buckets of the index."""
-        for buckets, old, new in (
-            (self.by_free, node.whole_free, whole_free),
-            (self.by_future, node.whole_future, whole_future),
-        ):
-            if old != new:
-                bucket = buckets[old]
-                del bucket[bisect_left(bucket, node.position)]
-                insort(buckets[new], node.position)
+        if node.whole_free != whole_free:
+            _move(self.by_free, node.position, node.whole_free, whole_free)
+        if node.whole_future != whole_future:
+            _move(self.by_future, node.position, node.whole_future, whole_future)
+
+
+def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
+    bucket = buckets[old]
+    del bucket[bisect_left(bucket, position)]
+    insort(buckets[new], position)
 
 
 def devices_of(node: Node) -> Sequence[int]:
