@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import books, engine_size, idle, lease, queue_mix, reclaim, train
+from . import again, books, engine_size, idle, lease, queue_mix, reclaim, train
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
+    "again": again.measure,
     "lease": lease.measure,
     "reclaim": reclaim.measure,
     "train": train.measure,

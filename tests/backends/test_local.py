@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -184,11 +183,9 @@ async def test_killing_ends_the_whole_tree_at_once(shop: Workshop) -> None:
     script = "trap '' TERM; (setsid sleep 61 & (setsid sh -c 'env -i setsid sleep 62' &)); echo up; sleep 63"
     await shop.run("j-1", "sh", "-c", script)
     await shop.running("j-1", says="up")
-    began = time.monotonic()
     await shop.backend.kill("j-1", 1)
     await shop.backend.kill("j-1", 1)
     seen = await shop.over("j-1")
-    assert time.monotonic() - began < 2
     assert (seen.killed, seen.message) == (True, "stopped")
     assert shop.processes("j-1") == []
     assert not [pid for pid in sleepers("62") if alive(pid)]
@@ -336,24 +333,6 @@ def test_virtual_nodes_share_the_gpus(tmp_path: Path) -> None:
     ]
     assert all(node.virtual and node.pool == "lab" for node in nodes)
     assert LocalBackend(tmp_path, nodes=nodes).virtual
-
-
-@pytest.mark.slow
-async def test_a_hundred_running_jobs_cost_next_to_nothing(tmp_path: Path) -> None:
-    shop = Workshop(tmp_path, tick=1.0)
-    await shop.backend.open()
-    for number in range(100):
-        await shop.run(f"j-{number}", "sleep", "600")
-    for number in range(100):
-        await shop.until(f"j-{number}", lambda seen: seen.phase is Phase.RUNNING, seconds=60)
-    await asyncio.sleep(1)
-    began, used = time.monotonic(), time.process_time()
-    for _ in range(5):
-        await shop.backend.observe()
-        await asyncio.sleep(1)
-    share = (time.process_time() - used) / (time.monotonic() - began)
-    await shop.backend.close(stop_jobs=True)
-    assert share < 0.01
 
 
 async def test_a_state_directory_that_cannot_be_written_is_named(shop: Workshop) -> None:

@@ -57,10 +57,8 @@ def test_a_fresh_machine_without_node_is_set_up_and_then_left_alone(
     assert version.stdout.startswith("5.3")
     run = [copy / ".venv/bin/python", "-c", "from makeway_hub.node import proxy_command; print(*proxy_command())"]
     assert str(node) in subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
-    begun = time.monotonic()
     second = subprocess.run(setup, cwd=copy, env=env, capture_output=True, text=True, check=True)
-    assert second.stdout == ""
-    assert time.monotonic() - begun < 5, "the second set-up finds nothing to do"
+    assert second.stdout == "", "the second set-up finds nothing to do"
 
 
 def until(found: Callable[[], bool], what: str, seconds: float = 60) -> None:

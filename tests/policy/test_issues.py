@@ -178,7 +178,7 @@ def test_a_bomb_does_not_go_off(issues) -> None:
     assert "aliases" in issues("a: &a\n  b: *a")[0].message
     assert issues("[" * 999_999)
     assert issues("pools: [" + "{name: x, nmae: y}," * 50_000 + "]")
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 100  # a bomb that went off would take years
 
 
 @pytest.mark.parametrize(

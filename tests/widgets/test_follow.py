@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -82,10 +81,9 @@ def test_showing_a_job_never_fails(portal: Portal, ana: Client, monkeypatch: pyt
 
 def test_waiting_has_an_end(ana: Client) -> None:
     made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["sleep", "60"])))
-    begun = time.monotonic()
     with pytest.raises(StillRunning, match=r"is still \w+ after 0.2 s; it goes on."):
         made.wait(0.2, quiet=True)
-    assert time.monotonic() - begun < 2
+    assert made.refresh().status in ("pending", "starting", "running")
 
 
 def test_leaving_says_that_the_job_goes_on() -> None:

@@ -58,16 +58,16 @@ def names(picture: Picture) -> list[str]:
 
 
 @pytest.mark.covers("N13")
-def test_changes_arrive_without_asking(feed: Feed, ana: Client) -> None:
+def test_changes_arrive_without_asking(feed: Feed, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "POLL", 3600.0)
+    monkeypatch.setattr(feed_module, "REST", 3600.0)
     watcher, other = Watcher(), Watcher()
     feed.listen(watcher)
     watcher.until(lambda p: p.live and p.usage is not None)
     feed.listen(other)
     assert other.pictures[-1].usage is not None
-    begun = time.monotonic()
     job = ana.submit(JobAsk(name="seen", command=SLEEP, profile="gpu3"))
     picture = watcher.until(lambda p: "seen" in names(p) and p.usage is not None and p.usage.used >= 3)
-    assert time.monotonic() - begun < 5
     assert other.until(lambda p: "seen" in names(p)) == picture or other.pictures
     assert [t.name for t in threading.enumerate()].count("makeway-feed") == 1
     ana.cancel(job.id)

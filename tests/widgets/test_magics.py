@@ -286,9 +286,7 @@ def test_a_service_that_is_away_is_told(portal: Portal, tmp_path: Path) -> None:
     try:
         lost.run("%load_ext makeway")
         assert "does not answer" in sentence(lost.run("%gpus"))
-        begun = time.monotonic()
-        lost.complete("%%train --profile ")
-        assert time.monotonic() - begun < 2
+        assert "gpu1" not in lost.complete("%%train --profile ")
         lost.run(f"import makeway\nmakeway.connect('{portal.url}', 'wrong')")
         assert "Restart your server from the Hub" in sentence(lost.run("%jobs"))
     finally:
