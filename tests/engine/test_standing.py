@@ -28,7 +28,10 @@ class Follower:
         self.standing.show(snapshot)
         self.standing.change(news, gone)
         self.known = dict(world.workloads)
-        assert self.standing.plan(world.now) == schedule(snapshot)
+        whole = schedule(snapshot)
+        bare = self.standing.plan(world.now, why=False)
+        assert replace(bare, pending=()) == replace(whole, pending=()), "sentences change no decision"
+        assert self.standing.plan(world.now) == whole
 
 
 @pytest.mark.covers("F13", "F14")
@@ -42,9 +45,19 @@ def test_it_plans_as_if_it_saw_everything_for_the_first_time(start: int) -> None
         if random.random() < 0.15:
             strange(world, random)
         follower.check()
-        world.step()
+        carry_out(world, random)
         follower.check()
         world.now += random.choice([1, 5, 600, -20])
+
+
+def carry_out(world: World, random: Random) -> None:
+    """Plan and do it; now and then some of those who should start do not, or somebody leaves in the same moment."""
+    plan = world.plan()
+    if random.random() < 0.25:
+        plan = replace(plan, start=tuple(start for start in plan.start if random.random() < 0.5))
+    world.apply(plan)
+    if plan.start and random.random() < 0.1:
+        world.end(random.choice(plan.start).id, state=random.choice(["succeeded", "pending"]))
 
 
 def strange(world: World, random: Random) -> None:
@@ -82,3 +95,42 @@ def test_finished_work_and_unknown_ids_change_nothing() -> None:
     follower.standing.change((), ["nobody", "old"])
     assert [start.id for start in follower.standing.plan(world.now).start] == ["j"]
     assert [start.id for start in follower.standing.plan(world.now).start] == ["j"], "nothing was carried out"
+
+
+@pytest.mark.covers("F13")
+def test_a_start_stays_where_it_is_once_the_world_says_the_same() -> None:
+    world = World().pool("p", nodes=2, gpus=2).team("a", reserved=4).profile("one", 1)
+    follower = Follower(world)
+    world.submit("j", "a", "one")
+    follower.check()
+    cluster = follower.standing.cluster
+    seat = cluster.tenancies["j"]
+    assert seat.fresh
+    world.step()
+    follower.check()
+    assert cluster.tenancies["j"] is seat
+    assert not seat.fresh
+    assert seat.workload.state == world.workloads["j"].state
+
+
+@pytest.mark.covers("F13")
+@pytest.mark.parametrize("what", ["not at all", "elsewhere", "in another team", "and is told to go"])
+def test_a_start_that_comes_about_otherwise_is_taken_as_it_is(what: str) -> None:
+    world = World().pool("p", nodes=2, gpus=2).team("a", reserved=2).team("b", reserved=2).profile("one", 1)
+    follower = Follower(world)
+    world.submit("j", "a", "one")
+    follower.check()
+    if what != "not at all":
+        world.step()
+    if what == "elsewhere":
+        world.change("j", placement=(Placed(0, "p-2", (1,), 1000),))
+    elif what == "in another team":
+        world.change("j", policy="b")
+    elif what == "and is told to go":
+        world.change("j", state="checkpointing", deadline=world.now + 5)
+    world.jobs("k l m n o", "b", "one")
+    follower.check()
+    follower.standing.change((), list(world.workloads))
+    left = follower.standing.cluster
+    assert all(node.free == [1000, 1000] and not node.guests for node in left.nodes.values()), "nothing is left behind"
+    assert not any(account.in_pool.get("p") for account in left.ledger.accounts.values())

@@ -10,12 +10,11 @@ from .world import PoolState
 
 
 class Hopeless:
-    """Says which queues find no room, and nobody whom they could ask."""
+    """Says which queues find no room, and nobody whom they could ask; for as long as the same is held."""
 
     def __init__(self, cluster: Cluster, draft: Draft) -> None:
         self.cluster, self.draft, self.seen = cluster, draft, draft.decisions
-        self.held = 0
-        self.kept: set[int] = set()
+        self.kept = {hold.queue.number for hold in draft.holds.values()}
         """The numbers of the queues for which something is held."""
         self.room: dict[int, bool] = {}
         self.lowest: dict[int, int] = {}
@@ -24,10 +23,9 @@ class Hopeless:
     def __call__(self, queue: Queue) -> bool:
         """Say whether nothing can be done for anybody in a queue, as things are."""
         draft = self.draft
-        if self.seen != draft.decisions or self.held != len(draft.holds):
+        if self.seen != draft.decisions:
             self.room, self.lowest, self.asking = {}, {}, {}
-            self.seen, self.held = draft.decisions, len(draft.holds)
-            self.kept = {hold.queue.number for hold in draft.holds.values()}
+            self.seen = draft.decisions
         room = self.room.get(queue.wish)
         if room is None:
             room = self.room[queue.wish] = self._room(queue)

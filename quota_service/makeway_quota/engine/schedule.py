@@ -63,7 +63,7 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
     sessions = [q for q in waiting if q.session]
     firm = [q for q in waiting if q.firm and not q.session]
     others = [q for q in waiting if not q.firm]
-    before, quiet, hopeless = -1, False, Hopeless(cluster, draft)
+    before, quiet = -1, False
     for _ in range(_ROUNDS):
         if before == draft.decisions:
             break
@@ -74,11 +74,11 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
         _serve(cluster, draft, sessions)
         _serve(cluster, draft, firm)
         _serve(cluster, draft, others)
-        if why or _anybody_may_hope(hopeless, others):
+        if why or _anybody_may_hope(Hopeless(cluster, draft), others):
             _hold_for_the_starving(cluster, draft, late)
             if quiet and draft.decisions == before and _holds(draft) == last:
                 break  # all were turned down when there was more room: since then there were only starts
-            _serve(cluster, draft, others, hopeless)
+            _serve(cluster, draft, others, Hopeless(cluster, draft))
         if not draft.promised and not any(any(queue.lines.values()) for queue in waiting):
             _hold_nothing(draft)
             break  # nobody waits any more

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..durations import Durations
-from ..store.records import LIVE, Change, NewDecision, NewWorkload, Workload
-from ..store.rows import changed, submitted
+from ..store.records import LIVE, Change, NewDecision, Workload
+from ..store.rows import changed, refuse_unstorable
 
 Listener = Callable[[Workload, Workload], None]
 
@@ -24,11 +24,13 @@ class MemoryStore:
         self._on_change = on_change
         self._durations = durations
 
-    def add_workload(self, new: NewWorkload, *, now: float) -> Workload:
-        """Remember a submission; ValueError if its id is taken."""
-        if new.id in self.rows:
-            raise ValueError(f"There is a workload {new.id} already; every job of a trace needs its own id.")
-        row = self.rows[new.id] = submitted(new, now)
+    def add_like(self, like: Workload, id: str, team: str | None, owner: str, *, now: float) -> Workload:
+        """Remember a submission that asks for what another one did; ValueError if its id is taken."""
+        if id in self.rows:
+            raise ValueError(f"There is a workload {id} already; every job of a trace needs its own id.")
+        for text, name in ((id, "id"), (team, "team"), (owner, "owner")):
+            refuse_unstorable(text, name)
+        row = self.rows[id] = like._replace(id=id, team=team, owner=owner, submitted_at=now)
         return row
 
     def active(self) -> list[Workload]:

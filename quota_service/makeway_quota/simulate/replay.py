@@ -15,6 +15,7 @@ from ..engine.plan import Plan
 from ..engine.state import Profile
 from ..settle import Books, settle
 from ..store.records import Change, NewWorkload, Workload
+from ..store.rows import submitted
 from .estate import Estate, profile_name
 from .machines import Machines, held
 from .memory import MemoryStore
@@ -69,6 +70,7 @@ class Replay:
         self.passes = 0
         self.now = 0.0
         self._started: list[str] = []
+        self._alike: dict[tuple[str, int], Workload] = {}
         self._until: list[tuple[float, str]] = []
         self.accounting = Accounting(lambda: self.now)
         self._pools = {node.name: node.pool for node in estate.nodes}
@@ -106,14 +108,32 @@ class Replay:
         return max(self.now, -(-first // self.round_to) * self.round_to)
 
     def _submit(self, arrival: Arrival) -> None:
-        name = arrival.profile or profile_name(arrival.gpus)
-        profile = self.profiles.get(name) or self._sized(arrival.gpus)
-        if profile is None:
-            raise TraceInvalid(f"Job {arrival.id} wants profile {name}, which the policy does not have.")
+        like = self._like(arrival)
         if arrival.team not in self.meter.teams:
             raise TraceInvalid(f"Job {arrival.id} is of team {arrival.team}, which the policy does not have.")
+        row = self.store.add_like(like, arrival.id, arrival.team, arrival.owner, now=arrival.submit)
+        self.machines.submit(arrival)
+        self.meter.submitted(row)
+        self.dirty.add(row.id)
+        self.news = True
+        if arrival.until is not None:
+            heapq.heappush(self._until, (arrival.until, arrival.id))
+
+    def _like(self, arrival: Arrival) -> Workload:
+        """Give what everybody begins as who asks for the same; made once."""
+        asked = arrival.profile, arrival.gpus
+        like = self._alike.get(asked)
+        if like is None:
+            name = arrival.profile or profile_name(arrival.gpus)
+            profile = self.profiles.get(name) or self._sized(arrival.gpus)
+            if profile is None:
+                raise TraceInvalid(f"Job {arrival.id} wants profile {name}, which the policy does not have.")
+            like = self._alike[asked] = submitted(self._new(arrival, profile), 0.0)
+        return like
+
+    def _new(self, arrival: Arrival, profile: Profile) -> NewWorkload:
         grace = profile.grace if profile.grace is not None else self.estate.settings.grace
-        new = NewWorkload(
+        return NewWorkload(
             arrival.id,
             "job",
             arrival.team,
@@ -126,13 +146,6 @@ class Replay:
             memory=profile.memory,
             grace=grace,
         )
-        row = self.store.add_workload(new, now=arrival.submit)
-        self.machines.submit(arrival)
-        self.meter.submitted(row)
-        self.dirty.add(row.id)
-        self.news = True
-        if arrival.until is not None:
-            heapq.heappush(self._until, (arrival.until, arrival.id))
 
     def _sized(self, milli: int) -> Profile | None:
         return next((p for p in self.estate.profiles if p.gpus * p.workers == milli), None)
