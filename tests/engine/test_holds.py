@@ -237,3 +237,12 @@ def test_what_is_not_held_any_more_is_used_in_the_same_plan() -> None:
     world.submit("low", "a", "small", priority=-1).submit("high", "a", "big").now += 700
     plan = world.submit("b1", "b", "one").plan()
     assert [(s.id, s.pool) for s in plan.start] == [("high", "p"), ("low", "p"), ("b1", "q")]
+
+
+@pytest.mark.covers("F43")
+def test_who_waited_too_long_may_still_stop_its_own_teams_lower_work() -> None:
+    world = World().pool("p", gpus=2).team("a").team("b").profile("one", 1)
+    world.submit("low", "a", "one", priority=-1).submit("other", "b", "one").settle()
+    world.submit("high", "a", "one", priority=1).change("high", submitted_at=world.now - 2 * DAY)
+    plan = world.step()
+    assert [(e.id, e.beneficiary, e.rule) for e in plan.evict] == [("low", "high", "preempt_in_team")]

@@ -287,6 +287,31 @@ EDITS = (
     ),
     Edit(
         "hopeless.py",
+        "self.kept = {hold.queue.number for hold in draft.holds.values()}",
+        "self.kept: set[int] = set()",
+        "who waited too long asks its own team past its hold",
+    ),
+    Edit(
+        "hopeless.py",
+        "return hold is not None and not (hold.there and hold.until is None)",
+        "return False",
+        "what ends in time may use what is held",
+    ),
+    Edit(
+        "seats.py",
+        "if not alike or _counts_as(workload) != _counts_as(old) or",
+        "if not alike or",
+        "who changes its team between two plans counts on the new one",
+    ),
+    Edit(
+        "seats.py",
+        "    for tenancy in [tenancy for name, tenancy in cluster.fresh.items() if name not in kept]:\n"
+        "        cluster.withdraw(tenancy)\n",
+        "",
+        "a start that did not come about takes no room",
+    ),
+    Edit(
+        "hopeless.py",
         "        return queue.patient or not self._may_ask(queue)",
         "        return True",
         "a team's higher priority stops its lower one",
