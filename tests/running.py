@@ -71,7 +71,7 @@ class Running:
         session: Session = await self.client("spawner").ask_session(wanted)
         return session
 
-    async def until(self, found: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    async def until(self, found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
         """Wait until an (async) question is answered with something true, looking after every change."""
         tape = self.service.desk.tape
         deadline = asyncio.get_running_loop().time() + seconds
@@ -85,7 +85,7 @@ class Running:
             assert left > 0, f"waited {seconds:g} s in vain: {what}"
             await tape.changed(mark, min(left, 0.5))
 
-    async def job(self, id: str, *states: str, seconds: float = 30.0) -> Job:
+    async def job(self, id: str, *states: str, seconds: float = 60.0) -> Job:
         """Wait until a job is in one of the states (or has been decided about at all)."""
 
         async def there() -> Job | None:
@@ -95,7 +95,7 @@ class Running:
         found: Job = await self.until(there, f"{id} becomes {' or '.join(states)}", seconds)
         return found
 
-    async def granted(self, id: str, seconds: float = 40.0) -> Session:
+    async def granted(self, id: str, seconds: float = 80.0) -> Session:
         """Wait until a session has its GPUs or is refused."""
 
         async def there() -> Session | None:

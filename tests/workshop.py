@@ -80,7 +80,7 @@ class Workshop:
         return found[0] if found else None
 
     async def until(
-        self, workload: str, fits: Callable[[AttemptSeen], Any], attempt: int = 1, seconds: float = 15.0
+        self, workload: str, fits: Callable[[AttemptSeen], Any], attempt: int = 1, seconds: float = 45.0
     ) -> AttemptSeen:
         """Wait until an attempt is as wanted."""
         ends = time.monotonic() + seconds
@@ -103,7 +103,7 @@ class Workshop:
             workload, lambda seen: seen.phase is Phase.RUNNING and says in self.log(workload, attempt), attempt
         )
 
-    async def over(self, workload: str, attempt: int = 1, seconds: float = 15.0) -> AttemptSeen:
+    async def over(self, workload: str, attempt: int = 1, seconds: float = 45.0) -> AttemptSeen:
         """Wait until it ended."""
         return await self.until(workload, lambda seen: seen.phase in OVER, attempt, seconds)
 

@@ -134,7 +134,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         expect(row).to_contain_text("trial-8")
         take(pictures, bo, "picker")
         bo.start("devops/gpu2")
-        until(lambda: jobs()["trial-8"].state == "pending", "the job that started last leaves", 45)
+        until(lambda: jobs()["trial-8"].state == "pending", "the job that started last leaves", 90)
         bo.in_lab()
         states = {name: job.state.value for name, job in jobs().items()}
         assert states == {f"trial-{i}": "running" for i in range(1, 8)} | {"trial-8": "pending"}

@@ -332,7 +332,7 @@ def test_who_is_taken_out_of_a_group_loses_its_gpus_within_seconds(
     with portal.client(cy.token) as client:
         assert client.me().teams == ["rnd"]
         subprocess.run(["gpasswd", "--delete", CY, GROUPS["rnd"]], check=True, capture_output=True)
-        until(lambda: client.me().teams == [], "cy is in no team", 20)
+        until(lambda: client.me().teams == [], "cy is in no team", 60)
         with pytest.raises(MakewayError, match="team"):
             client.submit(JobAsk(name="late", team="rnd", profile="gpu1", command=["true"]))
         assert client.jobs().jobs == []
@@ -344,7 +344,7 @@ def test_who_is_taken_out_of_a_group_loses_its_gpus_within_seconds(
     assert f"The profile gpu1 is not available to {CY}: you are in no team" in answer.text
     assert not portal.server(CY)
     subprocess.run(["userdel", "--force", "--remove", CY], check=True, capture_output=True)
-    until(lambda: refused(portal, cy.token), "cy has no account any more", 20)
+    until(lambda: refused(portal, cy.token), "cy has no account any more", 60)
     assert "/hub/login" in str(cy.browser.get("/hub/home").url)
 
 

@@ -198,7 +198,7 @@ def test_a_crashed_notebook_frees_its_gpu_and_leaves_no_process(portal: Portal) 
     child = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_SESSION": session.id, "PATH": os.environ["PATH"]})
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not [s for s in portal.live_sessions() if s.user == "bo"], "the GPU is free", 30)
+    until(lambda: not [s for s in portal.live_sessions() if s.user == "bo"], "the GPU is free", 60)
     assert child.wait(10) == -signal.SIGKILL  # a daemon that a kernel left behind would still use the GPU
     until(lambda: not portal.server("bo"), "the Hub knows")
 
@@ -221,7 +221,7 @@ def test_a_killed_service_is_back_soon_and_notebooks_keep_their_gpus(portal: Por
         except Exception:
             return False
 
-    until(back, "the service is back with the lease", 20)
+    until(back, "the service is back with the lease", 60)
     assert (portal.server("lea") or {})["ready"]
     portal.hub("DELETE", "/users/lea/server")
     until(lambda: not [s for s in portal.live_sessions() if s.user == "lea"], "given back")

@@ -96,7 +96,7 @@ async def test_a_script_that_ignores_the_signal_is_killed_and_the_log_says_what_
         await run.until(lambda: at_work(run, job, 1), "it runs")
         child = int((await log_of(run, job)).split()[1])
         await run.client("ana").preempt_test(job.id)
-        await run.until(lambda: left(run, job, 1), "it is killed", 15)
+        await run.until(lambda: left(run, job, 1), "it is killed", 60)
         assert not Path(f"/proc/{child}").exists(), "with everything it started"
         (requeued,) = await told(run, job, "requeue")
         assert re.fullmatch(

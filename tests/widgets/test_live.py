@@ -34,7 +34,7 @@ class Watcher:
             self.pictures.append(picture)
             self._news.notify_all()
 
-    def until(self, good: Callable[[Picture], bool], seconds: float = 15) -> Picture:
+    def until(self, good: Callable[[Picture], bool], seconds: float = 45) -> Picture:
         with self._news:
             found = self._news.wait_for(lambda: self.pictures and good(self.pictures[-1]), seconds)
             assert found, self.pictures[-1:]

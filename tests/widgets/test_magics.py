@@ -32,7 +32,7 @@ def service(portal: Portal) -> Iterator[Client]:
         yield client
 
 
-def until(service: Client, id: str, good: Callable[[Job], bool], seconds: float = 30) -> Job:
+def until(service: Client, id: str, good: Callable[[Job], bool], seconds: float = 60) -> Job:
     deadline = time.monotonic() + seconds
     job: Job = service.job(id)
     while not good(job):
