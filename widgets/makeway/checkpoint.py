@@ -98,11 +98,11 @@ class _Signals:
 
     def _in_a_worker(self, number: int) -> None:
         """A forked worker outlives the notice (the main process still needs its batches), but not its own end."""
-        if not self._spared and os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", "")):
-            self._spared = True
-            return
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        for each in (each for each, before in self._before.items() if before is not None):
+            signal.signal(each, signal.SIG_DFL)  # the next one ends it, in whatever it waits for
+        if self._spared or not os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", "")):
+            os.kill(os.getpid(), number)
+        self._spared = True
 
 
 _signals = _Signals()
