@@ -84,8 +84,8 @@ class _Signals:
         self.home = os.getpid()
         for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
             number = getattr(signal, name, signal.SIGTERM)
-            self._before[number] = before = signal.getsignal(number)
-            if before is not None:  # None: a handler written in C, which could not be called from ours
+            if (before := signal.getsignal(number)) is not None:  # None: written in C, could not be called from ours
+                self._before[number] = before
                 signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -98,8 +98,8 @@ class _Signals:
 
     def _in_a_worker(self, number: int) -> None:
         """A forked worker outlives the notice (the main process still needs its batches), but not its own end."""
-        for each in (each for each, before in self._before.items() if before is not None):
-            signal.signal(each, signal.SIG_DFL)  # the next one ends it, in whatever it waits for
+        for ours in self._before:
+            signal.signal(ours, signal.SIG_DFL)  # the next one ends it, in whatever it waits for
         if self._spared or not os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", "")):
             os.kill(os.getpid(), number)
         self._spared = True

@@ -142,7 +142,9 @@ class Cluster:
                 yield tenancy
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
-        """Give the lowest priority among a team's work that may be stopped in these pools; NOBODY if there is none."""
+        """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""
+        if not self.settings.in_team_preemption:
+            return NOBODY
         return min([self.stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in pools], default=NOBODY)
 
     def grace(self, workload: Workload) -> float:

@@ -163,11 +163,14 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     workers = cluster.rooms[asked]
     if workers is None:
         return _foreseen(cluster, need, pool).ever(cluster.now, lambda tenancy: ends_at(cluster, tenancy))
-    claims = [part for claim in cluster.claims.values() for part in claim.parts if part.node.pool is pool]
+    claimed: dict[int, list[tuple[Part, Need]]] = {}
+    for claim in cluster.claims.values():
+        for part in claim.parts:
+            if part.node.pool is pool:
+                claimed.setdefault(part.node.position, []).append((part, claim.need))
     total: int = workers[-1]
-    for state in {part.node.position: part.node for part in claims}.values():
-        here = [(part, claim.need) for claim in cluster.claims.values() for part in claim.parts if part.node is state]
-        total += _hosts_empty(state, need, here) - workers[state.position]
+    for at, parts in claimed.items():
+        total += _hosts_empty(pool.nodes[at], need, parts) - workers[at]
     return total >= need.least
 
 

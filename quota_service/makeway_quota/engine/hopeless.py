@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .book import Queue
-from .cluster import NOBODY, Cluster
+from .cluster import Cluster
 from .draft import Draft
 from .place import enough
 from .world import PoolState
@@ -52,19 +52,13 @@ class Hopeless:
         """Say whether its team runs something for it to stop, and that would be enough."""
         lowest = self.lowest.get(queue.kin)
         if lowest is None:
-            lowest = self.lowest[queue.kin] = self._lowest(queue)
+            lowest = self.lowest[queue.kin] = self.cluster.lowest(queue.account.policy.name, self._open(queue))
         if lowest >= queue.priority:
             return False
         asked = (queue.kin, queue.wish, queue.priority)
         if asked not in self.asking:
             self.asking[asked] = any(self._enough(queue, pool) for pool in self._open(queue))
         return self.asking[asked]
-
-    def _lowest(self, queue: Queue) -> int:
-        """Give the lowest priority among the work that a team could stop for its own."""
-        if not self.cluster.settings.in_team_preemption:
-            return NOBODY
-        return self.cluster.lowest(queue.account.policy.name, self._open(queue))
 
     def _enough(self, queue: Queue, pool: PoolState) -> bool:
         """Say whether there could be room in a pool once all of its team is gone that counts less (whole GPUs only)."""

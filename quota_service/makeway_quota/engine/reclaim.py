@@ -192,11 +192,11 @@ def _room(seeker: Seeker, node: NodeState, gone: Iterable[Tenancy], workers: int
 
 def _on_many_nodes(seeker: Seeker) -> Choice | None:
     offers = []
-    seeker.where()
+    where = seeker.where()
     for node in seeker.pool.nodes:
         if not node.suits(seeker.need):
             continue
-        able = sorted(seeker.askable(node), key=seeker.order)
+        able = sorted(where.get(node.position, ()), key=seeker.order)
         have = node.workers(seeker.need, True)
         most = _most(seeker, node, able)
         if most:

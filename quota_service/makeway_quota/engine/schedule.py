@@ -171,7 +171,7 @@ def _may_ask(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
     """Say whether there is anybody whom one of a queue could ask to leave, though it is over quota."""
     if cluster.settings.fair_share == "reclaim":
         return True
-    return cluster.settings.in_team_preemption and cluster.lowest(queue.account.policy.name, pools) < queue.priority
+    return cluster.lowest(queue.account.policy.name, pools) < queue.priority
 
 
 def _keep_promises(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from heapq import heappush
+from math import inf
 from typing import TYPE_CHECKING
 
 from .packing import Shape
@@ -104,7 +105,7 @@ def _keeps_its_seat(cluster: Cluster, workload: Workload, tenancy: Tenancy) -> b
     alike = alike and workload.promised_to == old.promised_to and cluster.need(workload) is tenancy.need
     if not alike or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in tenancy.parts):
         return False
-    return _yields(cluster, workload) == (workload.id in cluster.yielding)
+    return (_yields_from(cluster, workload) <= cluster.now) == (workload.id in cluster.yielding)
 
 
 def _counts_as(workload: Workload) -> tuple[object, ...]:
@@ -124,28 +125,25 @@ def _stay(cluster: Cluster, tenancy: Tenancy, workload: Workload) -> None:
     cluster.note(tenancy)
 
 
-def _yields(cluster: Cluster, workload: Workload) -> bool:
-    """Say whether a workload ran so long by now that it yields."""
+def _yields_from(cluster: Cluster, workload: Workload) -> float:
+    """Give the time from which a workload yields, as it ran so long; infinite while it does not get there."""
     after = cluster.settings.yields_after
     if not after or workload.firm or workload.kind != "job":
-        return False
-    return workload.ran >= after or (_at_work(workload) and _yields_from(cluster, workload) <= cluster.now)
-
-
-def _at_work(workload: Workload) -> bool:
-    return workload.state in _AT_WORK and workload.started_at is not None
-
-
-def _yields_from(cluster: Cluster, workload: Workload) -> float:
-    return (workload.started_at or 0.0) + cluster.settings.yields_after - workload.ran
+        return inf
+    if workload.ran >= after:
+        return -inf
+    if workload.state not in _AT_WORK or workload.started_at is None:
+        return inf
+    return workload.started_at + after - workload.ran
 
 
 def _time(cluster: Cluster, workload: Workload) -> None:
     """Note whether a workload yields, or when it will."""
-    if _yields(cluster, workload):
+    at = _yields_from(cluster, workload)
+    if at <= cluster.now:
         cluster.yielding.add(workload.id)
-    elif cluster.settings.yields_after and not workload.firm and workload.kind == "job" and _at_work(workload):
-        heappush(cluster.yields_at, (_yields_from(cluster, workload), workload.id))
+    elif at < inf:
+        heappush(cluster.yields_at, (at, workload.id))
 
 
 def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:

@@ -168,7 +168,7 @@ class NodeState:
 def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int) -> int:
     """Count the workers that fit on devices with so much left each (`whole` of them untouched)."""
     if need.gpus >= GPU:
-        count = whole // (need.gpus // GPU)
+        count = whole // need.whole
     elif need.gpus:
         count = sum(left // need.gpus for left in devices if left > 0)
     else:
