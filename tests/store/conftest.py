@@ -47,7 +47,7 @@ def postgres_url() -> Iterator[str]:
             server = subprocess.Popen([postgres, "-D", data, *settings], user=user, stdout=log, stderr=log)
         try:
             wait = f"until {ready} -q -h {folder}; do sleep 0.1; done"
-            subprocess.run(["sh", "-c", wait], timeout=30, check=True)
+            subprocess.run(["sh", "-c", wait], timeout=180, check=True)
             yield f"postgresql+psycopg://makeway@/postgres?host={folder}"
         finally:
             server.terminate()
