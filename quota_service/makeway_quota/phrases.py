@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .engine.say import count, gpus, number
 
-def number(milli: int) -> str:
-    """Say milli-GPUs as GPUs: 1000 → 1, 500 → 0.5."""
-    return f"{milli / 1000:g}"
-
-
-def gpus(milli: int) -> str:
-    """Say a quantity of GPUs with its noun: 1 GPU, 2 GPUs, 0.5 GPUs."""
-    return f"{number(milli)} GPU{'' if milli == 1000 else 's'}"
-
-
-def count(n: int, noun: str) -> str:
-    """Say a count with its noun: 1 job, 2 jobs."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+__all__ = ["count", "duration", "gpus", "names", "number"]
 
 
 def duration(seconds: float) -> str:
     """Say a duration in its two largest units: 45 s, 4 min, 2 h 5 min, 3 d."""
+    if 0.05 <= seconds < 0.95:
+        return f"{seconds:.1f} s"
     whole = max(0, round(seconds))
     if whole < 120:
-        return f"{whole} s" if seconds >= 1 or whole else f"{max(0.0, seconds):.1f} s"
+        return f"{whole} s"
     if whole < 7200:
         return f"{whole // 60} min"
     if whole < 172_800:

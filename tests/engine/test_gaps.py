@@ -251,3 +251,6 @@ def test_a_promise_to_a_session_outlives_the_use_of_its_departments_reservation(
     assert not world.step().refused, "it was admitted by what its department reserves, before its team used its own"
     (plan,) = (plan for plan in world.release("b1", "b2").settle() if plan.acts)
     assert [s.id for s in plan.start] == ["s", "a1"]
+    assert plan.start[0].message == (
+        "Starts on q-1, as it was promised: a's sessions use 6 GPUs, more than the 4 reserved now."
+    )

@@ -60,10 +60,13 @@ class Draft:
         nodes = sorted({p.node.node.name for p in tenancy.parts})
         where = f"Starts on {listed(nodes)}"
         team = account.policy.label
-        if in_quota:
-            kind = "sessions use" if workload.firm else "uses"
-            owner = f"{team}'s {kind}" if workload.firm else f"{team} {kind}"
-            message = f"{where}: {owner} {number(used)} of its {gpus(reserved)} reserved."
+        uses = f"{team}'s sessions use" if workload.firm else f"{team} uses"
+        if in_quota and used > reserved:  # its reservation was cut, or others use it, since it was promised this place
+            message = (
+                f"{where}, as it was promised: {uses} {gpus(used)}, more than the {number(reserved)} reserved now."
+            )
+        elif in_quota:
+            message = f"{where}: {uses} {number(used)} of its {gpus(reserved)} reserved."
         else:
             message = (
                 f"{where} over quota: {team} uses {gpus(used)} and has {number(reserved)} reserved; "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ..engine.say import gpus
 from ..engine.state import GPU, Policy
 from .document import Document
 from .fields import Fields
-from .issues import Findings, did_you_mean, gpus, quote
+from .issues import Findings, did_you_mean, quote
 
 NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from ..engine.say import gpus
 from ..engine.state import Policy, QuotaLine
 from .document import Document
-from .issues import gpus, number
+from .issues import number
 
 MILLI = frozenset({"gpus", "capacity", "size"})
 CORES = frozenset({"cpu", "node_cpu"})

@@ -81,8 +81,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def number(milli: int) -> str:
     """Write thousandths as people do: 5, 0.5, 1.25."""
     return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
-
-
-def gpus(milli: int) -> str:
-    """Write a quantity of GPUs."""
-    return f"{number(milli)} {'GPU' if 0 < milli <= 1000 else 'GPUs'}"

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from ..engine.say import gpus
 from ..engine.state import GPU, Kind, Policy, Pool, Profile, QuotaLine, Settings, Weight
 from .document import PolicyFacts, PoolFacts, ProfileFacts
 from .fields import Fields
-from .issues import gpus, quote
+from .issues import quote
 
 AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
 POOL = (
