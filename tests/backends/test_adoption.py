@@ -121,7 +121,7 @@ def kill_a_service(root: Path, after: float) -> None:
 async def test_a_launcher_that_dies_takes_its_job_with_it(shop: Workshop) -> None:
     await shop.run("j-1", "sh", "-c", "(setsid sleep 81 &); echo up; sleep 82")
     await shop.running("j-1", says="up")
-    assert len(shop.processes("j-1")) == 4
+    await shop.until("j-1", lambda _: len(shop.processes("j-1")) == 4)
     os.kill(shop.launcher("j-1"), signal.SIGKILL)
     seen = await shop.over("j-1")
     assert (seen.phase, seen.exit_code) == (Phase.LOST, None)

@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -227,7 +228,7 @@ def test_nobody_reads_anothers_files_or_the_portals_from_a_notebook(
         assert name in found
     assert [name for name in found if name.endswith(("/result.pkl", "/log", "checkpoints/mine"))]
     uid = account(ANA)["uid"]
-    others = [pid for pid in pids() if uid in identity(pid)[0]] + [*marked("MAKEWAY_STATE_DIR", str(root))]
+    others = [pid for pid, known in identities().items() if uid in known] + [*marked("MAKEWAY_STATE_DIR", str(root))]
     assert len(others) >= 6, "notebook, kernel, launcher and job; Hub, proxy and service"
     private = [Path(f"/proc/{pid}/{what}") for pid in others for what in ("environ", "fd", "mem")]
     read = people[BO].reads([*files, *private])
@@ -238,18 +239,13 @@ def test_nobody_reads_anothers_files_or_the_portals_from_a_notebook(
     assert as_user(BO, "ls", str(root)).returncode != 0, "not even whose things there are"
 
 
-def pids() -> list[int]:
-    """Every process that is still there."""
-    found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in found if Path(f"/proc/{pid}/cmdline").exists() and not is_gone(pid)]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        identity(pid)
-    except (OSError, KeyError):
-        return True
-    return False
+def identities() -> dict[int, set[int]]:
+    """Every process, with its account numbers; others may end while we look."""
+    found = {}
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+        with suppress(OSError, KeyError):
+            found[pid] = identity(pid)[0]
+    return found
 
 
 @pytest.mark.covers("N22")
