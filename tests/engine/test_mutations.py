@@ -35,8 +35,8 @@ EDITS = (
     ),
     Edit(
         "limits.py",
-        "return amount <= self.unreserved(account, pool, firm)",
-        "return amount < self.unreserved(account, pool, firm)",
+        "return amount <= account.unreserved(pool, firm)",
+        "return amount < account.unreserved(pool, firm)",
         "work that fills the reservation exactly is in quota",
     ),
     Edit(
@@ -146,8 +146,8 @@ EDITS = (
     ),
     Edit(
         "victims.py",
-        'if self.workload.kind == "job" and self._protected(victim):',
-        "if self._protected(victim):",
+        'if victim.profile in self.cluster.protecting and self.workload.kind == "job" and self._protected(victim):',
+        "if victim.profile in self.cluster.protecting and self._protected(victim):",
         "min_runtime protects from jobs, not from sessions",
     ),
     Edit(

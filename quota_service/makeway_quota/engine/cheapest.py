@@ -111,7 +111,13 @@ def enough_devices(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> 
     wanted = seeker.need.whole - node.whole_future
     if wanted <= 0:
         return True
-    return sum(len(part.devices) for t in able for part in t.parts if part.node is node) >= wanted
+    for tenancy in able:
+        for part in tenancy.parts:
+            if part.node is node:
+                wanted -= len(part.devices)
+        if wanted <= 0:
+            return True
+    return False
 
 
 def score(seeker: Seeker, chosen: Sequence[Tenancy]) -> Score:

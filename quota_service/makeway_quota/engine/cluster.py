@@ -40,6 +40,8 @@ class Cluster:
         self.leaving: list[str] = []
         self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
+        """The profiles whose work jobs may not stop at once."""
         self.rankings: dict[tuple[object, ...], Any] = {}
         """What a search for victims learned that the next one may use."""
         self.answers: dict[tuple[object, ...], Any] = {}

@@ -22,6 +22,9 @@ from .state import GPU, Workload
 from .victims import within_fair_share
 from .world import UNLIMITED, Need, NodeState, Part, PoolState, Tenancy, hosts
 
+_GPUS_ALONE = Need(0, 1, 1, 0, 0)
+"""What goes with a part that takes no CPU and no memory."""
+
 
 @dataclass(slots=True)
 class Hold:
@@ -105,17 +108,19 @@ class Hold:
 def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
     """List what of a node's free GPUs, CPU and memory must stay free, so that there is room when it opens."""
     node = room.node
+    if not (any(node.free) or need.cpu or need.memory):
+        return
     spare = max(0, room.whole - room.workers * need.whole)
     many = max(0, node.whole_free - spare) if need.whole else 0
     devices = [at for at, milli in enumerate(node.free) if milli == GPU][:many] if many else []
     cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), room.cpu - room.workers * need.cpu)
     memory = _part(need.memory, min(node.memory_open, node.memory_future), room.memory - room.workers * need.memory)
     if devices or cpu or memory:
-        yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory)
+        yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory) if cpu or memory else _GPUS_ALONE
     if need.whole and not spare:
         for at, milli in enumerate(node.free):
             if 0 < milli < GPU:
-                yield Part(0, node, (at,), milli), Need(0, 1, 1, 0, 0)
+                yield Part(0, node, (at,), milli), _GPUS_ALONE
 
 
 def _part(need: int, free: int, spare: int) -> int:
@@ -128,11 +133,11 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
     `Lowest` takes what is left over, however long it waits.
     """
     found = [
-        (queue, workload)
+        (queue, line[0])
         for queue in queues
         if queue.total and not queue.session and queue.account.policy.weight != "Lowest"
-        for workload in queue.heads()
-        if cluster.waits_too_long(workload) and workload.id not in cluster.claims
+        for line in queue.lines.values()
+        if line and cluster.waits_too_long(line[0]) and line[0].id not in cluster.claims
     ]
     found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
     return found

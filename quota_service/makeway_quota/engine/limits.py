@@ -83,7 +83,8 @@ class Account:
         self._reserving: dict[str, tuple[Line, ...]] = {}
         self._limiting: dict[str, tuple[Line, ...]] = {}
         self._guarantors: dict[str, Account | None] = {}
-        self.known_shares: dict[str, tuple[int, ...]] = {}
+        self._shares: dict[str, tuple[int, ...]] = {}
+        self._unreserved: dict[tuple[str, bool], int] = {}
 
     @cached_property
     def chain(self) -> tuple[Account, ...]:
@@ -129,10 +130,25 @@ class Account:
 
     def shares(self, pool: str) -> tuple[int, ...]:
         """Give the shares of the departments, from the top down, and its own; kept until anything is booked."""
-        known = self.known_shares.get(pool)
+        known = self._shares.get(pool)
         if known is None:
-            known = self.known_shares[pool] = tuple(level._share(pool) for level in reversed(self.chain))
+            known = self._shares[pool] = tuple(level._share(pool) for level in reversed(self.chain))
         return known
+
+    def unreserved(self, pool: str, firm: bool) -> int:
+        """Give how much of its reservation in `pool` is not used yet (0 without any); kept until anything is booked."""
+        known = self._unreserved.get((pool, firm))
+        if known is None:
+            guarantor = self.guarantor(pool)
+            lines = guarantor.reserving(pool) if guarantor else ()
+            rest = [line.quota.reserved - (line.firm if firm else line.taken) for line in lines]
+            known = self._unreserved[pool, firm] = max(0, min(rest, default=0))
+        return known
+
+    def forget(self) -> None:
+        """Work these out anew: something was booked, or the history is another."""
+        self._shares.clear()
+        self._unreserved.clear()
 
     def share(self, pool: str) -> int:
         """Give over-quota use and history per weight: the smaller, the sooner it is its turn."""
@@ -182,7 +198,7 @@ class Ledger:
         if later > 0:
             self.grown.append(account)
         for each in self.family(account):
-            each.known_shares.clear()
+            each.forget()
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
             for line in level.covering(pool):
@@ -197,15 +213,7 @@ class Ledger:
 
     def in_quota(self, account: Account, pool: str, amount: int, firm: bool) -> bool:
         """Say whether `amount` more stays within the reservation: of sessions alone, or of all it runs."""
-        return amount <= self.unreserved(account, pool, firm)
-
-    def unreserved(self, account: Account, pool: str, firm: bool) -> int:
-        """Give how much of the reservation in `pool` is not used yet (0 without any)."""
-        guarantor = account.guarantor(pool)
-        if guarantor is None:
-            return 0
-        lines = guarantor.reserving(pool)
-        return max(0, min([ln.quota.reserved - (ln.firm if firm else ln.taken) for ln in lines]))
+        return amount <= account.unreserved(pool, firm)
 
     def over_limit(
         self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None

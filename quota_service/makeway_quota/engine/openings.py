@@ -74,13 +74,16 @@ def openings(node: NodeState, need: Need, now: float, guests: Guests, before: Wh
 
 def _leaving_order(guests: Guests, now: float) -> Iterator[tuple[When, Tenancy]]:
     """Go through those on a node as they end; where nobody knows when, jobs before sessions, small ones first."""
-    stay = [(tenancy, end) for tenancy, end in guests if not tenancy.leaving]
-    known = [(end, t.workload.id, t) for t, end in stay if end is not None]
-    for end, _, tenancy in sorted(known, key=lambda each: each[:2]):
+    known, unknown = [], []
+    for tenancy, end in guests:
+        if end is not None and not tenancy.leaving:
+            known.append((end, tenancy.workload.id, tenancy))
+        elif not tenancy.leaving:
+            unknown.append((tenancy.workload.firm, tenancy.amount, tenancy.workload.id, tenancy))
+    for end, _, tenancy in sorted(known):
         yield (max(now, end), 0, 0), tenancy
     firm = loose = 0
-    unknown = [(t.workload.firm, t.amount, t.workload.id, t) for t, end in stay if end is None]
-    for is_firm, amount, _, tenancy in sorted(unknown, key=lambda each: each[:3]):
+    for is_firm, amount, _, tenancy in sorted(unknown):
         if is_firm:
             firm += amount
         else:

@@ -37,8 +37,8 @@ _FEW = 8
 _MOST_PRICES = 5_000
 """So many states are remembered for each kind of request; then the memory starts anew."""
 
-State = tuple[int, bytes, float, float]
-"""A node as far as prices go: its model, what is left of each device, of CPU and of memory."""
+State = tuple[int, ...]
+"""A node as far as prices go: its model, and what is left of CPU, of memory and of each device."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,6 +72,7 @@ class Packing:
         self.free: Ints = np.zeros((len(rooms), max(width, 1)), dtype=np.int64)
         self.cpu: Floats = np.zeros(len(rooms))
         self.memory: Floats = np.zeros(len(rooms))
+        self.states: list[State] = [(int(model), 0, 0) for model in self.model]
         self.changed: list[int] = []
         self.turn: Ints = np.arange(len(rooms))
         self._asks: dict[Shape, _Ask] = {}
@@ -84,11 +85,12 @@ class Packing:
 
     def see(self, position: int, room: Room) -> None:
         """Take a node as it is now; nothing happens if it is as it was."""
-        row = self.free[position]
-        left, cpu, memory = room.left, room.cpu, room.memory
-        if self.cpu[position] == cpu and self.memory[position] == memory and row[: len(left)].tolist() == list(left):
+        left, cpu, memory, was = room.left, room.cpu, room.memory, self.states[position]
+        state = (was[0], cpu, memory, *left)
+        if state == was:
             return
-        row[: len(left)] = left
+        self.states[position] = state
+        self.free[position, : len(left)] = left
         self.cpu[position], self.memory[position] = cpu, memory
         self.changed.append(position)
 
@@ -118,7 +120,7 @@ class Packing:
         if len(known.prices) > _MOST_PRICES:
             known.prices.clear()
         for at in stale:
-            state = (int(self.model[at]), self.free[at].tobytes(), float(self.cpu[at]), float(self.memory[at]))
+            state = self.states[at]
             price = known.prices.get(state)
             if price is None:
                 loss, rest, device = self._cost(ask, np.array([at]))

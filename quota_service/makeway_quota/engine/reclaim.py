@@ -28,7 +28,8 @@ class Choice:
 
 def reclaim(seeker: Seeker) -> Choice | None:
     """Choose victims and tell them to go; None (and nothing changed) if no legal set makes the seeker fit."""
-    if not seeker.anybody() or (seeker.right not in _SHARED and _hopeless(seeker)):
+    ranked = seeker.need.least == 1 and seeker.right in _SHARED  # it is quick, so whether there is hope is asked last
+    if not seeker.anybody() or (not ranked and _hopeless(seeker)):
         return None
     if seeker.need.least == 1 and seeker.within_caps():
         choice = _on_one_node(seeker)
@@ -38,7 +39,7 @@ def reclaim(seeker: Seeker) -> Choice | None:
         choice = _on_many_nodes(seeker)
         if choice is not None:
             return choice
-    return None if seeker.right in _SHARED and _hopeless(seeker) else _anywhere(seeker)
+    return None if ranked and _hopeless(seeker) else _anywhere(seeker)
 
 
 def _hopeless(seeker: Seeker) -> bool:

@@ -74,11 +74,12 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
         _serve(cluster, draft, sessions)
         _serve(cluster, draft, firm)
         _serve(cluster, draft, others)
-        if why or _anybody_may_hope(Hopeless(cluster, draft), others):
+        hopeless = Hopeless(cluster, draft)
+        if why or _anybody_may_hope(hopeless, others):
             _hold_for_the_starving(cluster, draft, late)
             if quiet and draft.decisions == before and _holds(draft) == last:
                 break  # all were turned down when there was more room: since then there were only starts
-            _serve(cluster, draft, others, Hopeless(cluster, draft))
+            _serve(cluster, draft, others, Hopeless(cluster, draft) if draft.holds else hopeless)
         if not draft.promised and not any(any(queue.lines.values()) for queue in waiting):
             _hold_nothing(draft)
             break  # nobody waits any more
@@ -110,15 +111,19 @@ def _starts_only_take(cluster: Cluster, draft: Draft) -> bool:
 
 def _anybody_may_hope(hopeless: Hopeless, others: list[Queue]) -> bool:
     """Say whether there is room for any of them, or anybody whom they could ask."""
-    hoping = (queue for queue in others if queue.promised or queue.borrows)
-    return any(not hopeless(queue) and any(queue.lines.values()) for queue in hoping)
+    for queue in others:
+        if (queue.promised or queue.borrows) and not hopeless(queue) and any(queue.lines.values()):
+            return True
+    return False
 
 
 def _hold_for_the_starving(cluster: Cluster, draft: Draft, waiting: list[Queue]) -> None:
     """Let those who waited too long go first, one a pool; where they do not fit, keep for them what would do."""
     for queue, workload in starving(cluster, waiting):
         free = [pool for pool in queue.pools if pool.pool.name not in draft.holds]
-        team = [other for other in waiting if other.account is queue.account] if free else []
+        if not free:
+            continue
+        team = [other for other in waiting if other.account is queue.account]
         pools = [pool for pool in free if not outranked(cluster, queue, pool, team)]
         if any(_started_late(cluster, draft, queue, workload, pool) for pool in pools):
             queue.pop(workload)
@@ -223,6 +228,8 @@ def _serve(cluster: Cluster, draft: Draft, waiting: list[Queue], hopeless: Hopel
     Who is in quota in one of its pools may start over quota in another: better than making somebody leave.
     `hopeless`: of the class over quota, for whom nothing can be done.
     """
+    if not waiting:
+        return
     over = hopeless is not None
 
     def may(queue: Queue, pool: PoolState) -> bool:
@@ -282,8 +289,6 @@ def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | Non
     """
     found: list[Queue] = []
     out: list[Queue] = []
-    if not waiting:
-        return found, out
     if hopeless is not None:
         for queue in waiting:
             if queue.promised or queue.borrows:
@@ -293,7 +298,7 @@ def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | Non
     for queue in waiting:
         most = rest.get(queue.kin)
         if most is None:
-            most = max([cluster.ledger.unreserved(queue.account, p.pool.name, queue.firm) for p in queue.pools])
+            most = max([queue.account.unreserved(pool.pool.name, queue.firm) for pool in queue.pools])
             rest[queue.kin] = most
         if queue.total <= most or queue.promised:
             found.append(queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import log
 
 from .packing import Packing, Room, Shape
@@ -45,7 +46,12 @@ class Shelf:
 
 def _rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
     """Round the counts of a mix to steps of an eighth, so that one more of many changes no price."""
-    return {shape: round(_STEP ** round(log(count, _STEP))) for shape, count in mix.items() if count > 0}
+    return {shape: _step(count) for shape, count in mix.items() if count > 0}
+
+
+@lru_cache(maxsize=10_000)
+def _step(count: int) -> int:
+    return round(_STEP ** round(log(count, _STEP)))
 
 
 def emptied(node: NodeState) -> Room:

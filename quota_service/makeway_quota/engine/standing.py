@@ -47,7 +47,7 @@ class Standing:
             for policy in new.policies:
                 self.cluster.ledger.account(policy.name).policy = policy
             for account in self.cluster.ledger.accounts.values():
-                account.known_shares.clear()
+                account.forget()
         for node in nodes.values():
             self.cluster.renew(node)
 

@@ -60,17 +60,15 @@ class Seeker:
         victim = tenancy.workload
         if tenancy.leaving or victim.firm or not tenancy.amount or tenancy.pool is not self.pool:
             return False
-        if self.workload.kind == "job" and self._protected(victim):
+        if victim.profile in self.cluster.protecting and self.workload.kind == "job" and self._protected(victim):
             return False
         if self.right == "own_team":
             return self._ranks_below(victim)
         return True
 
     def _protected(self, victim: Workload) -> bool:
-        profile = self.cluster.profiles.get(victim.profile)
-        if profile is None or not profile.min_runtime:
-            return False
-        return victim.started_at is None or self.cluster.now - victim.started_at < profile.min_runtime
+        least = self.cluster.profiles[victim.profile].min_runtime
+        return victim.started_at is None or self.cluster.now - victim.started_at < least
 
     def _ranks_below(self, victim: Workload) -> bool:
         """Say whether a job of the same team comes after the seeker in every respect that the order looks at."""
@@ -129,9 +127,11 @@ class Seeker:
             return self._where
         found: dict[int, list[Tenancy]] = {}
         for tenancy in self._all():
-            if self.may_ask(tenancy):
-                for position in {part.node.position for part in tenancy.parts}:
-                    found.setdefault(position, []).append(tenancy)
+            if self.may_take(tenancy):
+                for part in tenancy.parts:
+                    here = found.setdefault(part.node.position, [])
+                    if not here or here[-1] is not tenancy:
+                        here.append(tenancy)
         self._where = found
         return found
 
@@ -198,7 +198,7 @@ class Seeker:
         account = self.cluster.account(victim)
         started = victim.started_at if victim.started_at is not None else self.cluster.now
         return (
-            self.level(tenancy),
+            _NOT_YET if tenancy.fresh else account.policy.priority,
             -account.share(self.pool.pool.name),
             self.cluster.priority(victim),
             self._lost(tenancy) if self.cluster.settings.victim_order == "cheapest" else 0,

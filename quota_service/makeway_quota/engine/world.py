@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .packing import Shape
@@ -34,16 +34,14 @@ class Need:
     cpu: int
     memory: int
     models: tuple[str, ...] = ()
+    total: int = field(init=False, repr=False, compare=False)
+    """The milli-GPUs that it must have to start."""
+    whole: int = field(init=False, repr=False, compare=False)
+    """The number of whole devices per worker (0 for a share of one, or none)."""
 
-    @property
-    def total(self) -> int:
-        """Give the milli-GPUs that it must have to start."""
-        return self.gpus * self.least
-
-    @property
-    def whole(self) -> int:
-        """Give the number of whole devices per worker (0 for a share of one, or none)."""
-        return self.gpus // GPU
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", self.gpus * self.least)
+        object.__setattr__(self, "whole", self.gpus // GPU)
 
 
 def need_of(workload: Workload, profile: Profile | None) -> Need:
@@ -150,7 +148,8 @@ class NodeState:
         if self.usable and self.indexed:
             self.pool.free += freed
             self.pool.future += later * milli * len(part.devices)
-            self.pool.reindex(self, whole_free, whole_future)
+            if whole_free != self.whole_free or whole_future != self.whole_future:
+                self.pool.reindex(self, whole_free, whole_future)
         self.whole_free, self.whole_future = whole_free, whole_future
 
     def suits(self, need: Need) -> bool:
@@ -173,11 +172,11 @@ def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int)
         count = sum(left // need.gpus for left in devices if left > 0)
     else:
         count = UNLIMITED
-    if need.cpu:
-        count = min(count, cpu // need.cpu)
-    if need.memory:
-        count = min(count, memory // need.memory)
-    return max(count, 0)
+    if need.cpu and count * need.cpu > cpu:
+        count = cpu // need.cpu
+    if need.memory and count * need.memory > memory:
+        count = memory // need.memory
+    return count if count > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
