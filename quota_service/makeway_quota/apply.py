@@ -24,7 +24,7 @@ def books_of(
 ) -> Books:
     """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
     books = Books()
-    pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows)
+    pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows) if reasons or plan.pending else []
     for start in _said(plan.start, rows):
         _start(books, start, rows[start.id], now, lease_seconds, lenders(plan, start))
     for evict in _said(plan.evict, rows):

@@ -54,6 +54,8 @@ class Queue:
     """The same number for all queues that wait for the same reasons."""
     ranks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Pool to the part of the order that comes from ranks."""
+    keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
+    """Pool to the part of the order that everybody in it shares: in quota, and over quota."""
     _whole: dict[str, Line] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
 

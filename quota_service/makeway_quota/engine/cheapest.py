@@ -4,6 +4,8 @@ A node where only one team could be asked keeps its rank within that team until 
 team's share moves all its nodes alike. Such nodes wait in one heap per team and are scored again only when
 touched, or when the team may be asked for more than before. Nodes where several teams could be asked are scored
 for every seeker, those where more GPUs have to leave than elsewhere not at all.
+
+Nobody is scored before its turn: until then a node has a bound, which its score cannot be below.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
+from .state import GPU
 from .victims import Seeker
 from .world import NodeState, Tenancy
 
 Score = tuple[object, ...]
 Scored = tuple[Score, list[Tenancy]]
+Bound = tuple[int, int]
+"""The first two parts of a score: priority and milli-GPUs."""
 Judge = Callable[[Seeker, NodeState, list[Tenancy]], Scored | None]
 """Scores a node, given those who could be asked there in order of leaving; None if that would not do."""
 
@@ -28,39 +33,54 @@ class Ranking:
         self.heaps: dict[str, list[tuple[Score, int]]] = {}
         self.scores: dict[int, tuple[str, Score, list[Tenancy]]] = {}
         self.mixed: set[int] = set()
+        self.unseen: list[tuple[Bound, int]] = []
+        """A heap of nodes that were not scored yet."""
+        self.bounds: dict[int, Bound] = {}
         self.touched = self.grown = -1
 
     def best(self, seeker: Seeker) -> list[Tenancy] | None:
         """Give the cheapest set of victims on one node; None if no node would do."""
-        just = self._catch_up(seeker)
+        self._catch_up(seeker)
         found = [scored for name in list(self.heaps) if (scored := self._top(seeker, name)) is not None]
         for position in sorted(self.mixed):
-            scored = just[position] if position in just else self._judge(seeker, position)[1]
+            scored = self._judge(seeker, position)[1]
             if scored is not None:
                 found.append(scored)
             else:
                 self.mixed.discard(position)
-        return min(found, key=lambda scored: scored[0])[1] if found else None
+        best = min(found, key=lambda scored: scored[0]) if found else None
+        while self.unseen and (best is None or self.unseen[0][0] <= best[0][:2]):
+            bound, position = heapq.heappop(self.unseen)
+            if self.bounds.get(position) == bound:
+                scored = self._score(seeker, position)
+                if scored is not None and (best is None or scored[0] < best[0]):
+                    best = scored
+        return best[1] if best is not None else None
 
-    def _catch_up(self, seeker: Seeker) -> dict[int, Scored | None]:
-        """Score what was touched since the last seeker, and where a team grew and so is easier to ask now."""
+    def _catch_up(self, seeker: Seeker) -> None:
+        """Look anew at what was touched since the last seeker, and where a team grew and so is easier to ask now."""
         pool, grown = seeker.pool, seeker.cluster.ledger.grown
         if self.grown < 0 or (seeker.right == "fair_share" and len(grown) > self.grown):
-            self.heaps, self.scores, self.mixed = {}, {}, set()
+            self.heaps, self.scores, self.mixed, self.unseen, self.bounds = {}, {}, set(), [], {}
             positions = set(seeker.where())
         else:
             positions = set(pool.touched[self.touched :])
             easier = seeker.easier(grown[self.grown :]) if len(grown) > self.grown else ()
             if easier:
                 positions.update(node.position for node in pool.nodes if _hosts_any(node, easier))
-        just = {position: self._score(seeker, position) for position in sorted(positions)}
+        for position in positions:
+            self.mixed.discard(position)
+            self.scores.pop(position, None)
+            self.bounds.pop(position, None)
+            able = self._able(seeker, position)
+            if able:
+                bound = self.bounds[position] = _bound(seeker, pool.nodes[position], able)
+                heapq.heappush(self.unseen, (bound, position))
         self.touched, self.grown = len(pool.touched), len(grown)
-        return just
 
     def _score(self, seeker: Seeker, position: int) -> Scored | None:
         teams, scored = self._judge(seeker, position)
-        self.mixed.discard(position)
-        self.scores.pop(position, None)
+        self.bounds.pop(position, None)
         if scored is None:
             return None
         if len(teams) > 1:
@@ -73,14 +93,17 @@ class Ranking:
         return scored
 
     def _judge(self, seeker: Seeker, position: int) -> tuple[set[str], Scored | None]:
+        able = self._able(seeker, position)
+        able.sort(key=seeker.order)
+        return {t.workload.policy for t in able}, self.judge(seeker, seeker.pool.nodes[position], able) if able else None
+
+    def _able(self, seeker: Seeker, position: int) -> list[Tenancy]:
+        """List those on a node who could be asked; nobody if that would not do."""
         node = seeker.pool.nodes[position]
         if not node.guests or not node.suits(seeker.need):
-            return set(), None
+            return []
         able = seeker.askable(node)
-        if not able or not enough_devices(seeker, node, able):
-            return set(), None
-        able.sort(key=seeker.order)
-        return {t.workload.policy for t in able}, self.judge(seeker, node, able)
+        return able if able and enough_devices(seeker, node, able) else []
 
     def _top(self, seeker: Seeker, team: str) -> Scored | None:
         heap = self.heaps[team]
@@ -104,6 +127,13 @@ class Ranking:
 
 def _hosts_any(node: NodeState, teams: set[str]) -> bool:
     return any(t.workload.policy in teams for t in node.guests.values())
+
+
+def _bound(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> Bound:
+    """Give what clearing a node costs at least: one of these, and what is in use on the devices that are needed."""
+    missing = seeker.need.whole - node.whole_future
+    used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
+    return min([seeker.level(t) for t in able]), max(sum(used), min([seeker.takes(t) for t in able]))
 
 
 def enough_devices(seeker: Seeker, node: NodeState, able: Sequence[Tenancy]) -> bool:

@@ -58,17 +58,23 @@ def consolidate(seeker: Seeker) -> Rearrangement | None:
     if pool.free < seeker.amount or not allowed(cluster, seeker.account, pool, seeker.amount, True):
         return None
     nodes = [node for node in pool.nodes if node.suits(need)]
+    if need.least == 1:
+        return _for_one_worker(seeker, nodes)
     options = [option for node in nodes if node.guests and (option := _option(seeker, node)) is not None]
     options.sort(key=lambda option: option.key)
-    if need.least > 1:
-        return _for_a_gang(seeker, options, need.least - sum(node.workers(need, True) for node in nodes))
-    return _for_one_worker(seeker, options)
+    return _for_a_gang(seeker, options, need.least - sum(node.workers(need, True) for node in nodes))
 
 
-def _for_one_worker(seeker: Seeker, options: list[_Option]) -> Rearrangement | None:
+def _for_one_worker(seeker: Seeker, nodes: list[NodeState]) -> Rearrangement | None:
     """Make room on the node where that moves the fewest GPUs; who turns out to have nowhere to go stays."""
+    unseen = sorted([(_least(seeker, node), node.position) for node in nodes if node.guests], reverse=True)
+    options: list[_Option] = []
     stuck: dict[int, list[Tenancy]] = {}
     for _ in range(_TRIES):
+        while unseen and (not options or unseen[-1][0] <= options[0].cost):
+            found = _option(seeker, seeker.pool.nodes[unseen.pop()[1]])
+            if found is not None:
+                insort(options, found, key=lambda each: each.key)
         if not options:
             break
         option = options.pop(0)
@@ -124,6 +130,14 @@ def _may_move(seeker: Seeker, tenancy: Tenancy) -> bool:
         profile is not None and seeker.cluster.now - victim.started_at < profile.min_runtime
     )
     return not young
+
+
+def _least(seeker: Seeker, node: NodeState) -> int:
+    """Give the milli-GPUs that must move off a node at least: what is in use on the devices that are needed."""
+    missing = seeker.need.whole - node.whole_future
+    if missing <= 0 or any([tenancy.fresh for tenancy in node.guests.values()]):
+        return 0
+    return sum(sorted([GPU - left for left in node.future if left < GPU])[:missing])
 
 
 def _option(seeker: Seeker, node: NodeState, staying: Sequence[Tenancy] = ()) -> _Option | None:

@@ -51,14 +51,14 @@ class Hold:
         self.there = True
         for room in self.rooms:
             for part, need in _held(room, self.queue.need):
-                part.node.shift(part, need, 0, -1, for_a_while=True)
+                _shift(part, need, -1)
                 self.parts.append((part, need))
 
     def lift(self) -> None:
         """Give it back for a while."""
         self.there = False
         for part, need in self.parts:
-            part.node.shift(part, need, 0, 1, for_a_while=True)
+            _shift(part, need, 1)
         self.parts = []
 
     @contextmanager
@@ -103,6 +103,23 @@ class Hold:
     def over_capacity(self, queue: Queue) -> bool:
         """Say whether the pool's cap has no room for both."""
         return self.cluster.over_capacity(self.pool, queue.need.total + self.queue.need.total)
+
+
+def _shift(part: Part, need: Need, sign: int) -> None:
+    """Take (-1) what is held off what is free, or (1) give it back; whole devices, which nobody uses, all at once."""
+    node = part.node
+    if part.milli != GPU or need is not _GPUS_ALONE:
+        node.shift(part, need, 0, sign, for_a_while=True)
+        return
+    pool, many, left = node.pool, sign * len(part.devices), GPU if sign > 0 else 0
+    pool.touch(node)
+    for at in part.devices:
+        node.free[at] = node.future[at] = left
+    pool.free += many * GPU
+    pool.future += many * GPU
+    pool.reindex(node, node.whole_free + many, node.whole_future + many)
+    node.whole_free += many
+    node.whole_future += many
 
 
 def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:

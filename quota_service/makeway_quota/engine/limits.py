@@ -169,6 +169,8 @@ class Ledger:
         self.nested = any(account.parent for account in self.accounts.values())
         self.grown: list[Account] = []
         """Who came to use more, or was promised more, one entry for each time."""
+        self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
+        """All lines with whose they are, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
 
     def family(self, account: Account) -> Iterable[Account]:

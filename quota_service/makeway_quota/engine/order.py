@@ -11,6 +11,7 @@ from .state import Profile, Workload
 from .world import PoolState
 
 Key = tuple[object, ...]
+_NO_SHARES = (0,)
 _MOST_IN_VAIN = 16
 """After so many queues in a row for which nothing can be done, it is asked whether that is so for all."""
 
@@ -34,10 +35,14 @@ def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
 
 def common(queue: Queue, pool: PoolState, over: bool) -> Key:
     """Give the part of the order of one class that everybody in a queue shares: smaller is earlier."""
-    account = queue.account
-    last = over and account.policy.weight == "Lowest"
-    shares = account.shares(pool.pool.name) if over else (0,)
-    return (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
+    account, name = queue.account, pool.pool.name
+    shares = account.shares(name) if over else _NO_SHARES
+    keys = queue.keys[over]
+    known = keys.get(name)
+    if known is None or known[-2] is not shares:
+        last = over and account.policy.weight == "Lowest"
+        known = keys[name] = (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
+    return known
 
 
 def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:

@@ -248,7 +248,8 @@ def _anywhere(seeker: Seeker) -> Choice | None:
     if not able:
         return None
     for tenancy in able:
-        if seeker.may_ask_now(tenancy) and _own_first(seeker, tenancy):
+        enough_free = seeker.pool.future + tenancy.amount >= seeker.amount
+        if enough_free and seeker.may_ask_now(tenancy) and _own_first(seeker, tenancy):
             choice = _carry_out(seeker, [tenancy])
             if choice is not None:
                 return choice

@@ -123,8 +123,8 @@ def _hold_for_the_starving(cluster: Cluster, draft: Draft, waiting: list[Queue])
         free = [pool for pool in queue.pools if pool.pool.name not in draft.holds]
         if not free:
             continue
-        team = [other for other in waiting if other.account is queue.account]
-        pools = [pool for pool in free if not outranked(cluster, queue, pool, team)]
+        team = [other for other in waiting if other.account is queue.account and other.priority > queue.priority]
+        pools = [pool for pool in free if not (team and outranked(cluster, queue, pool, team))]
         if any(_started_late(cluster, draft, queue, workload, pool) for pool in pools):
             queue.pop(workload)
             continue

@@ -11,8 +11,7 @@ from .state import Snapshot
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
     """Give what every quota line counts, in the order of policy names."""
-    accounts = cluster.ledger.accounts
-    return tuple([line.told or _told(name, line) for name in sorted(accounts) for line in accounts[name].lines])
+    return tuple([line.told or _told(name, line) for name, line in cluster.ledger.lines])
 
 
 def _told(policy: str, line: Line) -> LineUsage:

@@ -60,6 +60,10 @@ class Seeker:
         victim = tenancy.workload
         if tenancy.leaving or victim.firm or not tenancy.amount or tenancy.pool is not self.pool:
             return False
+        return self._may_stop(victim)
+
+    def _may_stop(self, victim: Workload) -> bool:
+        """Say whether somebody who may be stopped for others may be for this one."""
         if victim.profile in self.cluster.protecting and self.workload.kind == "job" and self._protected(victim):
             return False
         if self.right == "own_team":
@@ -126,8 +130,9 @@ class Seeker:
         if self._where is not None:
             return self._where
         found: dict[int, list[Tenancy]] = {}
+        picky = self.right == "own_team" or (self.cluster.protecting and self.workload.kind == "job")
         for tenancy in self._all():
-            if self.may_take(tenancy):
+            if not tenancy.leaving and (not picky or self._may_stop(tenancy.workload)):
                 for part in tenancy.parts:
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not tenancy:

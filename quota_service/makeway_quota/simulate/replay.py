@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..accounting import Accounting
 from ..apply import books_of
-from ..backends.base import AttemptSeen, Phase, Seen
+from ..backends.base import AttemptSeen, Seen
 from ..durations import Durations
 from ..engine.plan import Plan
 from ..engine.state import Profile
@@ -69,7 +69,6 @@ class Replay:
         self.news = False
         self.passes = 0
         self.now = 0.0
-        self._started: list[str] = []
         self._alike: dict[tuple[str, int], Workload] = {}
         self._until: list[tuple[float, str]] = []
         self.accounting = Accounting(lambda: self.now)
@@ -163,17 +162,9 @@ class Replay:
         self._commit(books)
 
     def _report(self, over: list[AttemptSeen]) -> None:
-        """Tell the books what the machines did: who is up, who is over."""
-        up = []
-        for id in self._started:
-            row = self.store.rows.get(id)
-            if row is not None and row.state == "starting":
-                up.append(AttemptSeen(id, row.attempt, Phase.RUNNING))
-        self._started.clear()
-        gone = {seen.workload for seen in over}
-        seen = Seen((), (*(each for each in up if each.workload not in gone), *over))
-        if seen.attempts:
-            self._commit(settle(self.store.rows, seen, now=self.now, lost_budget=0))
+        """Tell the books which attempts are over; who starts is not reported up, for it counts the same either way."""
+        if over:
+            self._commit(settle(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
 
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while nobody waits."""
@@ -194,7 +185,6 @@ class Replay:
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.start:
             self.machines.start(self.store.rows[start.id], self.now)
-            self._started.append(start.id)
         for id in (*(evict.id for evict in plan.evict), *(move.id for move in plan.move)):
             row = self.store.rows[id]
             self.machines.notice(row, self.now)
