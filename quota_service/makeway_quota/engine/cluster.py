@@ -145,9 +145,13 @@ class Cluster:
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""
-        if not self.settings.in_team_preemption:
-            return NOBODY
-        return min([self.stoppable.get(pool.pool.name, {}).get(policy, NOBODY) for pool in pools], default=NOBODY)
+        found = NOBODY
+        if self.settings.in_team_preemption:
+            for pool in pools:
+                teams = self.stoppable.get(pool.pool.name)
+                if teams and policy in teams:
+                    found = min(found, teams[policy])
+        return found
 
     def grace(self, workload: Workload) -> float:
         """Give how long a workload may take to save and leave."""

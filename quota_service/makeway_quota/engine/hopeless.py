@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .book import Queue
 from .cluster import Cluster
 from .draft import Draft
@@ -17,14 +19,13 @@ class Hopeless:
         self.kept = {hold.queue.number for hold in draft.holds.values()}
         """The numbers of the queues for which something is held."""
         self.room: dict[int, bool] = {}
-        self.lowest: dict[int, int] = {}
         self.asking: dict[tuple[int, int, int], bool] = {}
 
     def __call__(self, queue: Queue) -> bool:
         """Say whether nothing can be done for anybody in a queue, as things are."""
         draft = self.draft
         if self.seen != draft.decisions:
-            self.room, self.lowest, self.asking = {}, {}, {}
+            self.room, self.asking = {}, {}
             self.seen = draft.decisions
         room = self.room.get(queue.wish)
         if room is None:
@@ -46,21 +47,19 @@ class Hopeless:
         hold = self.draft.holds.get(pool.pool.name)
         return hold is not None and not (hold.there and hold.until is None)
 
-    def _open(self, queue: Queue) -> list[PoolState]:
+    def _open(self, queue: Queue) -> Sequence[PoolState]:
         """List the pools where it may ask: where GPUs are held, only the one may that they are held for."""
         holds = self.draft.holds
-        return [pool for pool in queue.pools if pool.pool.name not in holds]
+        return [pool for pool in queue.pools if pool.pool.name not in holds] if holds else queue.pools
 
     def _may_ask(self, queue: Queue) -> bool:
         """Say whether its team runs something for it to stop, and that would be enough."""
-        lowest = self.lowest.get(queue.kin)
-        if lowest is None:
-            lowest = self.lowest[queue.kin] = self.cluster.lowest(queue.account.policy.name, self._open(queue))
-        if lowest >= queue.priority:
+        pools = self._open(queue)
+        if self.cluster.lowest(queue.account.policy.name, pools) >= queue.priority:
             return False
         asked = (queue.kin, queue.wish, queue.priority)
         if asked not in self.asking:
-            self.asking[asked] = any(self._enough(queue, pool) for pool in self._open(queue))
+            self.asking[asked] = any(self._enough(queue, pool) for pool in pools)
         return self.asking[asked]
 
     def _enough(self, queue: Queue, pool: PoolState) -> bool:

@@ -84,7 +84,7 @@ class Account:
         self._limiting: dict[str, tuple[Line, ...]] = {}
         self._guarantors: dict[str, Account | None] = {}
         self._shares: dict[str, tuple[int, ...]] = {}
-        self._unreserved: dict[tuple[str, bool], int] = {}
+        self._unreserved: tuple[dict[str, int], dict[str, int]] = ({}, {})
 
     @cached_property
     def chain(self) -> tuple[Account, ...]:
@@ -137,18 +137,19 @@ class Account:
 
     def unreserved(self, pool: str, firm: bool) -> int:
         """Give how much of its reservation in `pool` is not used yet (0 without any); kept until anything is booked."""
-        known = self._unreserved.get((pool, firm))
+        known = self._unreserved[firm].get(pool)
         if known is None:
             guarantor = self.guarantor(pool)
             lines = guarantor.reserving(pool) if guarantor else ()
             rest = [line.quota.reserved - (line.firm if firm else line.taken) for line in lines]
-            known = self._unreserved[pool, firm] = max(0, min(rest, default=0))
+            known = self._unreserved[firm][pool] = max(0, min(rest, default=0))
         return known
 
     def forget(self) -> None:
         """Work these out anew: something was booked, or the history is another."""
         self._shares.clear()
-        self._unreserved.clear()
+        for known in self._unreserved:
+            known.clear()
 
     def share(self, pool: str) -> int:
         """Give over-quota use and history per weight: the smaller, the sooner it is its turn."""

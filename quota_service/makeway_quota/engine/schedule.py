@@ -283,10 +283,7 @@ def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
 
 
 def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | None) -> tuple[list[Queue], list[Queue]]:
-    """List the queues of a class that may start something, and (over quota) those for which there is no room yet.
-
-    What all queues of an account, or all with the same need, have in common is found out once.
-    """
+    """List the queues of a class that may start something, and (over quota) those for which there is no room yet."""
     found: list[Queue] = []
     out: list[Queue] = []
     if hopeless is not None:
@@ -294,14 +291,11 @@ def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | Non
             if queue.promised or queue.borrows:
                 (out if hopeless(queue) else found).append(queue)
         return found, out
-    rest: dict[int, int] = {}
     for queue in waiting:
-        most = rest.get(queue.kin)
-        if most is None:
-            most = max([queue.account.unreserved(pool.pool.name, queue.firm) for pool in queue.pools])
-            rest[queue.kin] = most
-        if queue.total <= most or queue.promised:
-            found.append(queue)
+        for pool in queue.pools:
+            if queue.promised or queue.total <= queue.account.unreserved(pool.pool.name, queue.firm):
+                found.append(queue)
+                break
     return found, out
 
 

@@ -74,9 +74,9 @@ class Standing:
         cluster, due = self.cluster, set()
         while cluster.yields_at and cluster.yields_at[0][0] <= cluster.now:
             due.add(heappop(cluster.yields_at)[1])
-        due.intersection_update(cluster.workloads)
-        if due:
-            self.change(cluster.workloads[name] for name in sorted(due))
+        told = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
+        if told:
+            self.change(told)
 
     def in_quota(self, workload: Workload) -> bool:
         """Say whether a workload would be within the reservation in one of its pools, as things are."""
