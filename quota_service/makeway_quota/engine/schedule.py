@@ -84,6 +84,16 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
             _hold_nothing(draft)
             break  # nobody waits any more
         quiet = draft.eased == eased and not draft.promised and _starts_only_take(cluster, draft)
+        if quiet and not draft.holds and not any(_in_quota(queue) and any(queue.lines.values()) for queue in waiting):
+            break  # nobody is left who could ask those who use more than before
+
+
+def _in_quota(queue: Queue) -> bool:
+    """Say whether one of a queue would be within the reservation in one of its pools."""
+    for pool in queue.pools:
+        if queue.total <= queue.account.unreserved(pool.pool.name, queue.firm):
+            return True
+    return False
 
 
 def _let_go(draft: Draft) -> None:
@@ -292,10 +302,8 @@ def _sorted_out(cluster: Cluster, waiting: list[Queue], hopeless: Hopeless | Non
                 (out if hopeless(queue) else found).append(queue)
         return found, out
     for queue in waiting:
-        for pool in queue.pools:
-            if queue.promised or queue.total <= queue.account.unreserved(pool.pool.name, queue.firm):
-                found.append(queue)
-                break
+        if queue.promised or _in_quota(queue):
+            found.append(queue)
     return found, out
 
 
