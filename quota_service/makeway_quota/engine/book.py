@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from .cluster import Cluster
 from .limits import Account
+from .need import Need
 from .plan import Waiting
 from .say import this
 from .state import Profile, Workload
-from .world import Need, PoolState
+from .world import PoolState
 
 Line = list[Workload] | deque[Workload]
 _MOST_EMPTY = 1_000

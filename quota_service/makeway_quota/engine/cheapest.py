@@ -94,8 +94,10 @@ class Ranking:
 
     def _judge(self, seeker: Seeker, position: int) -> tuple[set[str], Scored | None]:
         able = self._able(seeker, position)
+        if not able:
+            return set(), None
         able.sort(key=seeker.order)
-        return {t.workload.policy for t in able}, self.judge(seeker, seeker.pool.nodes[position], able) if able else None
+        return {t.workload.policy for t in able}, self.judge(seeker, seeker.pool.nodes[position], able)
 
     def _able(self, seeker: Seeker, position: int) -> list[Tenancy]:
         """List those on a node who could be asked; nobody if that would not do."""

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .limits import Account, Ledger, Line
+from .need import Need, need_of
 from .seats import furnish, honour, reseat
 from .state import Node, Profile, Snapshot, Workload
-from .world import Need, NodeState, Part, PoolState, Tenancy, need_of, placement_of
+from .world import NodeState, Part, PoolState, Tenancy, placement_of
 
 NOBODY = 1 << 30
 """After every priority."""

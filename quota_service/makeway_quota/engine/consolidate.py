@@ -135,7 +135,7 @@ def _may_move(seeker: Seeker, tenancy: Tenancy) -> bool:
 def _least(seeker: Seeker, node: NodeState) -> int:
     """Give the milli-GPUs that must move off a node at least: what is in use on the devices that are needed."""
     missing = seeker.need.whole - node.whole_future
-    if missing <= 0 or any([tenancy.fresh for tenancy in node.guests.values()]):
+    if missing <= 0 or any(tenancy.fresh for tenancy in node.guests.values()):
         return 0
     return sum(sorted([GPU - left for left in node.future if left < GPU])[:missing])
 

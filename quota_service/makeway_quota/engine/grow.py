@@ -43,7 +43,7 @@ def _widen(cluster: Cluster, draft: Draft, tenancy: Tenancy) -> bool:
         found = find(pool, need)
         if not found:
             break
-        cluster.widen(tenancy, replace(found[0], worker=len(tenancy.parts)))
+        cluster.widen(tenancy, found[0]._replace(worker=len(tenancy.parts)))
     wider = len(tenancy.parts) > tenancy.need.least
     if wider:
         draft.widen(tenancy)

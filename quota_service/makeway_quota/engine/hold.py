@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .book import Queue
 from .cluster import Cluster
 from .forecast import ends_at, limit_falls
 from .limits import Line
+from .need import Need
 from .openings import EVER, UNKNOWN, Foreseen, Opening
 from .order import rank
 from .place import kept_back
 from .shelf import emptied
 from .state import GPU, Workload
 from .victims import within_fair_share
-from .world import UNLIMITED, Need, NodeState, Part, PoolState, Tenancy, hosts
+from .world import UNLIMITED, NodeState, Part, PoolState, Tenancy, hosts
 
 _GPUS_ALONE = Need(0, 1, 1, 0, 0)
 """What goes with a part that takes no CPU and no memory."""
@@ -84,7 +85,7 @@ class Hold:
                 if room.node is part.node:
                     whole = sum(part.milli + part.node.open[device] == GPU for device in part.devices)
                     cpu, memory = room.cpu - tenancy.need.cpu, room.memory - tenancy.need.memory
-                    self.rooms[at] = replace(room, whole=room.whole - whole, cpu=cpu, memory=memory)
+                    self.rooms[at] = room._replace(whole=room.whole - whole, cpu=cpu, memory=memory)
 
     def ends_in_time(self, workload: Workload) -> bool:
         """Say whether work that starts now is over, by its time limit, before it could be in the way."""

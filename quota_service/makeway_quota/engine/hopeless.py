@@ -37,10 +37,7 @@ class Hopeless:
     def _room(self, queue: Queue) -> bool:
         if not queue.total or self.cluster.settings.fair_share == "reclaim":
             return True
-        for pool in queue.pools:
-            if self._looks_past(pool) or enough(pool, queue.need):
-                return True
-        return False
+        return any(self._looks_past(pool) or enough(pool, queue.need) for pool in queue.pools)
 
     def _looks_past(self, pool: PoolState) -> bool:
         """Say whether somebody may use what is held in a pool: who ends before it is needed."""

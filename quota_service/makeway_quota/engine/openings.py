@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .need import Need
 from .state import GPU
-from .world import Need, NodeState, PoolState, Tenancy, hosts
+from .world import NodeState, PoolState, Tenancy, hosts
 
 UNKNOWN = float("inf")
 EVER = (UNKNOWN, 1 << 60, 0)
@@ -30,8 +31,7 @@ Key = tuple[When, int, int, int]
 """The order of openings: when, those with room for all first, the node's position, how many workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(NamedTuple):
     """From `when` on, a node hosts `workers`; `whole`, `cpu` and `memory` are what is left on it then."""
 
     when: When

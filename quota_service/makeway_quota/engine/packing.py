@@ -11,7 +11,7 @@ then the first node. Arrays hold one row a node; only rows that changed are scor
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +41,7 @@ State = tuple[int, ...]
 """A node as far as prices go: its model, and what is left of CPU, of memory and of each device."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Shape:
+class Shape(NamedTuple):
     """What one worker asks of one node: milli-GPUs, milli-cores, MiB, and which GPU models would do (none: all)."""
 
     gpus: int
@@ -51,8 +50,7 @@ class Shape:
     models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """A node as the packing sees it: what is left of each device, of CPU and of memory. CPU < 0: take nothing here."""
 
     left: Sequence[int]

@@ -6,9 +6,10 @@ from itertools import chain, islice
 
 from .cluster import Cluster
 from .limits import Account, Line
+from .need import Need
 from .shelf import Shelf
 from .state import GPU
-from .world import Need, NodeState, Part, PoolState, pick
+from .world import NodeState, Part, PoolState, pick
 
 
 def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:

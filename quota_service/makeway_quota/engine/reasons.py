@@ -11,12 +11,13 @@ from .draft import Draft, quota_numbers
 from .forecast import not_before
 from .hold import Hold
 from .limits import Line
+from .need import Need
 from .pending import Alike, Told
 from .place import kept_back
 from .plan import Code, Number, Refusal
 from .say import amounts, count, gpus, listed, number, seconds, who
 from .state import GPU
-from .world import UNLIMITED, Need, NodeState, PoolState, hosts
+from .world import UNLIMITED, NodeState, PoolState, hosts
 
 _TELLING: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
 """Of several pools the one is named where GPUs idle, else the first that could ever do."""

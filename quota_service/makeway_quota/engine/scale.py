@@ -8,11 +8,12 @@ from .book import Queue
 from .cluster import Cluster
 from .draft import Draft
 from .limits import Line
+from .need import Need
 from .order import key
 from .plan import Scale, Waiting
 from .say import count, this
 from .state import GPU, Workload
-from .world import UNLIMITED, Need, PoolState, hosts, pick
+from .world import UNLIMITED, PoolState, hosts, pick
 
 _COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
 

@@ -90,10 +90,7 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
 
 def _in_quota(queue: Queue) -> bool:
     """Say whether one of a queue would be within the reservation in one of its pools."""
-    for pool in queue.pools:
-        if queue.total <= queue.account.unreserved(pool.pool.name, queue.firm):
-            return True
-    return False
+    return queue.total <= max([queue.account.unreserved(pool.pool.name, queue.firm) for pool in queue.pools])
 
 
 def _let_go(draft: Draft) -> None:

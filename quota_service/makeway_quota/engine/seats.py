@@ -8,9 +8,9 @@ from heapq import heappush
 from math import inf
 from typing import TYPE_CHECKING
 
-from .packing import Shape
+from .need import Need, need_of
 from .state import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
-from .world import Need, NodeState, Part, PoolState, Tenancy, devices_of, need_of, pick, placement_of
+from .world import NodeState, Part, PoolState, Tenancy, devices_of, pick, placement_of
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -303,7 +303,7 @@ def _takes(parts: Iterable[Part], need: Need) -> bool:
 def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
     """Tell the pools what they serve: the shapes of their profiles, and of all work that waits or runs."""
     pools = cluster.serving(name)
-    shape = Shape(need.gpus, need.cpu, need.memory, need.models)
+    shape = need.shape
     for pool in pools:
         many = pool.mix.get(shape, 0) + sign * need.least
         pool.mix[shape] = many

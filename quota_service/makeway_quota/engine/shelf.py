@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import log
 
+from .need import Need
 from .packing import Packing, Room, Shape
 from .state import GPU
-from .world import UNLIMITED, Need, NodeState, PoolState, devices_of
+from .world import UNLIMITED, NodeState, PoolState, devices_of
 
 _STEP = 1.125
 
@@ -28,7 +29,7 @@ class Shelf:
     def best(self, need: Need) -> tuple[NodeState, int] | None:
         """Give the node for one worker that starts now, and the device for a share of one."""
         self.catch_up()
-        found = self.packing.best(Shape(need.gpus, need.cpu, need.memory, need.models))
+        found = self.packing.best(need.shape)
         return None if found is None else (self.pool.nodes[found[0]], found[1])
 
     def catch_up(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from .place import allowed, find
 from .victims import Seeker
@@ -26,7 +25,7 @@ def shrink(seeker: Seeker, victims: Sequence[Tenancy]) -> Kept:
             stays = max((_stays(seeker, victim, parts) for parts in _orders(seeker, victim)), key=len)
             if len(stays) >= victim.need.least:
                 stays.sort(key=lambda part: part.worker)
-                kept[victim.workload.id] = tuple(replace(part, worker=at) for at, part in enumerate(stays))
+                kept[victim.workload.id] = tuple(part._replace(worker=at) for at, part in enumerate(stays))
                 seeker.cluster.claim(victim.workload, victim.need, kept[victim.workload.id])
     return kept
 

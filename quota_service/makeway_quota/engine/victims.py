@@ -9,9 +9,10 @@ from typing import Literal
 from .book import Queue
 from .cluster import Cluster
 from .limits import Account, Line
+from .need import Need
 from .order import rank_in_profile
 from .state import WEIGHTS, Workload
-from .world import Need, NodeState, PoolState, Tenancy
+from .world import NodeState, PoolState, Tenancy
 
 Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
 """By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+from .need import Need
 from .packing import Shape
-from .state import GPU, Node, Placed, Placement, Pool, Profile, Workload
+from .state import GPU, Node, Placed, Placement, Pool, Workload
 
 if TYPE_CHECKING:
     from .shelf import Shelf
@@ -22,40 +23,6 @@ if TYPE_CHECKING:
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000
 """A list of touched nodes that is longer is begun anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What one workload asks for: `workers` times (`gpus`, `cpu`, `memory`), at least `least` workers."""
-
-    gpus: int
-    workers: int
-    least: int
-    cpu: int
-    memory: int
-    models: tuple[str, ...] = ()
-    total: int = field(init=False, repr=False, compare=False)
-    """The milli-GPUs that it must have to start."""
-    whole: int = field(init=False, repr=False, compare=False)
-    """The number of whole devices per worker (0 for a share of one, or none)."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total", self.gpus * self.least)
-        object.__setattr__(self, "whole", self.gpus // GPU)
-
-
-def need_of(workload: Workload, profile: Profile | None) -> Need:
-    """Put the workload's own wishes over those of its profile."""
-    gpus = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
-    workers = workload.workers if workload.workers is not None else profile.workers if profile else 1
-    least = workload.min_workers
-    if least is None:
-        least = profile.min_workers if profile and workload.workers is None else None
-    cpu = workload.cpu if workload.cpu is not None else profile.cpu if profile else 0
-    memory = workload.memory if workload.memory is not None else profile.memory if profile else 0
-    return Need(
-        gpus, workers, min(workers, least) if least else workers, cpu, memory, profile.models if profile else ()
-    )
 
 
 class NodeState:
@@ -179,8 +146,7 @@ def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int)
     return count if count > 0 else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """One worker on one node, by device positions."""
 
     worker: int

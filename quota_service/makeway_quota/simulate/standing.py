@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..durations import Durations
-from ..engine.packing import Shape
+from ..engine.need import need_of
 from ..engine.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.standing import Standing as Engine
 from ..engine.state import Policy, Snapshot
 from ..engine.state import Workload as Live
-from ..engine.world import need_of
 from ..shown import as_workload
 from ..store.records import Workload
 from .estate import Estate
@@ -69,9 +68,8 @@ class Standing:
     def _expect(self, profile: str, count: int) -> None:
         cluster = self.engine.cluster
         need = need_of(Live("", "", profile), cluster.profiles[profile])
-        shape = Shape(need.gpus, need.cpu, need.memory, need.models)
         for pool in cluster.serving(profile):
-            pool.mix[shape] = pool.mix.get(shape, 0) + count * need.least
+            pool.mix[need.shape] = pool.mix.get(need.shape, 0) + count * need.least
             pool.mixed += 1
 
     def show(self, policies: tuple[Policy, ...]) -> None:
