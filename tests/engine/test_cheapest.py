@@ -1,0 +1,83 @@
+"""Nodes that wait for their turn to be looked at would not have been chosen: the cheapest of all is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from makeway_quota.engine import GPU, Placed, cheapest, consolidate
+from makeway_quota.engine.victims import Seeker
+from makeway_quota.engine.world import NodeState, Tenancy
+from worlds import World
+
+SIZES = (0.5, 1, 2, 4, 8)
+
+
+@pytest.mark.covers("F14", "F15")
+def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    best = cheapest.Ranking.best
+
+    def checked(ranking: cheapest.Ranking, seeker: Seeker) -> list[Tenancy] | None:
+        chosen = best(ranking, seeker)
+        all_of_them = [scored for node in seeker.pool.nodes if (scored := ranking._judge(seeker, node.position)[1])]
+        assert chosen == (min(all_of_them, key=lambda scored: scored[0])[1] if all_of_them else None)
+        seen["several" if len(all_of_them) > 1 else "one"] += 1
+        return chosen
+
+    monkeypatch.setattr(cheapest.Ranking, "best", checked)
+    for start in range(400):
+        crowded(Random(start), 1.0, SIZES).plan()
+    assert seen["several"] > 200, seen
+
+
+@pytest.mark.covers("F16")
+def test_no_node_is_cleared_for_less_than_was_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[bool] = Counter()
+    option = consolidate._option
+
+    def checked(seeker: Seeker, node: NodeState, *staying: list[Tenancy]) -> consolidate._Option | None:
+        found = option(seeker, node, *staying)
+        if found is not None and seeker.need.least == 1:
+            least = consolidate._least(seeker, node)
+            assert least <= found.cost
+            seen[least > 0] += 1
+        return found
+
+    monkeypatch.setattr(consolidate, "_option", checked)
+    for start in range(100):
+        crowded(Random(start), 0.5, (4, 8)).plan()
+    assert seen[True] > 100, seen
+
+
+def crowded(random: Random, fill: float, asked: tuple[float, ...]) -> World:
+    """Make up nodes full of work over quota, for which an owner comes back with several jobs."""
+    world = World(fair_share=random.choice(["order", "reclaim"]), victim_order=random.choice(["newest", "cheapest"]))
+    world.pool("p", nodes=random.randint(3, 8), gpus=8)
+    for name in ("a", "b", "c"):
+        world.team(name, reserved=random.randint(0, 4), priority=random.choice([0, 0, 1]))
+    world.team("owner", reserved=40)
+    for size in SIZES:
+        world.profile(f"g{size}", size)
+    world.profile("elastic", 1, workers=4, min_workers=1)
+    for node in list(world.nodes):
+        at = 0
+        while at < 8:
+            size = random.choice([1, 1, 2, 4, 4])
+            devices = tuple(range(at, min(8, at + size)))
+            at += size
+            if len(devices) < size or random.random() > fill:
+                continue
+            name, world.now = f"w{len(world.workloads):02}", world.now + random.choice([0, 7])
+            if size == 4 and random.random() < 0.3:
+                world.run(name, random.choice("abc"), "elastic", node)
+                placed = tuple(Placed(worker, node, (device,)) for worker, device in enumerate(devices))
+            else:
+                share = size == 1 and random.random() < 0.3
+                world.run(name, random.choice("abc"), f"g{0.5 if share else size}", node)
+                placed = (Placed(0, node, devices, GPU // 2 if share else GPU),)
+            world.change(name, placement=placed)
+    for at in range(random.randint(1, 4)):
+        world.submit(f"seeker{at}", "owner", f"g{random.choice(asked)}")
+    return world
