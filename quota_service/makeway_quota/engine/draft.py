@@ -47,6 +47,8 @@ class Draft:
         self.decisions = 0
         self.eased = 0
         """How many times somebody left, moved or was struck out, which may make room for others."""
+        self.raised = 0
+        """How many starts put their team above its reservation, so that it may be asked for GPUs."""
         self.ahead: dict[str, list[str]] = {}
         """Pool to those that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
@@ -56,6 +58,7 @@ class Draft:
         """Note a start."""
         pool = tenancy.pool.pool.name
         account = self.cluster.account(workload)
+        self.raised += any(0 < ln.future - ln.quota.reserved <= tenancy.amount for ln in account.reserving(pool))
         reserved, used = quota_numbers(account, pool, workload.firm and in_quota)
         nodes = sorted({p.node.node.name for p in tenancy.parts})
         where = f"Starts on {listed(nodes)}"

@@ -108,14 +108,15 @@ class Hold:
 
 def _shift(part: Part, need: Need, sign: int) -> None:
     """Take (-1) what is held off what is free, or (1) give it back; whole devices, which nobody uses, all at once."""
-    node = part.node
-    if part.milli != GPU or need is not _GPUS_ALONE:
-        node.shift(part, need, 0, sign, for_a_while=True)
+    node, future, left = part.node, part.node.future, GPU if sign > 0 else 0
+    simple = part.milli == GPU and need is _GPUS_ALONE
+    if not simple or any(future[at] != GPU - left or node.open[at] != GPU for at in part.devices):
+        node.shift(part, need, 0, sign, for_a_while=True)  # or some of it was promised to somebody meanwhile
         return
-    pool, many, left = node.pool, sign * len(part.devices), GPU if sign > 0 else 0
+    pool, many = node.pool, sign * len(part.devices)
     pool.touch(node)
     for at in part.devices:
-        node.free[at] = node.future[at] = left
+        node.free[at] = future[at] = left
     pool.free += many * GPU
     pool.future += many * GPU
     pool.reindex(node, node.whole_free + many, node.whole_future + many)

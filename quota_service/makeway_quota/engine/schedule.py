@@ -63,17 +63,19 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
     sessions = [q for q in waiting if q.session]
     firm = [q for q in waiting if q.firm and not q.session]
     others = [q for q in waiting if not q.firm]
-    before, quiet = -1, False
+    before, quiet, settled = -1, False, False
     for _ in range(_ROUNDS):
         if before == draft.decisions:
             break
-        before, eased = draft.decisions, draft.eased
+        before, eased, raised, claimed = draft.decisions, draft.eased, draft.raised, bool(cluster.claims)
         last = _holds(draft)
         _hold_nothing(draft)
         _new_promises(cluster, draft)
-        _serve(cluster, draft, sessions)
-        _serve(cluster, draft, firm)
-        _serve(cluster, draft, others)
+        if not settled:
+            _serve(cluster, draft, sessions)
+            _serve(cluster, draft, firm)
+            _serve(cluster, draft, others)
+        in_quota = draft.decisions
         hopeless = Hopeless(cluster, draft)
         if why or _anybody_may_hope(hopeless, others):
             _hold_for_the_starving(cluster, draft, late)
@@ -84,8 +86,24 @@ def _until_nothing_changes(cluster: Cluster, draft: Draft, waiting: list[Queue],
             _hold_nothing(draft)
             break  # nobody waits any more
         quiet = draft.eased == eased and not draft.promised and _starts_only_take(cluster, draft)
-        if quiet and not draft.holds and not any(_in_quota(queue) and any(queue.lines.values()) for queue in waiting):
-            break  # nobody is left who could ask those who use more than before
+        settled = quiet and not claimed and _settled(cluster, draft, waiting, raised)
+        if settled and (draft.decisions == in_quota or not (draft.holds or (why and late))):
+            break  # what is held is what was held
+
+
+def _settled(cluster: Cluster, draft: Draft, waiting: list[Queue], raised: int) -> bool:
+    """Say whether starts since then can help nobody in quota: nobody may be asked who could not be before.
+
+    `raised`: how many starts had put their team above its reservation by then. With departments a start may do the
+    same to its department, and any start gives those who may not be stopped somebody of their own team to ask:
+    there it only holds where nobody like that is left.
+    """
+    if cluster.claims:
+        return False
+    firm_only = draft.raised == raised and not cluster.ledger.nested
+    return not any(
+        (queue.firm or not firm_only) and _in_quota(queue) and any(queue.lines.values()) for queue in waiting
+    )
 
 
 def _in_quota(queue: Queue) -> bool:
