@@ -110,8 +110,11 @@ def _shift(part: Part, need: Need, sign: int) -> None:
     """Take (-1) what is held off what is free, or (1) give it back; whole devices, which nobody uses, all at once."""
     node, future, left = part.node, part.node.future, GPU if sign > 0 else 0
     simple = part.milli == GPU and need is _GPUS_ALONE
-    if not simple or any(future[at] != GPU - left or node.open[at] != GPU for at in part.devices):
-        node.shift(part, need, 0, sign, for_a_while=True)  # or some of it was promised to somebody meanwhile
+    for at in part.devices if simple else ():
+        if future[at] != GPU - left or node.open[at] != GPU:
+            simple = False  # some of it was promised to somebody meanwhile
+    if not simple:
+        node.shift(part, need, 0, sign, for_a_while=True)
         return
     pool, many = node.pool, sign * len(part.devices)
     pool.touch(node)
