@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .measure import machine
@@ -15,6 +16,20 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write a table, with the machine below it."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join([*lines, "", f"Measured on: {machine()}."])
+
+
+def page_for(name: str) -> Callable[[str], Path]:
+    """Give what reads the path of a page from a command line, and refuses one without the marks of `name`."""
+
+    def read(text: str) -> Path:
+        page, begin = Path(text), BEGIN.format(name=name)
+        if not page.is_file():
+            raise ArgumentTypeError(f"there is no page {text}")
+        if begin not in page.read_text(encoding="utf-8"):
+            raise ArgumentTypeError(f"{text} has no line {begin}")
+        return page
+
+    return read
 
 
 def insert(page: Path, name: str, text: str) -> None:

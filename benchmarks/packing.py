@@ -24,7 +24,7 @@ from makeway_quota.engine.state import GPU, Node, Policy, Pool, Profile, Snapsho
 
 from . import openb
 from .measure import machine
-from .numbers import insert, markdown
+from .numbers import insert, markdown, page_for
 from .openb import SEEDS, VARIANTS, Machine, NoTraces, Report, Task
 from .rivals import RIVALS, Rival
 
@@ -218,7 +218,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--only", action="append", choices=["P1", "P2", "P3", "P4", "P5"], help="may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results as JSON")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table into this page (e.g. {PAGE})")
+    into = f"write the table into this page (e.g. {PAGE})"
+    parser.add_argument("--page", type=page_for("packing"), metavar="FILE", help=into)
     parser.add_argument("--workers", type=int, default=2, help="processes (2)")
     wanted = parser.parse_args(arguments)
     try:

@@ -31,7 +31,7 @@ from makeway_quota.simulate.trace import Arrival, read_trace
 from makeway_quota.telling import NOT_BEFORE_SLACK
 
 from .measure import machine
-from .numbers import insert, markdown
+from .numbers import insert, markdown, page_for
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 PAGE = "docs/reference/simulator.md"
@@ -191,7 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("traces", nargs="?", type=Path, default=TRACES, help="the folder of public traces")
     parser.add_argument("--only", action="append", choices=["Q1", "Q2", "Q3"], help="may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers")
-    parser.add_argument("--page", type=Path, metavar="FILE", help=f"write the table into this page (e.g. {PAGE})")
+    into = f"write the table into this page (e.g. {PAGE})"
+    parser.add_argument("--page", type=page_for("simulation"), metavar="FILE", help=into)
     wanted = parser.parse_args(arguments)
     if not (wanted.traces / "itp_2021").is_dir():
         print(f"There are no traces at {wanted.traces}: give the folder that holds itp_2021/.", file=sys.stderr)
