@@ -261,6 +261,5 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
 
 def _never(queue: Queue, pool: PoolState) -> bool:
     """Say whether a limit or the pool's cap is smaller than what one of the queue needs."""
-    lines = [line for level in queue.account.chain for line in level.covering(pool.pool.name)]
-    caps = [pool.pool.capacity, *(line.quota.limit for line in lines)]
+    caps = [pool.pool.capacity, *[line.quota.limit for line in queue.account.limiting(pool.pool.name)]]
     return any(cap is not None and cap < queue.need.total for cap in caps)

@@ -52,7 +52,7 @@ class Hopeless:
     def _may_ask(self, queue: Queue) -> bool:
         """Say whether its team runs something for it to stop, and that would be enough."""
         pools = self._open(queue)
-        if self.cluster.lowest(queue.account.policy.name, pools) >= queue.priority:
+        if not pools or self.cluster.lowest(queue.account.policy.name, pools) >= queue.priority:
             return False
         asked = (queue.kin, queue.wish, queue.priority)
         if asked not in self.asking:
