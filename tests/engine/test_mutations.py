@@ -21,6 +21,13 @@ class Edit:
     old: str
     new: str
     why: str
+    again: tuple[str, str, str] | None = None
+    """(file, old, new) where the rule is said once more, and would still hold if only the one place were broken."""
+
+    @property
+    def changes(self) -> list[tuple[str, str, str]]:
+        """List every (file, old, new) that it takes."""
+        return [(self.file, self.old, self.new), *([self.again] if self.again else [])]
 
 
 EDITS = (
@@ -147,12 +154,14 @@ EDITS = (
         'if victim.profile in self.cluster.protecting and self.workload.kind == "job" and self._protected(victim):',
         "if victim.profile in self.cluster.protecting and self._protected(victim):",
         "min_runtime protects from jobs, not from sessions",
+        ("victims.py", '(self.cluster.protecting and self.workload.kind == "job")', "bool(self.cluster.protecting)"),
     ),
     Edit(
         "victims.py",
         "self.cluster.priority(victim) >= self.cluster.priority(self.workload):",
         "self.cluster.priority(victim) > self.cluster.priority(self.workload):",
         "only a higher priority preempts in the team",
+        ("cluster.py", "- (name in yielding) < priority and", "- (name in yielding) <= priority and"),
     ),
     Edit("victims.py", "            -started,\n", "            started,\n", "who started last leaves first"),
     Edit("victims.py", "-account.share(self.pool.pool.name),", "0,", "who is most over its share leaves first"),
@@ -341,10 +350,11 @@ def broken(edit: Edit | None, place: Path) -> Path:
         )
     if edit is None:
         return place
-    file = place / "makeway_quota" / "engine" / edit.file
-    text = file.read_text(encoding="utf-8")
-    assert text.count(edit.old) == 1, f"engine/{edit.file} has changed; say anew how to break: {edit.why}"
-    file.write_text(text.replace(edit.old, edit.new), encoding="utf-8")
+    for name, old, new in edit.changes:
+        file = place / "makeway_quota" / "engine" / name
+        text = file.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"engine/{name} has changed; say anew how to break: {edit.why}"
+        file.write_text(text.replace(old, new), encoding="utf-8")
     return place
 
 
@@ -373,8 +383,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[Edit | None, Futu
 def test_there_are_enough_edits() -> None:
     assert len({(edit.file, edit.old) for edit in EDITS}) == len(EDITS) >= 30
     for edit in EDITS:
-        text = (ROOT / "quota_service" / "makeway_quota" / "engine" / edit.file).read_text(encoding="utf-8")
-        assert text.count(edit.old) == 1, f"engine/{edit.file} has changed; say anew how to break: {edit.why}"
+        for name, old, _ in edit.changes:
+            text = (ROOT / "quota_service" / "makeway_quota" / "engine" / name).read_text(encoding="utf-8")
+            assert text.count(old) == 1, f"engine/{name} has changed; say anew how to break: {edit.why}"
 
 
 @pytest.mark.mutations
