@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import again, books, engine_size, idle, lease, queue_mix, reclaim, train
+from . import again, changes, engine_size, idle, lease, queue_mix, reclaim, train
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
@@ -17,7 +17,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "reclaim": reclaim.measure,
     "train": train.measure,
     "idle": idle.measure,
-    "books": books.measure,
+    "change_set": changes.measure,
     "queue-mix": queue_mix.measure,
     "engine": engine_size.measure,
 }

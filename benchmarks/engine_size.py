@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from makeway_quota.engine import Snapshot, Standing, schedule
+from makeway_quota.engine import IncrementalEngine, Snapshot, schedule
 from makeway_quota.snapshot_file import read_snapshot, write_snapshot
 
 from .measure import Measured
@@ -47,7 +47,7 @@ def measure() -> Iterator[Measured]:
     cold = run("R4", R3_NODES)
     facts = cold.facts
     crowd = f"{R3_NODES} nodes, {facts['running']} running, {facts['waiting']} waiting"
-    yield from _standing(run("R3", R3_NODES), crowd, median(cold.seconds))
+    yield from _incremental(run("R3", R3_NODES), crowd, median(cold.seconds))
     yield Measured(
         f"R4: the first pass from a snapshot, {crowd}",
         "s",
@@ -60,7 +60,7 @@ def measure() -> Iterator[Measured]:
     )
 
 
-def _standing(found: Run, crowd: str, cold: float) -> Iterator[Measured]:
+def _incremental(found: Run, crowd: str, cold: float) -> Iterator[Measured]:
     """Show R3: time of a pass after one job ended, and the memory of the process."""
     yield Measured(
         f"R3: one job ends, the engine stays, {crowd}",
@@ -146,22 +146,22 @@ def _staying(size: int) -> Run:
     """R3: nothing fits, and one job after the other ends; what is started runs from then on."""
     world = nothing_fits(size)
     running = [w for w in world.workloads if w.state == "running"]
-    standing, now = Standing(world), world.now
-    standing.plan(now)
+    incremental, now = IncrementalEngine(world), world.now
+    incremental.plan(now)
     cold_peak, started = _peak(), 0
     gc.collect()
     seconds, cpu = [], []
     for workload in running[:: len(running) // ENDS][:ENDS]:
         now += 1
         begin, busy = time.perf_counter(), time.process_time()
-        standing.change((), [workload.id])
-        plan = standing.plan(now)
+        incremental.change((), [workload.id])
+        plan = incremental.plan(now)
         seconds.append(time.perf_counter() - begin)
         cpu.append(time.process_time() - busy)
-        begun = {start.id: start.placement for start in plan.start}
-        started += bool(begun)
-        waiting = [w for w in world.workloads if w.id in begun]
-        standing.change([replace(w, state="running", started_at=now, placement=begun[w.id]) for w in waiting])
+        started_now = {start.id: start.placement for start in plan.start}
+        started += bool(started_now)
+        waiting = [w for w in world.workloads if w.id in started_now]
+        incremental.change([replace(w, state="running", started_at=now, placement=started_now[w.id]) for w in waiting])
     return Run(seconds, median(cpu), _peak(), {"started": started, "cold_peak": cold_peak})
 
 

@@ -19,7 +19,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def measure() -> Iterator[Measured]:
-    """Watch the service's process without jobs, and with a hundred that sleep."""
+    """World the service's process without jobs, and with a hundred that sleep."""
     with Portal(gpus=JOBS) as portal:
         pid = portal.service_pid()
         time.sleep(5)

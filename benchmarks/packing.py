@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from makeway_quota.engine.cluster import Cluster
-from makeway_quota.engine.packing import Shape
-from makeway_quota.engine.place import find
+from makeway_quota.engine.index.cluster import Cluster
+from makeway_quota.engine.placement.fit import find
+from makeway_quota.engine.placement.packing import Shape
 from makeway_quota.engine.state import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
 
 from . import openb
@@ -52,8 +52,8 @@ class Placer:
         counts = Counter(mix)
         profiles = tuple(_profile(at, task) for at, task in enumerate(sorted(counts)))
         self.profile = dict(zip(sorted(counts), profiles, strict=True))
-        estate = tuple(Node(f"n{at:05}", POOL, m.gpus, m.cpu, m.memory, model=m.model) for at, m in enumerate(nodes))
-        self.cluster = Cluster(Snapshot(0.0, pools=(Pool(POOL),), nodes=estate, profiles=profiles, policies=(TEAM,)))
+        inventory = tuple(Node(f"n{at:05}", POOL, m.gpus, m.cpu, m.memory, model=m.model) for at, m in enumerate(nodes))
+        self.cluster = Cluster(Snapshot(0.0, pools=(Pool(POOL),), nodes=inventory, profiles=profiles, policies=(TEAM,)))
         self.pool = self.cluster.pools[POOL]
         self.pool.mix = {Shape(t.gpus, t.cpu, t.memory, t.models): count for t, count in counts.items()}
         self.placed = 0

@@ -119,7 +119,7 @@ def measured(service: subprocess.Popen[bytes], file: Path, share: float) -> Meas
     with Client(url, "root") as root:
         wait_for_end(root)
         cpu = (ticks(service.pid) - begin) / TICKS
-        return row(outcome(read_log(root), said, share), said, share, cpu, turn_facts(root))
+        return row(outcome(read_log(root), said, share), said, share, cpu, cycle_facts(root))
 
 
 def wait_for_end(client: Client) -> None:
@@ -143,19 +143,19 @@ def outcome(log: Sequence[Decision], said: Mapping[str, Any], share: float) -> O
     kind = {c.name: c for c in classes(share)}
     due: Mapping[str, float] = said["due"]
     of: Mapping[str, str] = said["class"]
-    begun: dict[str, float] = {}
+    started_now: dict[str, float] = {}
     first: dict[str, float] = {}
     ends: dict[str, float] = {}
     wasted, evictions = 0.0, 0
     for line in log:
         id, at = line.workload or "", line.at.timestamp()
         if line.verb == "start":
-            assert id not in begun, f"{id} was started twice"
-            begun[id] = at
+            assert id not in started_now, f"{id} was started twice"
+            started_now[id] = at
             first.setdefault(id, at)
         elif line.verb in ("finish", "requeue"):
             units = kind[of[id]].units
-            took = at - begun.pop(id)
+            took = at - started_now.pop(id)
             if line.verb == "finish":
                 assert id not in ends, f"{id} ended twice"
                 ends[id] = at
@@ -171,15 +171,15 @@ def outcome(log: Sequence[Decision], said: Mapping[str, Any], share: float) -> O
     return Outcome(wall, {name: fmean(found) for name, found in waits.items()}, evictions, wasted, len(ends))
 
 
-def turn_facts(client: Client) -> tuple[int, float]:
-    """How many turns the loop made, and how long one took in the mean."""
+def cycle_facts(client: Client) -> tuple[int, float]:
+    """How many cycles the loop made, and how long one took in the mean."""
     text = client.http.get(f"{client.url}/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("makeway_turn_seconds_"))
     count = float(values["makeway_turn_seconds_count"])
     return round(count), float(values["makeway_turn_seconds_sum"]) / max(1.0, count)
 
 
-def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, turns: tuple[int, float]) -> Measured:
+def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
     """The row of the report."""
     work = bound(share) * UNITS * GROUPS
     waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.admission.items())
@@ -198,7 +198,7 @@ def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, turns
             f"Others have to leave only for jobs that waited a moment ({patience}). "
             f"Mean time to admission: {waits}. {found.evictions} evictions, {found.wasted:,.0f} unit-seconds lost "
             f"({100 * found.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
-            f"({1000 * cpu / found.finished:.2f} ms a job), {turns[0]} turns of {1000 * turns[1]:.0f} ms; "
+            f"({1000 * cpu / found.finished:.2f} ms a job), {cycles[0]} cycles of {1000 * cycles[1]:.0f} ms; "
             f"submitting took {1000 * said['median']:.0f} ms (95 %: {1000 * said['p95']:.0f} ms), at most "
             f"{lag:.1f} s late. Jobs exist in memory only; everything else is real."
         ),
@@ -208,7 +208,7 @@ def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, turns
             "wasted_unit_seconds": found.wasted,
             "service_cpu_seconds": cpu,
             "load_cpu_seconds": said["cpu"],
-            "turns": turns[0],
+            "cycles": cycles[0],
             "published": PUBLISHED,
         },
     )

@@ -12,8 +12,8 @@ import uvicorn
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
-from makeway_quota.desk import Caller
 from makeway_quota.service import Service
+from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings
@@ -40,7 +40,7 @@ async def serve(folder: Path) -> None:
     people = {team: Caller(team, scopes=SCOPES) for _, team in queues()}
     people["root"] = Caller("root", admin=True, scopes=SCOPES)
     web = WebSettings(secret=b"benchmark" * 4)
-    app = create_app(service.desk, web, TokenAuth(people))
+    app = create_app(service.services, web, TokenAuth(people))
     web_server = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=60)
     server = uvicorn.Server(web_server)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)

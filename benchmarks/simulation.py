@@ -19,16 +19,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from makeway_quota.durations import Durations
+from makeway_quota.control.reasons import NOT_BEFORE_SLACK
 from makeway_quota.engine.state import GPU, Settings
+from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import baseline
-from makeway_quota.simulate.estate import Estate, of_quotas, profile_name
+from makeway_quota.simulate.cluster import Inventory, of_quotas, profile_name
+from makeway_quota.simulate.incremental import Forecasts, IncrementalEngine
 from makeway_quota.simulate.meter import HOUR
 from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary
-from makeway_quota.simulate.standing import Forecasts, Standing
 from makeway_quota.simulate.trace import Arrival, read_trace
-from makeway_quota.telling import NOT_BEFORE_SLACK
 
 from .measure import machine
 from .numbers import insert, markdown, page_for
@@ -88,15 +88,15 @@ def itp(traces: Path, rho: float) -> tuple[dict[str, int], list[Arrival]]:
 
 
 def played(
-    estate: Estate, arrivals: Sequence[Arrival], restart: float = 60.0, forecasts: Forecasts | None = None
+    inventory: Inventory, arrivals: Sequence[Arrival], restart: float = 60.0, forecasts: Forecasts | None = None
 ) -> Outcome:
     """Play a trace through the engine, with a word on how far it is."""
-    planner = Standing(estate, Counter(profile_name(a.gpus) for a in arrivals), forecasts)
+    planner = IncrementalEngine(inventory, Counter(profile_name(a.gpus) for a in arrivals), forecasts)
     learns = forecasts.durations if forecasts else None
-    return replay(estate, arrivals, planner, restart=restart, durations=learns, progress=_progress(estate.name))
+    return replay(inventory, arrivals, planner, restart=restart, durations=learns, progress=_progress(inventory.name))
 
 
-def as_configured(rho: float, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> Estate:
+def as_configured(rho: float, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> Inventory:
     """Give the policy for the ITP jobs: small ones first in the pool, who ran long yields, nobody is hasty."""
     sizes, settings, patience = {a.gpus for a in arrivals}, Settings(yields_after=YIELDS_AFTER), RECLAIM_AFTER[rho]
     return of_quotas(f"ITP rho {rho}", quotas, sizes, settings=settings, small_first=True, reclaim_after=patience)
@@ -116,8 +116,8 @@ def _progress(name: str) -> Callable[[float], None]:
 def earth(traces: Path) -> list[Line]:
     """Q1: demand that is not met, and guarantees that are not served."""
     quotas, arrivals = helios(traces)
-    estate = of_quotas("Helios Earth", quotas, {a.gpus for a in arrivals}, grace=0.0)
-    outcome = played(estate, arrivals, restart=0.0)
+    inventory = of_quotas("Helios Earth", quotas, {a.gpus for a in arrivals}, grace=0.0)
+    outcome = played(inventory, arrivals, restart=0.0)
     unmet = outcome.meter.waited / GPU / (outcome.ended - outcome.began)
     guarantee = outcome.meter.unserved
     return [

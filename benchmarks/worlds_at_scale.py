@@ -126,11 +126,11 @@ def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload
 def carried_out(world: Snapshot, plan: Plan) -> Snapshot:
     """The world once everybody who was told to leave has left, and everybody else was told where they will start."""
     gone = {each.id for each in plan.evict}
-    claims = {each.id: each.claim for each in plan.pending}
+    nominations = {each.id: each.nomination for each in plan.pending}
 
     def after(workload: Workload) -> Workload:
         if workload.id in gone:
             return replace(workload, state="pending", placement=(), attempt=workload.attempt + 1)
-        return replace(workload, claim=claims.get(workload.id, ()))
+        return replace(workload, nomination=nominations.get(workload.id, ()))
 
     return replace(world, now=world.now + 30, workloads=tuple(map(after, world.workloads)))

@@ -14,7 +14,7 @@ from jupyter_client.manager import KernelManager
 
 
 @dataclass
-class Shown:
+class EngineView:
     """Everything that one cell showed."""
 
     out: str = ""
@@ -43,14 +43,14 @@ class Notebook:
         self.client.wait_for_ready(60)
         self.updates: list[dict[str, Any]] = []
 
-    def run(self, cell: str, timeout: float = 60) -> Shown:
+    def run(self, cell: str, timeout: float = 60) -> EngineView:
         """Run a cell to its end."""
-        begun = time.monotonic()
-        return self.finish(self.client.execute(cell), begun + timeout, begun)
+        started_now = time.monotonic()
+        return self.finish(self.client.execute(cell), started_now + timeout, started_now)
 
-    def finish(self, id: str, deadline: float, begun: float = 0.0) -> Shown:
+    def finish(self, id: str, deadline: float, started_now: float = 0.0) -> EngineView:
         """Gather what a running cell shows, until it is done."""
-        shown = Shown()
+        shown = EngineView()
         while True:
             message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
             kind, content = message["msg_type"], message["content"]
@@ -59,7 +59,7 @@ class Notebook:
             if message["parent_header"].get("msg_id") != id:
                 continue
             if kind == "status" and content["execution_state"] == "idle":
-                shown.seconds = time.monotonic() - begun
+                shown.seconds = time.monotonic() - started_now
                 return shown
             _add(shown, kind, content)
 
@@ -95,7 +95,7 @@ class Notebook:
         self._manager.cleanup_resources()
 
 
-def _add(shown: Shown, kind: str, content: dict[str, Any]) -> None:
+def _add(shown: EngineView, kind: str, content: dict[str, Any]) -> None:
     if kind == "stream":
         if content["name"] == "stdout":
             shown.out += content["text"]

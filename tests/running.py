@@ -16,8 +16,8 @@ from makeway_api.models import Job, JobAsk, Session, SessionAsk
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.config import load
-from makeway_quota.desk import Caller
 from makeway_quota.service import Service
+from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings
@@ -73,17 +73,17 @@ class Running:
 
     async def until(self, found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
         """Wait until an (async) question is answered with something true, looking after every change."""
-        tape = self.service.desk.tape
+        feed = self.service.services.feed
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
-            mark = tape.mark()
+            mark = feed.mark()
             answer = found()
             answer = await answer if asyncio.iscoroutine(answer) else answer
             if answer:
                 return answer
             left = deadline - asyncio.get_running_loop().time()
             assert left > 0, f"waited {seconds:g} s in vain: {what}"
-            await tape.changed(mark, min(left, 0.5))
+            await feed.changed(mark, min(left, 0.5))
 
     async def job(self, id: str, *states: str, seconds: float = 60.0) -> Job:
         """Wait until a job is in one of the states (or has been decided about at all)."""
@@ -113,7 +113,7 @@ class Running:
     async def settled(self) -> None:
         """Wait until the loop has nothing left to change."""
         loop = self.service.loop
-        while await loop.turn():
+        while await loop.cycle():
             pass
 
     async def used(self) -> dict[str, float]:
@@ -145,7 +145,7 @@ async def running(
     service = await Service.open(config, local)
     await service.start()
     auth = TokenAuth(people)
-    app = create_app(service.desk, WebSettings(secret=b"test" * 8), auth)
+    app = create_app(service.services, WebSettings(secret=b"test" * 8), auth)
     run = Running(service, auth, app)
     try:
         yield run

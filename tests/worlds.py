@@ -28,7 +28,7 @@ def milli(gpus: float | None) -> int | None:
 
 
 class World:
-    """A cluster, its policies and its workloads; `step` plans and applies once, `settle` until nothing moves."""
+    """A cluster, its policies and its workloads; `step` plans and applies once, `reconcile` until nothing moves."""
 
     def __init__(self, **settings: Any) -> None:
         self.now = 1_000_000.0
@@ -126,15 +126,15 @@ class World:
     def apply(self, plan: Plan) -> None:
         """Carry a plan out the way the service does."""
         for waiting in plan.pending:
-            self.change(waiting.id, claim=waiting.claim)
+            self.change(waiting.id, nomination=waiting.nomination)
         for start in plan.start:
             self.now += 0.001
-            self.change(start.id, state="running", started_at=self.now, placement=start.placement, claim=())
+            self.change(start.id, state="running", started_at=self.now, placement=start.placement, nomination=())
         for evict in plan.evict:
-            self.change(evict.id, state="checkpointing", promised_to=evict.beneficiary, deadline=evict.deadline)
+            self.change(evict.id, state="checkpointing", evicted_for=evict.beneficiary, deadline=evict.deadline)
         for move in plan.move:
             self.change(
-                move.id, state="checkpointing", promised_to=move.beneficiary, deadline=move.deadline, claim=move.to
+                move.id, state="checkpointing", evicted_for=move.beneficiary, deadline=move.deadline, nomination=move.to
             )
         for refusal in plan.refused:
             self.change(refusal.id, state="stopped")
@@ -149,14 +149,14 @@ class World:
                     state="pending",
                     attempt=w.attempt + 1,
                     placement=(),
-                    promised_to=None,
+                    evicted_for=None,
                     deadline=None,
                     last_checkpoint_at=self.now,
                 )
         return self
 
-    def settle(self, rounds: int = 50) -> list[Plan]:
-        """Plan, apply and let the leaving leave until nothing changes; give the plans that did something."""
+    def reconcile(self, rounds: int = 50) -> list[Plan]:
+        """Plan, apply and let the terminating leave until nothing changes; give the plans that did something."""
         done = []
         for _ in range(rounds):
             plan = self.step()
@@ -170,7 +170,7 @@ class World:
         """Let workloads end."""
         self.now += 1
         for name in names:
-            self.change(name, state=state, placement=(), claim=(), promised_to=None)
+            self.change(name, state=state, placement=(), nomination=(), evicted_for=None)
         return self
 
     def lose(self, node: str) -> World:
@@ -182,8 +182,8 @@ class World:
                     w.id,
                     state="pending",
                     placement=(),
-                    claim=(),
-                    promised_to=None,
+                    nomination=(),
+                    evicted_for=None,
                     attempt=w.attempt + 1,
                     failed_node=node,
                 )

@@ -159,19 +159,19 @@ def _snapshot(args: argparse.Namespace) -> int:
     from .snapshot_file import write_snapshot
 
     async def dump() -> str:
-        from .machines import sizes
+        from .control.pool_assignment import sizes
+        from .control.world import World
         from .service import current_policy
         from .store.store import open_store
-        from .watch import Watch
 
         config = load(args.config)
         store = open_store(config.db_url)
         backend = make_backend(config)
         now = time.time()
         seen = await backend.observe()
-        watch = Watch(store, *current_policy(store, config, now, partial(sizes, seen.nodes)))
-        watch.see(seen)
-        text = write_snapshot(watch.snapshot(await watch.rows(), now), args.format)
+        world = World(store, *current_policy(store, config, now, partial(sizes, seen.nodes)))
+        world.see(seen)
+        text = write_snapshot(world.snapshot(await world.rows(), now), args.format)
         store.close()
         return text
 
@@ -209,7 +209,7 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
 
     `ready` is called once it decides and is about to listen.
     """
-    from .hubapi import HubApi
+    from .control.hub_client import HubApi
     from .service import Service
     from .web.app import create_app
     from .web.settings import WebSettings
@@ -217,7 +217,7 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
     hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
     service = await Service.open(config, make_backend(config), hub)
     secret = (config.ticket_secret or os.urandom(32).hex()).encode()
-    app = create_app(service.desk, WebSettings(prefix=config.prefix, hub_base=config.hub_base_url, secret=secret))
+    app = create_app(service.services, WebSettings(prefix=config.prefix, hub_base=config.hub_base_url, secret=secret))
     settings = uvicorn.Config(
         app,
         host=config.host,

@@ -13,9 +13,9 @@ from .store.records import NewDecision
 
 REGISTRY = CollectorRegistry()
 
-TURN_SECONDS = Histogram(
-    "makeway_turn_seconds",
-    "Time of one turn of the loop: look, settle, plan, write, act.",
+CYCLE_SECONDS = Histogram(
+    "makeway_cycle_seconds",
+    "Time of one cycle of the loop: look, reconcile, plan, write, act.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
     registry=REGISTRY,
 )

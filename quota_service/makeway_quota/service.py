@@ -1,4 +1,4 @@
-"""The parts put together: store, watch, leases, backend, loop and desk, started and stopped in the right order."""
+"""The parts put together: store, world, leases, backend, loop and services, started and stopped in the right order."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import IO
 
 from .backends.base import Backend, BackendError
 from .config import ServiceConfig
-from .desk import Desk
-from .hubapi import HubApi
-from .leases import Leases
-from .loop import Loop
-from .machines import sizes
-from .parts import Parts
+from .control.components import Components
+from .control.cycle import Loop
+from .control.hub_client import HubApi
+from .control.leases import Leases
+from .control.pool_assignment import sizes
+from .control.world import World
 from .policy import Document, PolicyInvalid, Sizes, fit_text, read
+from .services import Services
 from .store.errors import StoreError
 from .store.store import Store, open_store
-from .watch import Watch
 
 log = logging.getLogger("makeway.service")
 
@@ -38,16 +38,16 @@ class AlreadyRunning(Exception):
 class Service:
     """One running quota service; `start` makes it decide, `stop` lets it go."""
 
-    def __init__(self, parts: Parts, lock: IO[str] | None = None) -> None:
+    def __init__(self, parts: Components, lock: IO[str] | None = None) -> None:
         self.config = parts.config
         self.store = parts.store
         self.backend = parts.backend
-        self.watch = parts.watch
+        self.world = parts.world
         self.leases = parts.leases
         self.hub = parts.hub
         self.clock = parts.clock
         self.loop = Loop(parts)
-        self.desk = Desk(parts, self.loop.wake)
+        self.services = Services(parts, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,9 +69,9 @@ class Service:
         except BaseException:
             lock.close()
             raise
-        watch = Watch(store, document, version, clock)
-        watch.see(seen)
-        return cls(Parts(config, store, backend, watch, Leases(config.lease_seconds, hub), hub, clock), lock)
+        world = World(store, document, version, clock)
+        world.see(seen)
+        return cls(Components(config, store, backend, world, Leases(config.lease_seconds, hub), hub, clock), lock)
 
     async def start(self, deposed: Callable[[], object] = lambda: None) -> None:
         """Lead, and go on deciding until stopped; `deposed` is called when another service took over."""

@@ -1,4 +1,4 @@
-"""A service that comes back finds what runs, and never takes a stranger's process for its own."""
+"""A service that comes back finds what runs, and never takes a outsider's process for its own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from workshop import Workshop, alive
 
 
 @pytest.fixture
-def stranger() -> Iterator[int]:
+def outsider() -> Iterator[int]:
     """A process that has nothing to do with us."""
     process = subprocess.Popen(["sleep", "600"])
     yield process.pid
-    assert process.poll() is None, "a stranger was killed"
+    assert process.poll() is None, "a outsider was killed"
     process.kill()
     process.wait()
 
@@ -139,27 +139,27 @@ async def test_what_a_dead_launcher_left_is_killed_by_the_next_service(shop: Wor
     assert shop.processes("j-1") == []
 
 
-async def test_a_reused_pid_is_neither_adopted_nor_killed(shop: Workshop, stranger: int) -> None:
-    await forge(shop, {"pid": stranger, "start_time": 1, "boot": boot_id()})
+async def test_a_reused_pid_is_neither_adopted_nor_killed(shop: Workshop, outsider: int) -> None:
+    await forge(shop, {"pid": outsider, "start_time": 1, "boot": boot_id()})
     seen = await shop.over("j-1")
     assert seen.phase is Phase.LOST
     await shop.backend.kill("j-1", 1)
-    assert alive(stranger)
+    assert alive(outsider)
 
 
-async def test_a_claim_on_a_strangers_process_is_not_believed(shop: Workshop, stranger: int) -> None:
-    stat = Stat.of(stranger)
+async def test_a_claim_on_a_strangers_process_is_not_believed(shop: Workshop, outsider: int) -> None:
+    stat = Stat.of(outsider)
     assert stat is not None
-    await forge(shop, {"pid": stranger, "start_time": stat.start_time, "boot": boot_id()})
+    await forge(shop, {"pid": outsider, "start_time": stat.start_time, "boot": boot_id()})
     assert (await shop.over("j-1")).phase is Phase.LOST
     await shop.ask("j-1")
-    assert alive(stranger)
+    assert alive(outsider)
 
 
-async def test_claims_of_another_boot_are_over(shop: Workshop, stranger: int) -> None:
-    stat = Stat.of(stranger)
+async def test_claims_of_another_boot_are_over(shop: Workshop, outsider: int) -> None:
+    stat = Stat.of(outsider)
     assert stat is not None
-    await forge(shop, {"pid": stranger, "start_time": stat.start_time, "boot": "another"})
+    await forge(shop, {"pid": outsider, "start_time": stat.start_time, "boot": "another"})
     seen = await shop.over("j-1")
     assert (seen.phase, seen.message) == (Phase.LOST, "the machine was restarted")
 
@@ -188,7 +188,7 @@ async def test_a_stopped_launcher_is_ended_after_the_deadline(shop: Workshop, mo
         assert shop.processes(job) == []
 
 
-def test_processes_without_the_mark_are_left_alone(stranger: int, tmp_path: Path) -> None:
+def test_processes_without_the_mark_are_left_alone(outsider: int, tmp_path: Path) -> None:
     other = Mark(str(tmp_path), 1)
     marked = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_JOB_DIR": str(tmp_path), "MAKEWAY_ATTEMPT": "1"})
     while Mark.of(marked.pid) != other:

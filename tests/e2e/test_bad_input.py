@@ -41,7 +41,7 @@ def tracebacks(portal: Portal) -> list[str]:
     return [part[-300:] for part in parts[:-1] if "Failed to spawn single-user server with form" not in part[-200:]]
 
 
-def standing(portal: Portal) -> dict[str, object]:
+def incremental(portal: Portal) -> dict[str, object]:
     """Everything that bad input must not change."""
     with portal.client() as client:
         found: dict[str, object] = {
@@ -58,9 +58,9 @@ def standing(portal: Portal) -> dict[str, object]:
 @pytest.fixture
 def untouched(portal: Portal) -> Iterator[Portal]:
     """The portal, which must be afterwards as it was before."""
-    before = standing(portal)
+    before = incremental(portal)
     yield portal
-    assert standing(portal) == before
+    assert incremental(portal) == before
     assert tracebacks(portal) == []
 
 

@@ -131,8 +131,8 @@ def all_right(portal: Portal, book: Path, names: list[str]) -> None:
     for name, job in found.items():
         text = ana.logs(job.id).text
         assert f"sum {expected_sum()}\n" in text, (name, text)
-    begun = [line for line in book.read_text().splitlines() if line.endswith("begins")]
-    assert len(begun) == len(set(begun)), "an attempt began twice"
+    started_now = [line for line in book.read_text().splitlines() if line.endswith("begins")]
+    assert len(started_now) == len(set(started_now)), "an attempt began twice"
     ended = [line.split()[0] for line in book.read_text().splitlines() if line.endswith("ends")]
     assert sorted(ended) == sorted(names), "every job ended once"
     portal.stop_server("bo")

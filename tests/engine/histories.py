@@ -89,7 +89,7 @@ def random_world(random: Random) -> World:
 def happen(world: World, random: Random) -> None:
     """Let one thing happen."""
     event = random.choice(EVENTS)
-    running, leaving, waiting = world.named("running"), world.named("checkpointing"), world.named("pending")
+    running, terminating, waiting = world.named("running"), world.named("checkpointing"), world.named("pending")
     if event in ("job", "session") and len(waiting) > MOST_WAITING:
         world.end(*random.sample(waiting, 3), state="cancelled")
     elif event in ("job", "session"):
@@ -107,11 +107,11 @@ def happen(world: World, random: Random) -> None:
     elif event in ("end", "fail") and running:
         world.end(random.choice(running), state="succeeded" if event == "end" else "failed")
     elif event == "cancel":
-        live = running + leaving + waiting
+        live = running + terminating + waiting
         if live:
             world.end(random.choice(live), state="cancelled")
-    elif event == "release" and leaving:
-        world.release(*random.sample(leaving, random.randint(1, len(leaving))))
+    elif event == "release" and terminating:
+        world.release(*random.sample(terminating, random.randint(1, len(terminating))))
     elif event == "lose":
         world.lose(random.choice(list(world.nodes)))
     elif event == "heal":
@@ -142,6 +142,6 @@ def live_through(random: Random, events: int) -> World:
 
 def come_to_rest(world: World) -> None:
     """Plan until nothing changes any more, as it must soon where nothing happens, without any ping-pong."""
-    plans = world.settle()
+    plans = world.reconcile()
     told = Counter(each.id for plan in plans for each in (*plan.evict, *plan.move))
     assert all(times == 1 for times in told.values()), f"ping-pong: {told.most_common(3)}"

@@ -56,7 +56,7 @@ def everybody_has_a_place(sums: Sums, plan: Plan) -> None:
         *(p.id for p in plan.pending),
         *(r.id for r in plan.refused),
         *plan.keep,
-        *plan.leaving,
+        *plan.terminating,
     ]
     assert sorted(places) == sorted(sums.live), "I10"
 
@@ -72,10 +72,10 @@ def every_wait_has_a_reason(plan: Plan) -> None:
 def victims_are_legal(sums: Sums, plan: Plan) -> None:
     """Check what the plan alone tells; witness.py looks at the moment when they were chosen."""
     started = {s.id for s in plan.start}
-    promised = {w.id for w in plan.pending if w.claim}
+    promised = {w.id for w in plan.pending if w.nomination}
     for each in (*plan.evict, *plan.move):
         victim = sums.live[each.id]
-        assert not victim.firm, "I2"
+        assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
         assert each.id not in started, "I7"
         assert each.beneficiary in promised | started, f"I4: {each}"
@@ -132,8 +132,8 @@ def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
     free = after.left()
     future = after.left(w.id for w in after.live.values() if w.state == "checkpointing")
     for w in after.live.values():
-        if w.claim and w.state in ("pending", "checkpointing"):
-            take(future, w.claim)
+        if w.nomination and w.state in ("pending", "checkpointing"):
+            take(future, w.nomination)
     effective = {n: [min(a, b) for a, b in zip(free[n], future[n], strict=True)] for n in free}
     for waiting in plan.pending:
         w = after.live.get(waiting.id)
@@ -151,19 +151,21 @@ def may_run(after: Sums, w: Workload, pool: str) -> bool:
         for line in after.policies[name].quotas:
             if line.limit is None or not line.covers(pool):
                 continue
-            if after.usage(name, line) + after.claimed(name, line) + request > line.limit:
+            if after.usage(name, line) + after.nominated(name, line) + request > line.limit:
                 return False
     for each in after.snapshot.pools:
         if each.name == pool and each.capacity is not None:
             used = sum(
-                max(held(place) if place and after.pool(place) == pool else 0 for place in (o.placement, o.claim))
+                max(held(place) if place and after.pool(place) == pool else 0 for place in (o.placement, o.nomination))
                 for o in after.live.values()
             )
             if used + request > each.capacity:
                 return False
     policy = after.policies[w.policy]
-    if policy.weight != "None" and not w.firm:
+    if policy.weight != "None" and not w.non_preemptible:
         return True
     lines = [ln for ln in policy.quotas if ln.covers(pool) and ln.reserved]
-    used = [after.usage(w.policy, ln, w.firm) + after.claimed(w.policy, ln, w.firm) for ln in lines]
+    used = [
+        after.usage(w.policy, ln, w.non_preemptible) + after.nominated(w.policy, ln, w.non_preemptible) for ln in lines
+    ]
     return bool(lines) and all(now + request <= ln.reserved for now, ln in zip(used, lines, strict=True))

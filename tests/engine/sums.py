@@ -34,7 +34,7 @@ class Sums:
     def pool(self, placement: Placement) -> str:
         return self.nodes[placement[0].node].pool
 
-    def usage(self, policy: str, line: QuotaLine, firm: bool = False) -> int:
+    def usage(self, policy: str, line: QuotaLine, non_preemptible: bool = False) -> int:
         return sum(
             self.held(w)
             for w in self.live.values()
@@ -42,19 +42,19 @@ class Sums:
             and w.placement
             and policy in self.family(w.policy)
             and line.covers(self.pool(w.placement))
-            and (w.firm or not firm)
+            and (w.non_preemptible or not non_preemptible)
         )
 
-    def claimed(self, policy: str, line: QuotaLine, firm: bool = False) -> int:
+    def nominated(self, policy: str, line: QuotaLine, non_preemptible: bool = False) -> int:
         """Count what waits and was promised GPUs; who is still to move holds as much already."""
         return sum(
-            held(w.claim)
+            held(w.nomination)
             for w in self.live.values()
             if w.state == "pending"
-            and w.claim
+            and w.nomination
             and policy in self.family(w.policy)
-            and line.covers(self.pool(w.claim))
-            and (w.firm or not firm)
+            and line.covers(self.pool(w.nomination))
+            and (w.non_preemptible or not non_preemptible)
         )
 
     def family(self, policy: str) -> list[str]:

@@ -30,7 +30,7 @@ def test_all_that_holds_gpus_counts_on_the_limit(state: str) -> None:
 def test_a_job_larger_than_the_reservation_is_over_quota_as_a_whole() -> None:
     world = pair().submit("a1", "a", "six")
     assert started(world.plan()) == {"a1": False}
-    world.jobs("b1 b2 b3 b4", "b", "two").settle()
+    world.jobs("b1 b2 b3 b4", "b", "two").reconcile()
     world.submit("a2", "a", "six").end("a1")
     assert not world.plan().evict, "it may not reclaim"
 
@@ -57,17 +57,17 @@ def test_a_limit_is_hard_for_sessions_too() -> None:
 def test_others_make_way_where_the_capacity_of_the_pool_is_full() -> None:
     world = pair()
     world.pools["p"] = replace(world.pools["p"], capacity=6000)
-    world.jobs("b1 b2 b3", "b", "two").settle()
+    world.jobs("b1 b2 b3", "b", "two").reconcile()
     plan = world.submit("a1", "a", "two").step()
     assert [e.id for e in plan.evict] == ["b3"], "two GPUs idle, but six may run"
-    world.release().settle()
+    world.release().reconcile()
     assert (world.used("a"), world.used("b")) == (2, 4)
 
 
 def test_strangers_are_never_touched() -> None:
     world = pair()
     world.nodes["p-1"] = replace(world.nodes["p-1"], foreign_gpus=6000)
-    world.submit("b1", "b", "two").settle()
+    world.submit("b1", "b", "two").reconcile()
     assert not world.submit("a1", "a", "four").step().acts
     assert world.reason("a1")[1].startswith("0 of the 2 GPUs of pool p are free; this job needs 4.")
 
@@ -75,7 +75,7 @@ def test_strangers_are_never_touched() -> None:
 @pytest.mark.parametrize("down", [{"cordoned": True}, {"ready": False}])
 def test_nobody_leaves_a_node_that_takes_nothing(down: dict[str, bool]) -> None:
     world = World().pool("p", nodes=2, gpus=2).team("a", reserved=2).team("b").profile("two", 2)
-    world.jobs("b1 b2", "b", "two").settle()
+    world.jobs("b1 b2", "b", "two").reconcile()
     node = world.workloads["b2"].placement[0].node
     world.nodes[node] = replace(world.nodes[node], **down)
     plan = world.submit("a1", "a", "two").step()
@@ -101,9 +101,9 @@ def test_named_weights_share_what_is_over(weight: str, used: int) -> None:
     world = World().pool("p", gpus=8).team("x", weight=weight).team("m").profile("one", 1)
     for at in range(8):
         world.submit(f"x{at}", "x", "one").submit(f"m{at}", "m", "one")
-    world.settle()
+    world.reconcile()
     assert world.used("x") == used
-    world.end(*(f"m{at}" for at in range(8))).settle()
+    world.end(*(f"m{at}" for at in range(8))).reconcile()
     assert world.used("x") == (0 if weight == "None" else 8), "whatever nobody else wants"
 
 

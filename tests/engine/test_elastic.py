@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from makeway_quota.engine import Enquiry, Plan, QuotaLine
+from makeway_quota.engine import Plan, QuotaLine, WhatIf
 from worlds import World
 
 
@@ -15,7 +15,7 @@ def gang(nodes: int = 4, gpus: int = 8, workers: int = 4, least: int = 2, each: 
     for size in (1, 2, 4, 8):
         world.profile(f"gpu{size}", size)
     world.profile("wide", 8, workers=2).profile("elastic", each, workers=workers, min_workers=least)
-    world.submit("g", "a", "elastic").settle()
+    world.submit("g", "a", "elastic").reconcile()
     assert len(world.workloads["g"].placement) == workers
     return world
 
@@ -34,7 +34,7 @@ def test_a_gang_gives_up_the_workers_that_are_needed_the_last_ones_first(kind: s
     plan = world.submit("b1", "b", "gpu4", kind=kind).step()
     assert shrunk(plan) == {"g": ["p-1", "p-2", "p-3"]}
     assert [p.worker for p in plan.move[0].to] == [0, 1, 2]
-    assert [p.node for w in plan.pending if w.id == "b1" for p in w.claim] == ["p-4"]
+    assert [p.node for w in plan.pending if w.id == "b1" for p in w.nomination] == ["p-4"]
     assert not world.plan().acts
 
 
@@ -105,7 +105,7 @@ def test_workers_leave_from_the_node_where_one_is_enough() -> None:
 
 def test_workers_on_one_node_leave_one_by_one() -> None:
     world = World().pool("p", gpus=8).team("a").team("b", reserved=8).profile("two", 2)
-    world.profile("elastic", 1, workers=8, min_workers=2).submit("g", "a", "elastic").settle()
+    world.profile("elastic", 1, workers=8, min_workers=2).submit("g", "a", "elastic").reconcile()
     plan = world.submit("b1", "b", "two").step()
     assert len(plan.move[0].to) == 6
     assert [p.devices for p in plan.move[0].to] == [(0,), (1,), (2,), (3,), (4,), (5,)]
@@ -114,7 +114,7 @@ def test_workers_on_one_node_leave_one_by_one() -> None:
 def test_a_gang_within_its_reservation_does_not_shrink() -> None:
     world = World().pool("p", nodes=2, gpus=8).team("a", reserved=16).team("b", reserved=8)
     world.profile("gpu8", 8).profile("elastic", 8, workers=2, min_workers=1)
-    world.submit("g", "a", "elastic").settle()
+    world.submit("g", "a", "elastic").reconcile()
     assert not world.submit("b1", "b", "gpu8").step().acts
     assert world.reason("b1")[1].endswith("nobody who may be stopped would make room for it.")
 
@@ -135,9 +135,9 @@ def test_a_gang_shrinks_for_a_higher_priority_of_its_own_team() -> None:
 
 def test_a_gang_shrinks_where_its_teams_limit_is_in_the_way_of_its_own_session() -> None:
     world = World().pool("p", nodes=3, gpus=4).team("a", reserved=4, limit=8).profile("four", 4)
-    world.profile("elastic", 4, workers=2, min_workers=1).submit("g", "a", "elastic").settle()
+    world.profile("elastic", 4, workers=2, min_workers=1).submit("g", "a", "elastic").reconcile()
     assert shrunk(world.session("s", "a", "four").step()) == {"g": ["p-1"]}
-    world.release().settle()
+    world.release().reconcile()
     assert world.used("a") == 8
 
 
@@ -156,7 +156,7 @@ def test_a_limit_that_was_lowered_meanwhile_lets_a_gang_go_on_with_its_least() -
 
 
 def test_the_picker_says_that_a_gang_goes_on_with_fewer_workers() -> None:
-    found = Enquiry(gang().snapshot()).offer("b", "gpu8", owner="bo")
+    found = WhatIf(gang().snapshot()).offer("b", "gpu8", owner="bo")
     assert found.message == "Ready in 30 s or less: 1 gang goes on with fewer workers, nobody is stopped."
     assert [victim.id for victim in found.moved] == ["g"]
 

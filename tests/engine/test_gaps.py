@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from makeway_quota.engine import GPU, Enquiry, Node, Placed, Pool, QuotaLine, usage_by_team
-from makeway_quota.engine.share import decayed
+from makeway_quota.engine import GPU, Node, Placed, Pool, QuotaLine, WhatIf, usage_by_team
+from makeway_quota.engine.rules.fair_share import decayed
 from worlds import World
 
 
@@ -96,7 +96,7 @@ def test_a_gang_that_fits_no_set_of_nodes() -> None:
 def test_a_promise_waits_for_cpu_and_memory_too(what: str, amount: int) -> None:
     world = World().pool("p", gpus=2, **{what: 4000}).team("a", 0).team("b", 2)
     world.profile("greedy", 1, **{what: amount}).profile("one", 1, **{what: 1000})
-    world.submit("a1", "a", "greedy").settle()
+    world.submit("a1", "a", "greedy").reconcile()
     plan = world.submit("b1", "b", "one").step()
     assert [e.id for e in plan.evict] == ["a1"]
     assert not world.step().start, f"the GPU is free, the {what} is not"
@@ -107,33 +107,33 @@ def test_a_promise_waits_for_cpu_and_memory_too(what: str, amount: int) -> None:
 
 def test_a_promise_ends_with_its_node() -> None:
     world = World().pool("p", nodes=2, gpus=2).team("a", 0).team("b", 2).profile("two", 2)
-    world.jobs("a1 a2", "a", "two").settle()
-    (claim,) = (w.claim for w in world.submit("b1", "b", "two").step().pending)
-    world.nodes[claim[0].node] = replace(world.nodes[claim[0].node], cordoned=True)
+    world.jobs("a1 a2", "a", "two").reconcile()
+    (nomination,) = (w.nomination for w in world.submit("b1", "b", "two").step().pending)
+    world.nodes[nomination[0].node] = replace(world.nodes[nomination[0].node], cordoned=True)
     world.release()
-    assert all(p.node != claim[0].node for w in world.plan().pending for p in w.claim)
+    assert all(p.node != nomination[0].node for w in world.plan().pending for p in w.nomination)
 
 
 @pytest.mark.parametrize(("what", "less"), [("gpus", 1), ("cpu", 500), ("memory", 500)])
 def test_a_promise_ends_when_the_node_shrinks(what: str, less: int) -> None:
     world = World().pool("p", gpus=2, cpu=4000, memory=4000).team("a", 0).team("b", 2)
-    world.profile("two", 2, cpu=1000, memory=1000).submit("a1", "a", "two").settle()
+    world.profile("two", 2, cpu=1000, memory=1000).submit("a1", "a", "two").reconcile()
     world.submit("b1", "b", "two").step()
     world.release()
     world.nodes["p-1"] = replace(world.nodes["p-1"], **{what: less})
     plan = world.step()
     assert not plan.start
-    assert not any(w.claim for w in plan.pending)
+    assert not any(w.nomination for w in plan.pending)
 
 
 def test_a_promise_that_ended_gives_no_precedence() -> None:
     world = World().pool("p", nodes=2, gpus=1).team("a").profile("one", 1).jobs("first second", "a", "one")
     world.nodes["p-2"] = replace(world.nodes["p-2"], ready=False)
-    world.change("second", claim=(Placed(0, "p-2", (0,)),))
+    world.change("second", nomination=(Placed(0, "p-2", (0,)),))
     assert [s.id for s in world.step().start] == ["first"]
 
 
-# Moving and leaving
+# Moving and terminating
 
 
 def test_a_job_does_not_move_where_nothing_is_free() -> None:
@@ -172,7 +172,7 @@ def test_who_may_not_borrow_does_not_grow() -> None:
 def test_victims_of_another_line_where_a_limit_is_in_the_way() -> None:
     """The session's own team is at its limit in one pool and others have to make way for it too."""
     world = World().pool("p", gpus=4).team("a", reserved=2, limit=2).team("b", reserved=1).profile("one", 1)
-    world.profile("two", 2).submit("a1", "a", "one").jobs("b1 b2 b3", "b", "one").settle()
+    world.profile("two", 2).submit("a1", "a", "one").jobs("b1 b2 b3", "b", "one").reconcile()
     plan = world.session("s", "a", "two").step()
     assert sorted((e.id, e.rule) for e in plan.evict) == [("a1", "reclaim_own_limit"), ("b3", "reclaim")]
 
@@ -184,33 +184,33 @@ def test_offers_tell_who_moves_and_what_is_on_its_way() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("one", 1).profile("two", 2).profile("four", 4)
     world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
-    found = Enquiry(world.snapshot()).offer("b", "four", owner="bo")
+    found = WhatIf(world.snapshot()).offer("b", "four", owner="bo")
     assert found.message == "Ready in 30 s or less: 1 job moves over, nobody is stopped."
     world = pair().jobs("b1 b2", "b", "two")
-    world.settle()
+    world.reconcile()
     world.session("s", "a", "one").step()
     world.end("s")
-    found = Enquiry(world.snapshot()).offer("a", "one", owner="ana")
+    found = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
     assert found.message == "Ready in 28 s or less: the GPUs are on their way."
 
 
 def test_what_a_team_could_start_minds_capacity_and_static_quotas() -> None:
     world = World().pool("p", gpus=8, capacity=6000).team("a", reserved=2, lend=0).team("b", reserved=2)
-    world.profile("one", 1).jobs("b1", "b", "one").settle()
+    world.profile("one", 1).jobs("b1", "b", "one").reconcile()
     free = {team.policy: team.free for team in usage_by_team(world.snapshot())}
     assert free == {"a": 5000, "b": 3000}
 
 
 def test_a_team_that_reserves_nothing_borrows_all_it_uses() -> None:
     world = pair(gpus=8).team("c").profile("one", 1).jobs("c1 c2", "c", "one")
-    world.settle()
+    world.reconcile()
     (team,) = (each for each in usage_by_team(world.snapshot()) if each.policy == "c")
     assert (team.borrowed, team.in_quota) == (2000, 0)
 
 
 def test_departments_are_no_lenders_of_their_own_teams() -> None:
     world = World().pool("p", gpus=4).team("top", 2).team("a", 1, parent="top").team("b", 1).profile("one", 1)
-    world.jobs("a1 a2 a3", "a", "one").settle()
+    world.jobs("a1 a2 a3", "a", "one").reconcile()
     lent = {team.policy: team.borrowed_from for team in usage_by_team(world.snapshot())}
     assert lent["a"] == (("b", 1000),)
 
@@ -245,11 +245,11 @@ def test_a_promise_to_a_session_outlives_the_use_of_its_departments_reservation(
     world = World().pool("p", gpus=4).pool("q", gpus=4).team("b")
     world.team("top", 4).team("a", 4, parent="top", pools=("p",))
     world.profile("p4", 4, pools=("p",)).profile("q2", 2, pools=("q",)).profile("q4", 4, pools=("q",))
-    world.submit("b1", "b", "q4").submit("b2", "b", "p4").settle()
+    world.submit("b1", "b", "q4").submit("b2", "b", "p4").reconcile()
     assert [e.id for e in world.session("s", "a", "q2").step().evict] == ["b1"]
     assert [e.id for e in world.submit("a1", "a", "p4", preemptible=False).step().evict] == ["b2"]
     assert not world.step().refused, "it was admitted by what its department reserves, before its team used its own"
-    (plan,) = (plan for plan in world.release("b1", "b2").settle() if plan.acts)
+    (plan,) = (plan for plan in world.release("b1", "b2").reconcile() if plan.acts)
     assert [s.id for s in plan.start] == ["s", "a1"]
     assert plan.start[0].message == (
         "Starts on q-1, as it was promised: a's sessions use 6 GPUs, more than the 4 reserved now."

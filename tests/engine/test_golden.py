@@ -33,7 +33,7 @@ def test_g1_greedy() -> None:
     assert "R&D uses 9 GPUs, 4 more than its 5 reserved" in plan.evict[0].message
     assert [w.code for w in plan.pending if w.id == "d1"] == ["reclaiming"]
     assert not world.plan().acts
-    world.release().settle()
+    world.release().reconcile()
     assert world.named() == ["d1", "r1", "r2"]
     assert (world.used("rnd"), world.used("devops"), world.used()) == (6, 3, 9)
     assert world.workloads["r3"].attempt == 2
@@ -41,7 +41,7 @@ def test_g1_greedy() -> None:
     world.submit("d2", "devops", "gpu2")
     plan = world.step()
     assert [e.id for e in plan.evict] == ["r2"]
-    world.release().settle()
+    world.release().reconcile()
     assert (world.used("rnd"), world.used("devops"), world.used()) == (3, 5, 8)
     assert world.named("pending") == ["r2", "r3", "r4", "r5"]
     assert not world.plan().acts
@@ -63,12 +63,12 @@ def test_g2_two_pools() -> None:
 @pytest.mark.covers("F39", "F43", "F46")
 def test_g3_fair_share_back() -> None:
     world = World().pool("p", nodes=4, gpus=10).team("a", reserved=20).team("b", reserved=20).profile("gpu2", 2)
-    world.jobs(" ".join(f"a{i:02}" for i in range(15)), "a", "gpu2").settle()
+    world.jobs(" ".join(f"a{i:02}" for i in range(15)), "a", "gpu2").reconcile()
     assert world.used("a") == 30
     world.jobs(" ".join(f"b{i:02}" for i in range(10)), "b", "gpu2")
     plan = world.step()
     assert sorted(e.id for e in plan.evict) == ["a10", "a11", "a12", "a13", "a14"]
-    world.release().settle()
+    world.release().reconcile()
     assert (world.used("a"), world.used("b")) == (20, 20)
     assert world.named("running", "a") == [f"a{i:02}" for i in range(10)]
 
@@ -114,9 +114,9 @@ def test_g6_idle_is_lent() -> None:
     world.jobs("b1 b2", "b", "gpu5")
     plan = world.step()
     assert [e.id for e in plan.evict] == ["a8", "a7"]
-    world.release().settle()
+    world.release().reconcile()
     assert (world.used("a"), world.used("b")) == (30, 10)
-    world.end("b1", "b2").settle()
+    world.end("b1", "b2").reconcile()
     assert world.used("a") == 40
     assert world.workloads["a8"].attempt == 2
 
@@ -124,11 +124,11 @@ def test_g6_idle_is_lent() -> None:
 @pytest.mark.covers("F09", "F25", "F26")
 def test_g7_build() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=2).team("b", reserved=2).profile("one", 1)
-    world.jobs("a1 a2 a3 a4 a5 a6 a7 a8", "a", "one").settle()
+    world.jobs("a1 a2 a3 a4 a5 a6 a7 a8", "a", "one").reconcile()
     plan = world.session("s1", "b", "one", owner="bo").step()
     assert [e.id for e in plan.evict] == ["a8"]
     world.release().step()
-    world.session("s2", "b", "one", owner="alice").settle()
+    world.session("s2", "b", "one", owner="alice").reconcile()
     plan = world.session("s3", "b", "one", owner="carol").step()
     assert plan.refused[0].message == "2 of your 2 guaranteed GPUs are in use: alice 1, bo 1."
     assert not plan.evict
@@ -149,10 +149,10 @@ def test_g8_static_quota() -> None:
 @pytest.mark.covers("F26")
 def test_g9_own_team() -> None:
     world = World().pool("p", gpus=8).team("a", reserved=4).team("b", reserved=4).profile("one", 1)
-    world.jobs("a1 a2 a3 a4", "a", "one").jobs("b1 b2 b3 b4", "b", "one").settle()
+    world.jobs("a1 a2 a3 a4", "a", "one").jobs("b1 b2 b3 b4", "b", "one").reconcile()
     plan = world.session("s", "a", "one").step()
     assert [e.id for e in plan.evict] == ["a4"]
-    world.release().settle()
+    world.release().reconcile()
     assert "s" in world.named()
 
 
@@ -169,12 +169,12 @@ def test_g12_rank_in_pool(ranks: tuple[str, str]) -> None:
 @pytest.mark.covers("F10", "F26")
 def test_g13_own_limit() -> None:
     world = World().pool("p", gpus=10).team("a", reserved=5, limit=9).team("b", reserved=5).profile("one", 1)
-    world.jobs("a1 a2 a3 a4 a5 a6 a7 a8 a9", "a", "one").settle()
+    world.jobs("a1 a2 a3 a4 a5 a6 a7 a8 a9", "a", "one").reconcile()
     assert world.used("a") == 9
     plan = world.session("s", "a", "one").step()
     assert [e.id for e in plan.evict] == ["a9"]
     assert world.used("a") <= 9
-    world.release().settle()
+    world.release().reconcile()
     assert "s" in world.named()
     assert world.used("a") == 9
 
@@ -183,12 +183,12 @@ def test_g13_own_limit() -> None:
 def test_g10_gang() -> None:
     world = World().pool("p", nodes=4, gpus=8).team("a", reserved=16).team("b", reserved=16)
     world.profile("gpu8", 8).profile("gpu4", 4).profile("gang", 8, workers=2)
-    world.jobs("b1 b2 b3", "b", "gpu8").settle()
+    world.jobs("b1 b2 b3", "b", "gpu8").reconcile()
     plan = world.submit("g1", "b", "gang").step()
     assert not plan.start, "one whole node is free: all or nothing"
     plan = world.submit("g2", "a", "gang").step()
     assert [e.id for e in plan.evict] == ["b3"], "one node is free, so one node's worth has to leave"
-    world.release().settle()
+    world.release().reconcile()
     assert {p.node for p in world.workloads["g2"].placement} == {"p-3", "p-4"}
     assert len(world.workloads["g2"].placement) == 2
     assert not world.plan().acts

@@ -20,7 +20,7 @@ def busy(**settings: object) -> World:
     """Two nodes full of borrowed 2-GPU jobs that nobody knows the end of, and a gang that needs them both."""
     world = World(**settings).pool("p", nodes=2, gpus=4).team("a").team("b")
     world.profile("two", 2).profile("brief", 2, time_limit=HOUR).profile("gang", 4, workers=2)
-    world.jobs("a1 a2 a3 a4", "a", "two").settle()
+    world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
     return world.submit("g", "b", "gang")
 
 
@@ -68,7 +68,7 @@ def test_what_ends_in_time_may_use_held_gpus() -> None:
 
 def test_only_the_gpus_that_are_needed_are_held() -> None:
     world = World().pool("p", gpus=8).team("a").team("b").profile("one", 1).profile("two", 2).profile("big", 6)
-    world.jobs("a1 a2 a3 a4", "a", "two").settle()
+    world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
     world.submit("big", "b", "big")
     world.change("a1", time_limit=DAY + HOUR)
     world.now += DAY
@@ -82,7 +82,7 @@ def test_only_the_gpus_that_are_needed_are_held() -> None:
 
 def test_a_limit_is_held_too() -> None:
     world = World().pool("p", gpus=8).team("a", limit=4).profile("one", 1).profile("four", 4)
-    world.jobs("s1 s2 s3 s4", "a", "one").settle()
+    world.jobs("s1 s2 s3 s4", "a", "one").reconcile()
     world.submit("big", "a", "four")
     world.now += DAY
     world.end("s1").submit("s5", "a", "one")
@@ -140,7 +140,7 @@ def test_nobody_starves_at_length(start: int) -> None:
 
 
 def starve(random: Random) -> None:
-    """Let large jobs wait behind small ones without end until they have started, or for 400 turns in vain."""
+    """Let large jobs wait behind small ones without end until they have started, or for 400 rounds in vain."""
     world = stream(random)
     ends: dict[str, float] = {}
     large: list[str] = []
@@ -173,7 +173,7 @@ def starve(random: Random) -> None:
 def outranked(**settings: object) -> World:
     """A small job of `a` runs, a large one waited too long, and an urgent one of the same team comes."""
     world = World(**settings).pool("p", gpus=4).team("a").profile("two", 2).profile("three", 3).profile("eight", 8)
-    world.submit("low", "a", "two", priority=-1).settle()
+    world.submit("low", "a", "two", priority=-1).reconcile()
     world.submit("late", "a", "three", priority=-1)
     world.now += DAY
     return world
@@ -242,7 +242,7 @@ def test_what_is_not_held_any_more_is_used_in_the_same_plan() -> None:
 @pytest.mark.covers("F43")
 def test_who_waited_too_long_may_still_stop_its_own_teams_lower_work() -> None:
     world = World().pool("p", gpus=2).team("a").team("b").profile("one", 1)
-    world.submit("low", "a", "one", priority=-1).submit("other", "b", "one").settle()
+    world.submit("low", "a", "one", priority=-1).submit("other", "b", "one").reconcile()
     world.submit("high", "a", "one", priority=1).change("high", submitted_at=world.now - 2 * DAY)
     plan = world.step()
     assert [(e.id, e.beneficiary, e.rule) for e in plan.evict] == [("low", "high", "preempt_in_team")]

@@ -58,9 +58,9 @@ def test_jobs_move_over_for_a_gang_until_enough_nodes_are_free() -> None:
     plan = world.step()
     assert sorted(move.id for move in plan.move) == ["a1", "a2"], "the fewest GPUs"
     assert not plan.evict
-    assert {p.node for w in plan.pending for p in w.claim} == {"p-1", "p-2"}
+    assert {p.node for w in plan.pending for p in w.nomination} == {"p-1", "p-2"}
     assert not world.plan().acts
-    world.release().settle()
+    world.release().reconcile()
     assert world.named() == ["a1", "a2", "a3", "a4", "g"]
 
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from engine.histories import happen, random_world
-from makeway_quota.engine import GPU, Enquiry, usage_by_team
+from makeway_quota.engine import GPU, WhatIf, usage_by_team
 from worlds import World
 
 
@@ -14,19 +14,19 @@ def lab() -> World:
     """Ten GPUs; ana's team trains on nine of them."""
     world = World().pool("h100", gpus=10).team("rnd", 5, limit=9, title="R&D").team("devops", 5, limit=9)
     world.profile("gpu1", 1).profile("gpu2", 2).profile("gpu6", 6)
-    world.jobs(" ".join(f"r{i}" for i in range(1, 10)), "rnd", "gpu1", owner="ana").settle()
+    world.jobs(" ".join(f"r{i}" for i in range(1, 10)), "rnd", "gpu1", owner="ana").reconcile()
     return world
 
 
 @pytest.mark.covers("N03")
 def test_ready_now() -> None:
-    found = Enquiry(lab().snapshot()).offer("devops", "gpu1", owner="bo")
+    found = WhatIf(lab().snapshot()).offer("devops", "gpu1", owner="bo")
     assert (found.code, found.reason, found.message) == ("ready_now", "starting", "Ready now.")
 
 
 @pytest.mark.covers("N03", "F40")
 def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
-    found = Enquiry(lab().snapshot()).offer("devops", "gpu2", owner="bo")
+    found = WhatIf(lab().snapshot()).offer("devops", "gpu2", owner="bo")
     assert found.code == "ready_after_reclaim"
     assert found.seconds == 30
     assert [(v.id, v.owner, v.policy, v.gpus) for v in found.victims] == [("r9", "ana", "rnd", GPU)]
@@ -36,12 +36,12 @@ def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
 @pytest.mark.covers("N03", "F25")
 def test_refused_with_names() -> None:
     world = lab()
-    world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").settle()
-    found = Enquiry(world.snapshot()).offer("devops", "gpu2", owner="carol")
+    world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").reconcile()
+    found = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="carol")
     assert found.code == "refused"
     assert found.message == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
     assert (
-        Enquiry(world.snapshot()).offer("devops", "gpu6").message
+        WhatIf(world.snapshot()).offer("devops", "gpu6").message
         == "This session needs 6 GPUs; devops has 5 guaranteed."
     )
 
@@ -49,7 +49,7 @@ def test_refused_with_names() -> None:
 @pytest.mark.covers("N03")
 def test_a_preemptible_session_runs_over_quota() -> None:
     world = lab().end("r9", "r8")
-    found = Enquiry(world.snapshot()).offer("rnd", "gpu2", preemptible=True)
+    found = WhatIf(world.snapshot()).offer("rnd", "gpu2", preemptible=True)
     assert found.code == "ready_now"
     assert not found.in_quota
     assert "over quota" in found.message
@@ -57,7 +57,7 @@ def test_a_preemptible_session_runs_over_quota() -> None:
 
 @pytest.mark.covers("N03")
 def test_a_job_waits_for_the_limit() -> None:
-    found = Enquiry(lab().snapshot()).offer("rnd", "gpu1", kind="job")
+    found = WhatIf(lab().snapshot()).offer("rnd", "gpu1", kind="job")
     assert (found.code, found.reason) == ("wait", "limit")
     assert found.message == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
 
@@ -65,15 +65,15 @@ def test_a_job_waits_for_the_limit() -> None:
 @pytest.mark.covers("F02", "N03")
 def test_closed_and_too_large_are_refused() -> None:
     world = lab().profile("gpu16", 16).profile("closed", 1, policies=["devops"])
-    assert Enquiry(world.snapshot()).offer("rnd", "gpu16", kind="job").reason == "too_large"
-    found = Enquiry(world.snapshot()).offer("rnd", "closed", kind="job")
+    assert WhatIf(world.snapshot()).offer("rnd", "gpu16", kind="job").reason == "too_large"
+    found = WhatIf(world.snapshot()).offer("rnd", "closed", kind="job")
     assert (found.code, found.reason) == ("refused", "queue_closed")
 
 
 @pytest.mark.covers("F37", "N13")
 def test_usage_says_who_borrows_from_whom() -> None:
     world = lab().session("s", "rnd", "gpu1", owner="ana")
-    world.settle()
+    world.reconcile()
     rnd, devops = sorted(usage_by_team(world.snapshot()), key=lambda t: t.policy, reverse=True)
     assert (rnd.reserved, rnd.limit, rnd.guaranteed, rnd.in_quota, rnd.borrowed) == (5000, 9000, 1000, 4000, 4000)
     assert rnd.borrowed_from == (("devops", 4000),)
@@ -94,6 +94,6 @@ def test_many_answers_from_one_look_are_those_of_many_looks(start: int) -> None:
     snapshot = world.snapshot()
     asks = [(team, profile) for team in world.policies for profile in world.profiles]
     for kind in ("session", "job"):
-        once = Enquiry(snapshot)
+        once = WhatIf(snapshot)
         for ask in asks:
-            assert once.offer(*ask, kind, "x") == Enquiry(snapshot).offer(*ask, kind, "x")
+            assert once.offer(*ask, kind, "x") == WhatIf(snapshot).offer(*ask, kind, "x")

@@ -54,8 +54,8 @@ def test_lowest_comes_after_everybody_whatever_its_rank() -> None:
 
 def test_the_team_that_is_most_over_its_share_makes_way_first() -> None:
     world = teams("a", "c", gpus=8).team("b", reserved=4).profile("one", 1)
-    world.jobs("a1 a2 a3 a4 a5", "a", "one").settle()
-    world.jobs("c1 c2 c3", "c", "one").settle()
+    world.jobs("a1 a2 a3 a4 a5", "a", "one").reconcile()
+    world.jobs("c1 c2 c3", "c", "one").reconcile()
     assert [e.id for e in world.submit("b1", "b", "one").step().evict] == ["a5"], "c3 started last, but a borrows more"
 
 
@@ -63,7 +63,7 @@ def test_the_weight_divides_what_is_over() -> None:
     world = teams("a", "c", gpus=8).team("b", reserved=4).profile("one", 1)
     world.policies["a"] = replace(world.policies["a"], weight="High")
     world.policies["c"] = replace(world.policies["c"], weight="Low")
-    world.jobs("a1 a2 a3 a4 a5", "a", "one").jobs("c1 c2 c3", "c", "one").settle()
+    world.jobs("a1 a2 a3 a4 a5", "a", "one").jobs("c1 c2 c3", "c", "one").reconcile()
     assert [e.id for e in world.submit("b1", "b", "one").step().evict] == ["c3"]
 
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 from makeway_quota.engine import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
-from makeway_quota.engine.cluster import Cluster
-from makeway_quota.engine.packing import Packing, Room, Shape
-from makeway_quota.engine.place import find
+from makeway_quota.engine.index.cluster import Cluster
+from makeway_quota.engine.placement.fit import find
+from makeway_quota.engine.placement.packing import Packing, Room, Shape
 
 FREE = 1 << 60
 ONE, EIGHT = Shape(GPU), Shape(8 * GPU)
@@ -22,7 +22,7 @@ def whole(count: int, of: int = 8) -> Room:
     return room(*([GPU] * count + [0] * (of - count)))
 
 
-def standing(mix: dict[Shape, int], *rooms: Room) -> Packing:
+def incremental(mix: dict[Shape, int], *rooms: Room) -> Packing:
     """Build a packing of nodes that were empty once and are as given now."""
     empty = [Room([GPU] * len(r.left), FREE if r.cpu == FREE else 96_000, FREE, r.model) for r in rooms]
     packing = Packing(empty, mix)
@@ -33,31 +33,31 @@ def standing(mix: dict[Shape, int], *rooms: Room) -> Packing:
 
 @pytest.mark.covers("F39")
 def test_a_block_that_is_broken_already_is_used_first() -> None:
-    packing = standing({ONE: 1, EIGHT: 1}, whole(8), whole(3), whole(8))
+    packing = incremental({ONE: 1, EIGHT: 1}, whole(8), whole(3), whole(8))
     assert packing.best(ONE) == (1, 0)
     assert packing.best(EIGHT) == (0, 0)
 
 
 def test_the_fullest_node_wins_among_equals_and_then_the_first() -> None:
-    packing = standing({ONE: 1}, whole(5), whole(2), whole(4), whole(2))
+    packing = incremental({ONE: 1}, whole(5), whole(2), whole(4), whole(2))
     assert packing.best(ONE) == (1, 0)
 
 
 def test_a_share_goes_to_the_device_that_no_whole_job_could_use() -> None:
     half = Shape(500)
-    packing = standing({ONE: 1, half: 1}, room(GPU, GPU), room(GPU, 600))
+    packing = incremental({ONE: 1, half: 1}, room(GPU, GPU), room(GPU, 600))
     assert packing.best(half) == (1, 1)
 
 
 def test_nothing_fits() -> None:
-    packing = standing({ONE: 1}, whole(3), whole(2))
+    packing = incremental({ONE: 1}, whole(3), whole(2))
     assert packing.best(Shape(4 * GPU)) is None
     assert packing.best(Shape(GPU, cpu=FREE * 2)) is None
     assert Packing([], {}).best(ONE) is None
 
 
 def test_a_node_that_takes_nothing_is_left_alone() -> None:
-    packing = standing({ONE: 1}, whole(8))
+    packing = incremental({ONE: 1}, whole(8))
     packing.see(0, room(*[GPU] * 8, cpu=-1))
     assert packing.best(ONE) is None
 
@@ -65,16 +65,16 @@ def test_a_node_that_takes_nothing_is_left_alone() -> None:
 def test_cpu_that_runs_out_counts_as_lost_gpus() -> None:
     """Five cores less cost the first node half of one more job of the mix, and the second nothing."""
     job = Shape(GPU, cpu=10_000)
-    packing = standing({job: 1}, room(GPU, GPU, cpu=20_000), room(GPU, GPU, cpu=60_000))
+    packing = incremental({job: 1}, room(GPU, GPU, cpu=20_000), room(GPU, GPU, cpu=60_000))
     assert packing.best(Shape(0, cpu=5_000)) == (1, 0)
-    packing = standing({job: 1}, room(GPU, GPU, cpu=20_000), room(GPU, GPU, cpu=5_000))
+    packing = incremental({job: 1}, room(GPU, GPU, cpu=20_000), room(GPU, GPU, cpu=5_000))
     assert packing.best(Shape(0, cpu=5_000)) == (1, 0), "GPUs without CPU for them are useless anyway"
 
 
 def test_work_that_may_run_anywhere_keeps_off_rare_models() -> None:
     rare = Shape(GPU, models=("rare",))
     rooms = [room(GPU, GPU, model="rare"), *[room(GPU, GPU, model="plenty")] * 4]
-    packing = standing({ONE: 10, rare: 1}, *rooms)
+    packing = incremental({ONE: 10, rare: 1}, *rooms)
     assert packing.best(ONE) == (1, 0)
     assert packing.best(rare) == (0, 0)
 
@@ -84,19 +84,19 @@ def test_only_what_changed_is_scored_again_and_the_answer_is_the_same() -> None:
     shapes = [Shape(g * GPU, cpu=c * 1000) for g in (1, 2, 4) for c in (4, 12)] + [Shape(250, 2000), Shape(600, 1000)]
     mix = {shape: chance.randint(1, 9) for shape in shapes}
     rooms = [room(*[GPU] * 8, cpu=96_000) for _ in range(12)]
-    lasting = standing(mix, *rooms)
+    lasting = incremental(mix, *rooms)
     for _ in range(300):
         at = chance.randrange(12)
         rooms[at] = room(*[chance.choice([0, 250, 400, GPU]) for _ in range(8)], cpu=chance.randrange(97) * 1000)
         lasting.see(at, rooms[at])
         ask = chance.choice(shapes)
-        assert lasting.best(ask) == standing(mix, *rooms).best(ask)
+        assert lasting.best(ask) == incremental(mix, *rooms).best(ask)
 
 
 def test_a_long_list_of_changes_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.engine.packing._MOST_CHANGES", 3)
-    monkeypatch.setattr("makeway_quota.engine.packing._MOST_ASKS", 1)
-    packing = standing({ONE: 1, EIGHT: 1}, whole(8), whole(8))
+    monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_CHANGES", 3)
+    monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_ASKS", 1)
+    packing = incremental({ONE: 1, EIGHT: 1}, whole(8), whole(8))
     for left in (7, 6, 5, 4):
         packing.see(1, whole(left))
         assert packing.best(ONE) == (1, 0)
@@ -105,7 +105,7 @@ def test_a_long_list_of_changes_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ties_may_be_given_an_order() -> None:
-    packing = standing({ONE: 1}, whole(8), whole(8), whole(8))
+    packing = incremental({ONE: 1}, whole(8), whole(8), whole(8))
     packing.prefer([2, 0, 1])
     assert packing.best(ONE) == (1, 0)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.engine import Node
-from makeway_quota.engine.say import count, gpus, listed, seconds
+from makeway_quota.engine.phrases import count, gpus, listed, seconds
 from worlds import World
 
 
@@ -33,7 +33,7 @@ def test_pool_capacity() -> None:
 
 def test_no_free_gpus_and_that_nobody_can_make_way() -> None:
     world = two_teams()
-    world.jobs("j1 j2", "a", "two").jobs("k1 k2", "b", "two").settle()
+    world.jobs("j1 j2", "a", "two").jobs("k1 k2", "b", "two").reconcile()
     world.submit("j3", "a", "two")
     assert world.reason("j3") == ("no_free_gpus", "0 of the 8 GPUs of pool p are free; this job needs 2.")
 
@@ -97,7 +97,7 @@ def test_outranked_counts_who_came_first() -> None:
 @pytest.mark.covers("F40")
 def test_reclaiming_says_who_leaves_and_by_when() -> None:
     world = two_teams()
-    world.jobs("k1 k2 k3 k4", "b", "two", owner="bo").settle()
+    world.jobs("k1 k2 k3 k4", "b", "two", owner="bo").reconcile()
     world.submit("j", "a", "two")
     plan = world.step()
     (waiting,) = [w for w in plan.pending if w.id == "j"]

@@ -18,7 +18,7 @@ def pair(**settings: object) -> World:
 def test_the_cheapest_victim_is_the_one_that_lost_least_work() -> None:
     for order, victim in (("newest", "a4"), ("cheapest", "a3")):
         world = pair(victim_order=order)
-        world.jobs("a1 a2 a3 a4", "a", "two").settle()
+        world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
         world.now += 1000
         world.change("a3", last_checkpoint_at=world.now - 1)
         plan = world.submit("b1", "b", "two").step()
@@ -29,7 +29,7 @@ def test_the_cheapest_victim_is_the_one_that_lost_least_work() -> None:
 def test_low_priority_policies_and_jobs_leave_first() -> None:
     world = pair().team("c", reserved=0, priority=1).team("d", reserved=0).profile("one", 1)
     world.jobs("c1 c2", "c", "one").jobs("d1 d2", "d", "one", priority=1).jobs("d3 d4", "d", "one", priority=-1)
-    world.jobs("a1 a2", "a", "one").settle()
+    world.jobs("a1 a2", "a", "one").reconcile()
     plan = world.jobs("b1 b2 b3 b4", "b", "one").step()
     assert [e.id for e in plan.evict] == ["d4", "d3", "d2", "d1"]
 
@@ -46,7 +46,7 @@ def test_min_runtime_protects_from_jobs_but_not_from_sessions() -> None:
 
 def test_reclaim_after_waits_for_a_free_node_first() -> None:
     world = pair()
-    world.profile("slow", 2, reclaim_after=60).jobs("a1 a2 a3 a4", "a", "two").settle()
+    world.profile("slow", 2, reclaim_after=60).jobs("a1 a2 a3 a4", "a", "two").reconcile()
     assert not world.submit("b1", "b", "slow").step().evict
     assert world.reason("b1")[1].endswith("It waits for free GPUs before anybody has to leave for it.")
     world.now += 60
@@ -55,13 +55,13 @@ def test_reclaim_after_waits_for_a_free_node_first() -> None:
 
 def test_a_higher_priority_job_preempts_its_own_team() -> None:
     world = pair()
-    world.jobs("b1 b2", "b", "two").jobs("a1 a2", "a", "two", priority=-1).settle()
+    world.jobs("b1 b2", "b", "two").jobs("a1 a2", "a", "two", priority=-1).reconcile()
     plan = world.submit("urgent", "a", "two", priority=1).step()
     assert [(e.id, e.rule) for e in plan.evict] == [("a2", "preempt_in_team")]
-    world.release().settle()
+    world.release().reconcile()
     assert "urgent" in world.named()
     calm = pair(in_team_preemption=False).jobs("b1 b2", "b", "two").jobs("a1 a2", "a", "two", priority=-1)
-    calm.settle()
+    calm.reconcile()
     assert not calm.submit("urgent", "a", "two", priority=1).step().evict
 
 
@@ -69,12 +69,12 @@ def test_a_higher_priority_job_preempts_its_own_team() -> None:
 def test_fair_share_reclaims_between_teams_that_borrow() -> None:
     for mode, evicted in (("order", []), ("reclaim", ["a8", "a7", "a6", "a5"])):
         world = World(fair_share=mode).pool("p", gpus=8).team("a").team("b").profile("one", 1)
-        world.jobs("a1 a2 a3 a4 a5 a6 a7 a8", "a", "one").settle()
+        world.jobs("a1 a2 a3 a4 a5 a6 a7 a8", "a", "one").reconcile()
         world.jobs("b1 b2 b3 b4 b5 b6", "b", "one")
         plan = world.step()
         assert [e.id for e in plan.evict] == evicted
         assert not world.plan().acts
-        world.release().settle()
+        world.release().reconcile()
         assert world.used("b") == len(evicted)
 
 
@@ -83,21 +83,21 @@ def test_over_quota_use_follows_the_weights() -> None:
     world = World().pool("p", gpus=8).team("a", weight="High").team("b", weight="Low").team("z", weight="Lowest")
     world.profile("one", 1).jobs("z1 z2", "z", "one")
     world.jobs(" ".join(f"a{i}" for i in range(9)), "a", "one").jobs(" ".join(f"b{i}" for i in range(9)), "b", "one")
-    world.settle()
+    world.reconcile()
     assert (world.used("a"), world.used("b"), world.used("z")) == (6, 2, 0)
 
 
 def test_history_counts_against_a_team() -> None:
     world = World().pool("p", gpus=4).team("a").team("b").profile("one", 1)
     world.policies["a"] = replace(world.policies["a"], history=3000)
-    world.jobs("a1 a2 a3 a4", "a", "one").jobs("b1 b2 b3 b4", "b", "one").settle()
+    world.jobs("a1 a2 a3 a4", "a", "one").jobs("b1 b2 b3 b4", "b", "one").reconcile()
     assert (world.used("a"), world.used("b")) == (0, 4) or world.used("b") > world.used("a")
 
 
 def test_users_of_a_team_take_turns() -> None:
     for fair, mine in ((True, 2), (False, 4)):
         world = World(user_fairness=fair).pool("p", gpus=4).team("a", 4).profile("one", 1)
-        world.jobs("x1 x2 x3 x4", "a", "one", owner="xi").jobs("y1 y2 y3 y4", "a", "one", owner="yu").settle()
+        world.jobs("x1 x2 x3 x4", "a", "one", owner="xi").jobs("y1 y2 y3 y4", "a", "one", owner="yu").reconcile()
         assert len([i for i in world.named() if i.startswith("x")]) == mine
 
 
@@ -105,21 +105,21 @@ def test_users_of_a_team_take_turns() -> None:
 def test_departments_cap_and_guarantee_the_sum_of_their_teams() -> None:
     world = World().pool("p", gpus=8).team("top", 4, limit=6).team("a", 0, parent="top").team("b", 0, parent="top")
     world.team("other", 4).profile("one", 1)
-    world.jobs("o1 o2 o3 o4 o5 o6 o7 o8", "other", "one").settle()
+    world.jobs("o1 o2 o3 o4 o5 o6 o7 o8", "other", "one").reconcile()
     world.jobs("a1 a2 a3", "a", "one").jobs("b1 b2 b3", "b", "one")
     plan = world.step()
     assert len(plan.evict) == 4, "the department's four, whichever of its teams asks"
-    world.release().settle()
+    world.release().reconcile()
     assert world.used("a") + world.used("b") == 4
     assert world.used("other") == 4
-    world.end(*(f"o{i}" for i in range(1, 9))).settle()
+    world.end(*(f"o{i}" for i in range(1, 9))).reconcile()
     assert world.used("a") + world.used("b") == 6
     assert not world.plan().acts
 
 
 def test_a_team_keeps_its_own_reservation_inside_the_department() -> None:
     world = World().pool("p", gpus=4).team("top", 4).team("a", 0, parent="top").team("b", 2, parent="top")
-    world.profile("one", 1).jobs("a1 a2 a3 a4", "a", "one").settle()
+    world.profile("one", 1).jobs("a1 a2 a3 a4", "a", "one").reconcile()
     assert world.used("a") == 4
     plan = world.jobs("b1 b2 b3", "b", "one").step()
     assert [e.id for e in plan.evict] == ["a4", "a3"]
@@ -149,16 +149,16 @@ def test_spread_takes_the_emptiest_node() -> None:
 @pytest.mark.covers("F35")
 def test_an_evicted_job_returns_ahead_of_later_ones() -> None:
     world = pair()
-    world.jobs("a1 a2 a3 a4", "a", "two").settle()
+    world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
     world.submit("b1", "b", "two").step()
-    world.release().submit("a5", "a", "two").settle()
+    world.release().submit("a5", "a", "two").reconcile()
     world.end("b1")
     assert [s.id for s in world.step().start] == ["a4"]
 
 
 def test_nothing_takes_what_was_promised() -> None:
     world = pair()
-    world.jobs("a1 a2 a3 a4", "a", "two").settle()
+    world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
     world.submit("b1", "b", "four").step()
     assert len(world.named("checkpointing")) == 2
     world.release(world.named("checkpointing")[0])

@@ -15,7 +15,7 @@ SIZES = (1, 1, 2, 3)
 
 
 def crowded(random: Random, workers: int = 1) -> World:
-    """Make up a small cluster full of running work, where one more job or session, `seeker`, asks."""
+    """Make up a small cluster full of running work, where one more job or session, `preemptor`, asks."""
     world = World(consolidation=False)
     world.pool("p", nodes=random.randint(2, 3), gpus=random.choice([3, 4]))
     for name in ("a", "b", "c"):
@@ -34,27 +34,30 @@ def crowded(random: Random, workers: int = 1) -> World:
             devices = tuple(range(world.nodes[node].gpus - free - size, world.nodes[node].gpus - free))
             placed = world.workloads[name].placement[0]
             world.change(name, placement=(type(placed)(0, node, devices),))
-    return world.submit("seeker", random.choice("abc"), "ask", kind=random.choice(["job", "session"]))
+    return world.submit("preemptor", random.choice("abc"), "ask", kind=random.choice(["job", "session"]))
 
 
-def in_quota(sums: Sums, seeker: Workload) -> bool:
-    line = sums.policies[seeker.policy].quotas[0]
-    return sums.usage(seeker.policy, line, firm=seeker.firm) + sums.request(seeker) <= line.reserved
+def in_quota(sums: Sums, preemptor: Workload) -> bool:
+    line = sums.policies[preemptor.policy].quotas[0]
+    return (
+        sums.usage(preemptor.policy, line, non_preemptible=preemptor.non_preemptible) + sums.request(preemptor)
+        <= line.reserved
+    )
 
 
-def fits(sums: Sums, seeker: Workload, gone: Iterable[str]) -> bool:
-    each = sums.gpus(seeker) // GPU
+def fits(sums: Sums, preemptor: Workload, gone: Iterable[str]) -> bool:
+    each = sums.gpus(preemptor) // GPU
     free = sums.left(gone).values()
-    return sum(devices.count(GPU) // each for devices in free) >= sums.workers(seeker)
+    return sum(devices.count(GPU) // each for devices in free) >= sums.workers(preemptor)
 
 
-def legal(sums: Sums, seeker: Workload, group: tuple[Workload, ...]) -> bool:
-    return any(legal_in_order(sums, seeker, order) for order in permutations(group))
+def legal(sums: Sums, preemptor: Workload, group: tuple[Workload, ...]) -> bool:
+    return any(legal_in_order(sums, preemptor, order) for order in permutations(group))
 
 
-def legal_in_order(sums: Sums, seeker: Workload, order: tuple[Workload, ...]) -> bool:
+def legal_in_order(sums: Sums, preemptor: Workload, order: tuple[Workload, ...]) -> bool:
     use = {name: sums.usage(name, policy.quotas[0]) for name, policy in sums.policies.items()}
-    use[seeker.policy] += sums.request(seeker)
+    use[preemptor.policy] += sums.request(preemptor)
     for victim in order:
         if use[victim.policy] <= sums.policies[victim.policy].quotas[0].reserved:
             return False
@@ -62,28 +65,28 @@ def legal_in_order(sums: Sums, seeker: Workload, order: tuple[Workload, ...]) ->
     return True
 
 
-def solutions(sums: Sums, seeker: Workload) -> Iterator[tuple[Workload, ...]]:
-    able = [w for w in sums.live.values() if w.state == "running" and not w.firm]
+def solutions(sums: Sums, preemptor: Workload) -> Iterator[tuple[Workload, ...]]:
+    able = [w for w in sums.live.values() if w.state == "running" and not w.non_preemptible]
     for size in range(1, min(4, len(able)) + 1):
         for group in combinations(able, size):
-            if fits(sums, seeker, [w.id for w in group]) and legal(sums, seeker, group):
+            if fits(sums, preemptor, [w.id for w in group]) and legal(sums, preemptor, group):
                 yield group
 
 
 def judge(world: World, exact: bool) -> bool:
     """Compare the engine with every possible answer; say whether there was something to compare."""
     sums = Sums(world.snapshot())
-    seeker = sums.live["seeker"]
-    if not in_quota(sums, seeker) or fits(sums, seeker, []):
+    preemptor = sums.live["preemptor"]
+    if not in_quota(sums, preemptor) or fits(sums, preemptor, []):
         return False
     plan = world.plan()
     chosen = tuple(sums.live[e.id] for e in plan.evict)
-    found = list(solutions(sums, seeker))
+    found = list(solutions(sums, preemptor))
     if chosen:
-        assert legal_in_order(sums, seeker, chosen), "I3"
-        assert fits(sums, seeker, [w.id for w in chosen]), "I4"
+        assert legal_in_order(sums, preemptor, chosen), "I3"
+        assert fits(sums, preemptor, [w.id for w in chosen]), "I4"
         for one in chosen:
-            assert not fits(sums, seeker, [w.id for w in chosen if w is not one]), f"I4: {one.id} need not leave"
+            assert not fits(sums, preemptor, [w.id for w in chosen if w is not one]), f"I4: {one.id} need not leave"
     elif found:
         raise AssertionError(f"I5: {[w.id for w in found[0]]} would have made room")
     if exact and found:

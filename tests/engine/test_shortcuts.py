@@ -8,10 +8,12 @@ from random import Random
 
 import pytest
 from engine.histories import happen, random_world
-from makeway_quota.engine import GPU, Placed, cheapest, consolidate, hold, schedule
-from makeway_quota.engine.need import Need
-from makeway_quota.engine.victims import Seeker
-from makeway_quota.engine.world import NodeState, Part, Tenancy
+from makeway_quota.engine import GPU, Placed, schedule
+from makeway_quota.engine.index import victim_ranking
+from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
+from makeway_quota.engine.request import Need
+from makeway_quota.engine.rules import consolidation, hold
+from makeway_quota.engine.rules.victims import Preemptor
 from worlds import World
 
 WRONG_ONCE = (23, 25, 32, 58, 118, 358)
@@ -22,16 +24,18 @@ SIZES = (0.5, 1, 2, 4, 8)
 @pytest.mark.covers("F14", "F15")
 def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[str] = Counter()
-    best = cheapest.Ranking.best
+    best = victim_ranking.Ranking.best
 
-    def checked(ranking: cheapest.Ranking, seeker: Seeker) -> list[Tenancy] | None:
-        chosen = best(ranking, seeker)
-        all_of_them = [scored for node in seeker.pool.nodes if (scored := ranking._judge(seeker, node.position)[1])]
+    def checked(ranking: victim_ranking.Ranking, preemptor: Preemptor) -> list[Allocation] | None:
+        chosen = best(ranking, preemptor)
+        all_of_them = [
+            scored for node in preemptor.pool.nodes if (scored := ranking._judge(preemptor, node.position)[1])
+        ]
         assert chosen == (min(all_of_them, key=lambda scored: scored[0])[1] if all_of_them else None)
         seen["several" if len(all_of_them) > 1 else "one"] += 1
         return chosen
 
-    monkeypatch.setattr(cheapest.Ranking, "best", checked)
+    monkeypatch.setattr(victim_ranking.Ranking, "best", checked)
     for start in range(400):
         crowded(Random(start), 1.0, SIZES).plan()
     assert seen["several"] > 200, seen
@@ -40,17 +44,17 @@ def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.M
 @pytest.mark.covers("F16")
 def test_no_node_is_cleared_for_less_than_was_thought(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[bool] = Counter()
-    option = consolidate._option
+    option = consolidation._option
 
-    def checked(seeker: Seeker, node: NodeState, *staying: list[Tenancy]) -> consolidate._Option | None:
-        found = option(seeker, node, *staying)
-        if found is not None and seeker.need.least == 1:
-            least = consolidate._least(seeker, node)
+    def checked(preemptor: Preemptor, node: NodeState, *staying: list[Allocation]) -> consolidation._Option | None:
+        found = option(preemptor, node, *staying)
+        if found is not None and preemptor.need.least == 1:
+            least = consolidation._least(preemptor, node)
             assert least <= found.cost
             seen[least > 0] += 1
         return found
 
-    monkeypatch.setattr(consolidate, "_option", checked)
+    monkeypatch.setattr(consolidation, "_option", checked)
     for start in range(100):
         crowded(Random(start), 0.5, (4, 8)).plan()
     assert seen[True] > 100, seen
@@ -114,5 +118,5 @@ def crowded(random: Random, fill: float, asked: tuple[float, ...]) -> World:
                 placed = (Placed(0, node, devices, GPU // 2 if share else GPU),)
             world.change(name, placement=placed)
     for at in range(random.randint(1, 4)):
-        world.submit(f"seeker{at}", "owner", f"g{random.choice(asked)}")
+        world.submit(f"preemptor{at}", "owner", f"g{random.choice(asked)}")
     return world

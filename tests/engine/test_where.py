@@ -14,7 +14,7 @@ def two_pools() -> World:
 
 def test_the_first_pool_with_room_wins_before_reclaim_in_a_better_one() -> None:
     world = two_pools().jobs("b1 b2", "b", "two")
-    world.settle()
+    world.reconcile()
     plan = world.submit("a1", "a", "two").step()
     assert [s.pool for s in plan.start] == ["slow"]
     assert not plan.evict
@@ -22,13 +22,13 @@ def test_the_first_pool_with_room_wins_before_reclaim_in_a_better_one() -> None:
 
 def test_reclaim_is_tried_in_the_order_of_the_pools() -> None:
     world = two_pools().jobs("b1 b2 b3 b4", "b", "two")
-    world.settle()
+    world.reconcile()
     plan = world.submit("a1", "a", "two").step()
     assert [e.id for e in plan.evict] == ["b2"], "b4 started last, but in the second pool"
     world = two_pools().team("c", reserved=4)
-    world.profile("firm", 2, pools=("fast",)).profile("two", 2, pools=("fast", "slow"))
-    world.session("c1", "c", "firm").session("c2", "c", "firm").step()
-    world.jobs("b1 b2", "b", "two").settle()
+    world.profile("non_preemptible", 2, pools=("fast",)).profile("two", 2, pools=("fast", "slow"))
+    world.session("c1", "c", "non_preemptible").session("c2", "c", "non_preemptible").step()
+    world.jobs("b1 b2", "b", "two").reconcile()
     assert [e.id for e in world.submit("a1", "a", "two").step().evict] == ["b2"], (
         "nobody in the first pool may be asked"
     )
@@ -48,7 +48,7 @@ def test_a_gang_gets_as_few_nodes_as_possible() -> None:
 
 def test_what_cannot_run_blocks_nobody_behind_it() -> None:
     world = World().pool("p", gpus=4).team("a", reserved=4).profile("one", 1).profile("four", 4)
-    world.submit("a1", "a", "one").settle()
+    world.submit("a1", "a", "one").reconcile()
     plan = world.submit("first", "a", "four").submit("second", "a", "one").step()
     assert [s.id for s in plan.start] == ["second"]
 
@@ -61,7 +61,7 @@ def test_policies_in_one_inner_list_share_a_rank() -> None:
 
 def test_nobody_else_leaves_while_enough_is_on_its_way() -> None:
     world = World().pool("p", gpus=8).team("a", reserved=4).team("b").profile("two", 2).profile("four", 4)
-    world.jobs("b1 b2", "b", "four").settle()
+    world.jobs("b1 b2", "b", "four").reconcile()
     world.submit("a1", "a", "two").step()
     assert len(world.named("checkpointing")) == 1
     plan = world.submit("a2", "a", "two").step()
@@ -81,13 +81,13 @@ def test_a_pool_may_keep_its_jobs_where_they_are() -> None:
 
 def test_a_better_rank_is_not_preempted_by_a_higher_priority() -> None:
     world = World().pool("p", gpus=2, profiles=("first", "second")).team("a").profile("first", 2).profile("second", 2)
-    world.submit("low", "a", "first", priority=-1).settle()
+    world.submit("low", "a", "first", priority=-1).reconcile()
     assert not world.submit("high", "a", "second", priority=1).step().evict, "it would come back at once"
 
 
 def test_nobody_is_preempted_for_a_job_of_another_team() -> None:
     world = World().pool("p", gpus=2).team("a").team("b").profile("two", 2)
-    world.submit("low", "a", "two", priority=-1).settle()
+    world.submit("low", "a", "two", priority=-1).reconcile()
     assert not world.submit("high", "b", "two", priority=1).step().evict
 
 

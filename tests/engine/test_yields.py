@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from makeway_quota.engine import Standing, schedule
+from makeway_quota.engine import IncrementalEngine, schedule
 from worlds import World
 
 HOUR = 3600.0
@@ -14,9 +14,9 @@ HOUR = 3600.0
 def full(yields_after: float) -> World:
     """Team a fills all 8 GPUs with two jobs; one of them began ten hours ago."""
     world = World(yields_after=yields_after).pool("p", gpus=8).team("a", reserved=8).team("b", reserved=0)
-    world.profile("four", 4).submit("old", "a", "four").settle()
+    world.profile("four", 4).submit("old", "a", "four").reconcile()
     world.now += 9.5 * HOUR
-    world.submit("new", "a", "four").settle()
+    world.submit("new", "a", "four").reconcile()
     world.now += 0.5 * HOUR
     return world
 
@@ -29,12 +29,12 @@ def test_a_job_that_ran_for_long_yields_to_a_shorter_one_of_its_team() -> None:
     assert (evict.id, evict.beneficiary) == ("old", "next")
     assert evict.message.endswith("this job of the same team ran for more than 8 h and yields to it.")
     world.change("old", ran=10 * HOUR)
-    world.settle()
+    world.reconcile()
     assert world.named() == ["new", "next"]
     assert not world.step().evict, "who was made to wait does not come back while others are no longer than it"
     world.submit("later", "a", "four")
     world.end("new")
-    world.settle()
+    world.reconcile()
     assert world.named() == ["later", "next"], "it also waits behind shorter ones"
 
 
@@ -56,10 +56,10 @@ def test_earlier_attempts_count_and_what_may_not_be_stopped_never_yields() -> No
 def test_an_engine_that_stands_sees_by_itself_who_has_run_for_long() -> None:
     world = full(12 * HOUR).submit("next", "a", "four")
     snapshot = world.snapshot()
-    standing = Standing(snapshot)
-    assert standing.plan(world.now) == schedule(snapshot)
+    incremental = IncrementalEngine(snapshot)
+    assert incremental.plan(world.now) == schedule(snapshot)
     for _ in range(2):
         world.now += 2 * HOUR
-        plan = standing.plan(world.now)
+        plan = incremental.plan(world.now)
         assert plan == schedule(replace(snapshot, now=world.now))
         assert [e.id for e in plan.evict] == ["old"]

@@ -8,44 +8,45 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.sums import Sums, fits, take
-from makeway_quota.engine import QuotaLine, Snapshot, Workload, admit
-from makeway_quota.engine.world import Tenancy, placement_of
+from makeway_quota.engine import QuotaLine, Snapshot, Workload
+from makeway_quota.engine.index.nodes import Allocation, placement_of
+from makeway_quota.engine.rules import admission
 
 
 @contextmanager
 def watched(snapshot: Snapshot) -> Iterator[None]:
     """Let no choice of victims pass that is not legal, or larger than it has to be."""
-    real = admit._carry_out
+    real = admission._carry_out
 
-    def judged(draft: Any, queue: Any, seeker: Any, choice: Any, over: bool) -> None:
-        moment = Moment(snapshot, seeker, list(choice.victims))
+    def judged(builder: Any, queue: Any, preemptor: Any, choice: Any, over: bool) -> None:
+        moment = Moment(snapshot, preemptor, list(choice.victims))
         moment.everybody_was_entitled_to_be_asked()
         moment.nobody_leaves_needlessly()
-        real(draft, queue, seeker, choice, over)
+        real(builder, queue, preemptor, choice, over)
 
-    with patch.object(admit, "_carry_out", judged):
+    with patch.object(admission, "_carry_out", judged):
         yield
 
 
 class Moment:
     """The cluster when somebody's victims have been chosen and told to go."""
 
-    def __init__(self, snapshot: Snapshot, seeker: Any, victims: list[Tenancy]) -> None:
+    def __init__(self, snapshot: Snapshot, preemptor: Any, victims: list[Allocation]) -> None:
         self.sums = Sums(snapshot)
-        self.right: str = seeker.right
-        self.blocked = {line.account.policy.name for line in seeker.blocked}
-        self.seeker: Workload = seeker.workload
-        self.pool: str = seeker.pool.pool.name
+        self.right: str = preemptor.right
+        self.blocked = {line.account.policy.name for line in preemptor.blocked}
+        self.preemptor: Workload = preemptor.workload
+        self.pool: str = preemptor.pool.pool.name
         self.victims = victims
-        cluster = seeker.cluster
-        self.stay = [t for t in cluster.tenancies.values() if not t.leaving]
-        self.claims = [t for i, t in cluster.claims.items() if i != self.seeker.id]
+        cluster = preemptor.cluster
+        self.stay = [t for t in cluster.allocations.values() if not t.terminating]
+        self.nominations = [t for i, t in cluster.nominations.items() if i != self.preemptor.id]
 
-    def usage(self, policy: str, line: QuotaLine, back: list[Tenancy]) -> int:
+    def usage(self, policy: str, line: QuotaLine, back: list[Allocation]) -> int:
         """Count what a line will hold, had those in `back` stayed."""
         return sum(
             t.amount
-            for t in [*self.stay, *self.claims, *back]
+            for t in [*self.stay, *self.nominations, *back]
             if policy in self.sums.family(t.workload.policy) and line.covers(t.pool.pool.name)
         )
 
@@ -58,24 +59,24 @@ class Moment:
         for at, victim in enumerate(self.victims):
             workload = victim.workload
             family = set(self.sums.family(workload.policy))
-            assert not workload.firm, "I2"
+            assert not workload.non_preemptible, "I2"
             if self.right == "own_team":
-                assert workload.policy == self.seeker.policy, "I3"
-                assert workload.priority < self.seeker.priority, "I3"
+                assert workload.policy == self.preemptor.policy, "I3"
+                assert workload.priority < self.preemptor.priority, "I3"
             elif self.right == "fair_share":
-                assert workload.policy != self.seeker.policy, "I3"
+                assert workload.policy != self.preemptor.policy, "I3"
             elif not (self.right == "own_limit" and family & self.blocked):
-                assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.seeker}"
+                assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.preemptor}"
 
-    def above(self, victim: Workload, back: list[Tenancy]) -> bool:
+    def above(self, victim: Workload, back: list[Allocation]) -> bool:
         """Say whether the victim's policy is above its reservation while those in `back` have not left yet."""
-        mine = self.sums.family(self.seeker.policy)
+        mine = self.sums.family(self.preemptor.policy)
         guarantor = next((at for at, name in enumerate(mine) if self.reserving(name)), 0)
         for name in self.sums.family(victim.policy):
             if name in mine[guarantor + 1 :]:
                 break
             lines = self.reserving(name)
-            own = self.sums.request(self.seeker) if name in mine else 0
+            own = self.sums.request(self.preemptor) if name in mine else 0
             if lines and not any(self.usage(name, line, back) + own > line.reserved for line in lines):
                 return False
         return True
@@ -84,22 +85,22 @@ class Moment:
         if any(line.lend is not None for policy in self.sums.policies.values() for line in policy.quotas):
             return
         for victim in self.victims:
-            assert not self.would_do_with(victim), f"I4: {victim.workload} need not leave for {self.seeker}"
+            assert not self.would_do_with(victim), f"I4: {victim.workload} need not leave for {self.preemptor}"
 
-    def would_do_with(self, one: Tenancy) -> bool:
-        """Say whether the seeker could start with this victim still there."""
-        request = self.sums.request(self.seeker)
-        for name in self.sums.family(self.seeker.policy):
+    def would_do_with(self, one: Allocation) -> bool:
+        """Say whether the preemptor could start with this victim still there."""
+        request = self.sums.request(self.preemptor)
+        for name in self.sums.family(self.preemptor.policy):
             for line in self.sums.policies[name].quotas:
                 limited = line.limit is not None and line.covers(self.pool)
                 if limited and self.usage(name, line, [one]) + request > (line.limit or 0):
                     return False
-        everybody = [*self.stay, *self.claims, one]
+        everybody = [*self.stay, *self.nominations, one]
         capacity = next(p.capacity for p in self.sums.snapshot.pools if p.name == self.pool)
         used = sum(t.amount for t in everybody if t.pool.pool.name == self.pool)
         if capacity is not None and used + request > capacity:
             return False
         free = self.sums.left(self.sums.live)
-        for tenancy in everybody:
-            take(free, placement_of(tenancy.parts))
-        return fits(self.sums.profiles[self.seeker.profile], self.sums, free, self.pool)
+        for allocation in everybody:
+            take(free, placement_of(allocation.parts))
+        return fits(self.sums.profiles[self.preemptor.profile], self.sums, free, self.pool)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from makeway_quota.accounting import Accounting
 from makeway_quota.engine import schedule
 from makeway_quota.engine.state import Node, Policy, Pool, Profile, QuotaLine, Settings, Snapshot
 from makeway_quota.engine.state import Workload as EngineWorkload
+from makeway_quota.history.accounting import Accounting
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload, Workload
 from makeway_quota.store.rows import submitted
@@ -53,51 +53,51 @@ def accounting(clock: Clock, *rows: Workload, half_life: float = HOUR) -> Accoun
 
 def test_use_that_stays_becomes_the_history_and_fades_when_it_is_over() -> None:
     clock = Clock()
-    books = accounting(clock, holding("j1", "a", 6000))
-    assert books.over() == {"a": 2000, "b": 0, "dept": 0, "free": 0}
+    change_set = accounting(clock, holding("j1", "a", 6000))
+    assert change_set.over() == {"a": 2000, "b": 0, "dept": 0, "free": 0}
     clock.now += HOUR
-    assert {p.name: p.history for p in books.policies()} == {"a": 1000, "b": 0, "dept": 0, "free": 0}
+    assert {p.name: p.history for p in change_set.policies()} == {"a": 1000, "b": 0, "dept": 0, "free": 0}
     clock.now += HOUR
-    assert books.history("a") == 1000, "nobody looked since"
-    assert books.policies()[0].history == 1500
+    assert change_set.history("a") == 1000, "nobody looked since"
+    assert change_set.policies()[0].history == 1500
     clock.now += 100 * HOUR
-    assert books.policies()[0].history == 2000, "not more than it ever used"
-    books.follow([holding("j1", "a", 6000, state="succeeded")])
+    assert change_set.policies()[0].history == 2000, "not more than it ever used"
+    change_set.follow([holding("j1", "a", 6000, state="succeeded")])
     clock.now += 2 * HOUR
-    assert books.policies()[0].history == 500
+    assert change_set.policies()[0].history == 500
     clock.now += 10 * HOUR
-    assert books.policies() == TEAMS
+    assert change_set.policies() == TEAMS
 
 
 def test_departments_teams_without_reservation_and_pools_are_counted_as_the_engine_does() -> None:
     rows = [holding("j1", "a", 3000), holding("j2", "a", 3000, "metal"), holding("j3", "b", 5000, "metal")]
-    books = accounting(Clock(), *rows, holding("j4", "free", 500), holding("j5", "gone", 9000))
-    assert books.over() == {"a": 2000, "b": 1000, "dept": 3000, "free": 500}, "a line over two pools counts once"
+    change_set = accounting(Clock(), *rows, holding("j4", "free", 500), holding("j5", "gone", 9000))
+    assert change_set.over() == {"a": 2000, "b": 1000, "dept": 3000, "free": 500}, "a line over two pools counts once"
     by_pool = (Policy("a", (QuotaLine(("h100",), 1000), QuotaLine(("metal",), 4000))),)
-    books.use(by_pool, POOLS, HOUR, held, rows)
-    assert books.over() == {"a": 2000}, "what is idle in one pool is not lent to oneself in another"
+    change_set.use(by_pool, POOLS, HOUR, held, rows)
+    assert change_set.over() == {"a": 2000}, "what is idle in one pool is not lent to oneself in another"
     under = (Policy("a", (), parent="dept"), Policy("b", (), parent="dept"), Policy("dept", (QuotaLine((), 9000),)))
-    books.use(under, POOLS, HOUR, held, rows)
-    assert books.over() == {"a": 2000, "b": 2000, "dept": 2000}, "the department's reservation is everybody's"
+    change_set.use(under, POOLS, HOUR, held, rows)
+    assert change_set.over() == {"a": 2000, "b": 2000, "dept": 2000}, "the department's reservation is everybody's"
 
 
 def test_the_engine_sees_the_same_policies_until_a_history_moves_a_step() -> None:
     clock = Clock()
-    books = accounting(clock, holding("j1", "a", 6000))
-    first = books.policies()
+    change_set = accounting(clock, holding("j1", "a", 6000))
+    first = change_set.policies()
     clock.now += 60
-    assert books.policies() is first
+    assert change_set.policies() is first
     clock.now += 600
-    assert books.policies() is not first
+    assert change_set.policies() is not first
 
 
 def test_a_clock_that_is_set_back_adds_nothing_and_one_set_forward_a_half_life_at_most() -> None:
     clock = Clock()
-    books = accounting(clock, holding("j1", "a", 6000))
+    change_set = accounting(clock, holding("j1", "a", 6000))
     clock.now -= 500
-    assert books.policies() == TEAMS
+    assert change_set.policies() == TEAMS
     clock.now += HOUR
-    assert books.policies()[0].history == 1000
+    assert change_set.policies()[0].history == 1000
 
     for age, expected in ((-9e9, 3000), (0.0, 3000), (HOUR, 2500), (9e9, 2500)):
         again = accounting(clock, holding("j1", "a", 6000))
@@ -109,36 +109,36 @@ def test_a_clock_that_is_set_back_adds_nothing_and_one_set_forward_a_half_life_a
 
 def test_what_is_written_and_carried_forward_is_what_was_known() -> None:
     clock = Clock()
-    books = accounting(clock, holding("j1", "a", 6000))
+    change_set = accounting(clock, holding("j1", "a", 6000))
     clock.now += HOUR
-    kept = books.news()
+    kept = change_set.news()
     assert kept == {"a": pytest.approx(1000)}
     clock.now += HOUR
-    assert books.news() is None, "the same use goes on: it can be worked out"
+    assert change_set.news() is None, "the same use goes on: it can be worked out"
     again = accounting(clock, holding("j1", "a", 6000))
     again.recall(kept, HOUR)
-    assert again.policies() == books.policies()
+    assert again.policies() == change_set.policies()
 
-    books.follow([holding("j2", "b", 5000)])
-    assert books.news() is not None
-    books.follow([holding("j2", "b", 5000, state="pending")])
-    assert books.news() is None, "it was just written"
-    assert books.news(at_once=True) is not None
-    assert books.news(at_once=True) is None
-    books.use(TEAMS, POOLS, 0.0, held, [])
-    assert books.news(at_once=True) == {}, "switched off: forget it"
-    assert books.policies() == TEAMS
+    change_set.follow([holding("j2", "b", 5000)])
+    assert change_set.news() is not None
+    change_set.follow([holding("j2", "b", 5000, state="pending")])
+    assert change_set.news() is None, "it was just written"
+    assert change_set.news(at_once=True) is not None
+    assert change_set.news(at_once=True) is None
+    change_set.use(TEAMS, POOLS, 0.0, held, [])
+    assert change_set.news(at_once=True) == {}, "switched off: forget it"
+    assert change_set.policies() == TEAMS
 
 
 def test_following_changes_is_counting_anew() -> None:
     chance, clock = random.Random(7), Clock()
-    books, rows = accounting(clock), {}
+    change_set, rows = accounting(clock), {}
     for _ in range(500):
         id = f"j{chance.randrange(30)}"
         state = chance.choice(["pending", "starting", "running", "checkpointing", "succeeded"])
         rows[id] = holding(id, chance.choice("ab"), chance.randrange(1, 4) * 500, chance.choice(POOLS), state)
-        books.follow([rows[id]])
-        assert books.over() == accounting(clock, *rows.values()).over()
+        change_set.follow([rows[id]])
+        assert change_set.over() == accounting(clock, *rows.values()).over()
 
 
 @pytest.mark.covers("F36")
@@ -146,18 +146,18 @@ def test_who_borrowed_all_day_waits_for_who_did_not() -> None:
     """Teams of one weight: a borrowed all day. Now both want the one GPU that is left: b goes first, for a while."""
     clock = Clock()
     teams = tuple(Policy(name, (QuotaLine((), 1000),)) for name in "ab")
-    books = Accounting(clock)
-    books.use(teams, ("h100",), 4 * HOUR, held, [holding("long", "a", 5000)])
+    change_set = Accounting(clock)
+    change_set.use(teams, ("h100",), 4 * HOUR, held, [holding("long", "a", 5000)])
     clock.now += 24 * HOUR
-    books.follow([holding("long", "a", 5000, state="succeeded")])
-    assert [p.history for p in books.policies()] == [3900, 0]
-    assert next_of(books.policies()) == ["b2"]
+    change_set.follow([holding("long", "a", 5000, state="succeeded")])
+    assert [p.history for p in change_set.policies()] == [3900, 0]
+    assert next_of(change_set.policies()) == ["b2"]
     clock.now += 4 * HOUR
-    assert [p.history for p in books.policies()] == [2000, 0]
-    assert next_of(books.policies()) == ["b2"]
+    assert [p.history for p in change_set.policies()] == [2000, 0]
+    assert next_of(change_set.policies()) == ["b2"]
     clock.now += 24 * HOUR
-    assert [p.history for p in books.policies()] == [0, 0], "after seven half-lives nobody remembers"
-    assert next_of(books.policies()) == ["a2"], "who came first"
+    assert [p.history for p in change_set.policies()] == [0, 0], "after seven half-lives nobody remembers"
+    assert next_of(change_set.policies()) == ["a2"], "who came first"
 
 
 def next_of(policies: tuple[Policy, ...]) -> list[str]:
@@ -185,13 +185,13 @@ async def test_what_was_borrowed_outlives_the_service(tmp_path: Path) -> None:
     policy = SAMPLE.read_text().replace("settings:", "settings:\n  history_half_life: 3600")
     assert "history_half_life" in policy
     async with running(tmp_path, policy, MAKEWAY_TICK_SECONDS=0.2) as run:
-        books = run.service.watch.accounting
-        books.clock = clock
+        change_set = run.service.world.accounting
+        change_set.clock = clock
         for at in range(3):
             job = await run.submit("ana", f"train {at}", profile="gpu3")
             await run.job(job.id, "running")
         await run.settled()
-        assert books.over()["rnd"] == 4000, "9 of 5"
+        assert change_set.over()["rnd"] == 4000, "9 of 5"
         clock.now += HOUR
         assert await history(run, "rnd") == 2000
         assert await history(run, "devops") == 0
@@ -208,7 +208,7 @@ async def test_what_was_borrowed_outlives_the_service(tmp_path: Path) -> None:
 
 
 async def history(run: Running, team: str) -> int:
-    snapshot = run.service.watch.snapshot(await run.service.watch.rows(), 0.0)
+    snapshot = run.service.world.snapshot(await run.service.world.rows(), 0.0)
     return next(p.history for p in snapshot.policies if p.name == team)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from makeway_quota.durations import KEPT, KINDS, Durations, low
 from makeway_quota.engine.state import Workload as EngineWorkload
+from makeway_quota.history.durations import KEPT, KINDS, Durations, low
 from makeway_quota.service import Service
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
 from makeway_quota.store.rows import submitted
@@ -89,7 +89,7 @@ async def test_the_engine_is_shown_what_past_work_took(tmp_path: Path) -> None:
             assert held.expected is None, f"only {at} are known"
             await run.client("ana").cancel(job.id)
             await run.job(job.id, "cancelled")
-        run.service.watch.durations.add([PastRun("rnd", "ana", "gpu3", 3600.0)])  # for when it has outrun the others
+        run.service.world.durations.add([PastRun("rnd", "ana", "gpu3", 3600.0)])  # for when it has outrun the others
         job = await run.submit("ana", "train", profile="gpu3")
         await run.job(job.id, "running")
         held = await shown(run.service, job.id)
@@ -99,5 +99,5 @@ async def test_the_engine_is_shown_what_past_work_took(tmp_path: Path) -> None:
 
 
 async def shown(service: Service, id: str) -> EngineWorkload:
-    rows = await service.watch.rows()
-    return next(w for w in service.watch.snapshot(rows, 0.0).workloads if w.id == id)
+    rows = await service.world.rows()
+    return next(w for w in service.world.snapshot(rows, 0.0).workloads if w.id == id)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import NodeSeen, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.desk import intake
-from makeway_quota.orders import Begun, Orders
-from makeway_quota.settle import Books, decide
+from makeway_quota.control.actuate import Actuator, Started
+from makeway_quota.control.reconcile import ChangeSet, decide
+from makeway_quota.services import submissions
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import Store, open_store
@@ -24,34 +24,34 @@ def row(name: str, state: str = "pending") -> Workload:
 
 
 def test_books_are_divided_in_their_order_and_each_decision_stays_with_its_change() -> None:
-    books = Books()
+    change_set = ChangeSet()
     rows = [row(f"j-{number:08d}") for number in range(120)]
     for number, each in enumerate(rows):
-        books.add(Change(each.id, {"state": "starting"}), decide(each, "start", "x", "y") if number % 3 else None)
-    parts = list(books.parts(50))
+        change_set.add(Change(each.id, {"state": "starting"}), decide(each, "start", "x", "y") if number % 3 else None)
+    parts = list(change_set.parts(50))
     assert [len(part.changes) for part in parts] == [50, 50, 20]
-    assert [change for part in parts for change in part.changes] == books.changes
-    assert [decision for part in parts for decision in part.decisions] == books.decisions
+    assert [change for part in parts for change in part.changes] == change_set.changes
+    assert [decision for part in parts for decision in part.decisions] == change_set.decisions
     for part in parts:
         assert {d.workload for d in part.decisions} <= {change.workload for change in part.changes}
-    assert list(Books().parts(50)) == []
+    assert list(ChangeSet().parts(50)) == []
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return open_store(f"sqlite:///{tmp_path}/books.sqlite")
+    return open_store(f"sqlite:///{tmp_path}/change_set.sqlite")
 
 
 async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store) -> None:
     backend = MemoryBackend([NODE])
-    orders, seen, begun = Orders(store, backend, None), await backend.observe(), Begun()
+    orders, seen, started_now = Actuator(store, backend, None), await backend.observe(), Started()
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
-    await orders.begin([starting, waits], 2.0, begun)
+    await orders.begin([starting, waits], 2.0, started_now)
     assert list(backend.attempts) == [(starting.id, 1)], "who waits is not started"
     cancelled = starting._replace(cancel_requested=True)
-    failed = await orders.give({cancelled.id: cancelled}, seen, 2.0, begun)
-    assert not failed.changes, "it has begun: the next turn, which sees it, ends it"
-    await orders.give({cancelled.id: cancelled}, await backend.observe(), 3.0, Begun())
+    failed = await orders.give({cancelled.id: cancelled}, seen, 2.0, started_now)
+    assert not failed.changes, "it has started_now: the next cycle, which sees it, ends it"
+    await orders.give({cancelled.id: cancelled}, await backend.observe(), 3.0, Started())
     assert backend.attempts[(starting.id, 1)].seen.phase is Phase.EXITED
     assert backend.starts == 1
 
@@ -59,11 +59,11 @@ async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store) -
 async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_down(store: Store) -> None:
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
-    orders, seen, begun = Orders(store, backend, None), await backend.observe(), Begun()
+    orders, seen, started_now = Actuator(store, backend, None), await backend.observe(), Started()
     cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
-    await orders.begin([cancelled, refused], 2.0, begun)
-    failed = await orders.give({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, begun)
+    await orders.begin([cancelled, refused], 2.0, started_now)
+    failed = await orders.give({cancelled.id: cancelled, refused.id: refused}, seen, 2.0, started_now)
     assert {change.workload: change.fields["state"] for change in failed.changes} == {
         cancelled.id: "cancelled",
         refused.id: "failed",
@@ -72,7 +72,7 @@ async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_do
 
 
 async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.loop.PART", 3)
+    monkeypatch.setattr("makeway_quota.control.cycle.PART", 3)
     told: list[str] = []
 
     class Told(MemoryBackend):
@@ -90,7 +90,7 @@ async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: py
 
 async def test_an_id_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(["aaaaaaaa", "aaaaaaaa", "aaaaaaaa", "bbbbbbbb"])
-    monkeypatch.setattr(intake.secrets, "token_hex", lambda size: next(drawn))
+    monkeypatch.setattr(submissions.secrets, "token_hex", lambda size: next(drawn))
     async with running(tmp_path, backend=MemoryBackend([NODE], real_time=True)) as run:
         first = await run.submit("ana", "first", profile="gpu1")
         second = await run.submit("ana", "second", profile="gpu1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.models import Preview, WorkloadEffect
-from makeway_quota.desk.outlook import outlook
+from makeway_quota.services.what_if import projection
 from running import SAMPLE, Running, running
 from worlds import World
 
@@ -99,11 +99,11 @@ def test_who_is_moved_leaves_and_who_takes_the_place_starts() -> None:
     world.profile("gpu3", 3).profile("gpu8", 8)
     for at, node in enumerate([1, 1, 2, 2, 3, 4]):
         world.run(f"a{at}", "a", "gpu3", f"p-{node}")
-    found = outlook(world.submit("b", "b", "gpu8").snapshot(), {})
+    found = projection(world.submit("b", "b", "gpu8").snapshot(), {})
     assert list(found.starts) == ["b"]
     assert len(found.leaves) == 1
     assert not found.waits
-    assert outlook(world.snapshot(), {}) == found
+    assert projection(world.snapshot(), {}) == found
 
 
 @pytest.mark.covers("N17")
@@ -112,9 +112,9 @@ def test_who_is_on_the_way_out_has_left_and_a_session_is_over() -> None:
     world.profile("one", 1).profile("two", 2)
     world.run("old", "a", "two", "p-1").run("guest", "a", "two", "p-1", kind="session", preemptible=True)
     world.submit("b1", "b", "two")
-    world.change("old", state="checkpointing", promised_to="b1", deadline=world.now + 30)
+    world.change("old", state="checkpointing", evicted_for="b1", deadline=world.now + 30)
     world.submit("b2", "b", "two").session("s", "a", "one")
-    found = outlook(world.snapshot(), {})
+    found = projection(world.snapshot(), {})
     assert sorted(found.starts) == ["b1", "b2"]
     assert list(found.leaves) == ["guest"]
     assert list(found.refused) == ["s"]

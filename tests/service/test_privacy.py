@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.errors import MakewayError
-from makeway_quota.desk import Caller
+from makeway_quota.services import Caller
 from running import PEOPLE, READ, python, running
 
 TEAM = PEOPLE | {

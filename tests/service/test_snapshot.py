@@ -29,7 +29,7 @@ async def command(folder: Path, *words: str) -> str:
 
 
 async def live(run: Running) -> Snapshot:
-    return run.service.watch.snapshot(await run.service.watch.rows(), run.service.clock())
+    return run.service.world.snapshot(await run.service.world.rows(), run.service.clock())
 
 
 def by_id(snapshot: Snapshot) -> dict[str, object]:
@@ -46,7 +46,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
         for at in range(3):
             await run.job((await run.submit("ana", f"r{at}", profile="gpu3")).id, "running")
         await run.submit("ana", "more", profile="gpu3", time_limit=600)
-        run.service.watch.accounting.clock = lambda: 1e9  # hours later
+        run.service.world.accounting.clock = lambda: 1e9  # hours later
         await run.settled()
 
         snapshot = await live(run)

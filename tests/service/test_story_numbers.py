@@ -53,7 +53,7 @@ async def test_example_of_the_founding_document(tmp_path: Path) -> None:
         assert sum(state == "pending" for state in (await run.states("rnd")).values()) == 4
 
         decisions = await run.client("root").decisions(limit=1)
-        assert not await run.service.loop.turn()
+        assert not await run.service.loop.cycle()
         assert await run.client("root").decisions(limit=1) == decisions
 
 

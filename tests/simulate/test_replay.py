@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 
 import pytest
-from makeway_quota.durations import Durations
 from makeway_quota.engine.state import GPU, Settings
+from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import NAMES, baseline
-from makeway_quota.simulate.estate import Estate, of_quotas, profile_name
+from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name
+from makeway_quota.simulate.incremental import Forecasts, IncrementalEngine
 from makeway_quota.simulate.planner import Planner, WholePasses
 from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary, text
-from makeway_quota.simulate.standing import Forecasts, Standing
 from makeway_quota.simulate.trace import Arrival, TraceInvalid
 from makeway_quota.store.records import PastRun
 
@@ -23,12 +23,14 @@ def job(id: str, team: str, gpus: int, submit: float, hours: float) -> Arrival:
     return Arrival(id, team, gpus * GPU, submit * HOUR, hours * HOUR, team)
 
 
-def estate(arrivals: list[Arrival], **quotas: int) -> Estate:
+def cluster(arrivals: list[Arrival], **quotas: int) -> SimulatedCluster:
     return of_quotas("made", quotas, {a.gpus for a in arrivals}, grace=60.0)
 
 
-def played(arrivals: list[Arrival], planner: type[Standing] | type[WholePasses] = Standing, **quotas: int) -> Outcome:
-    made = estate(arrivals, **quotas)
+def played(
+    arrivals: list[Arrival], planner: type[IncrementalEngine] | type[WholePasses] = IncrementalEngine, **quotas: int
+) -> Outcome:
+    made = cluster(arrivals, **quotas)
     chosen: Planner = planner(made)
     return replay(made, arrivals, chosen)
 
@@ -38,8 +40,8 @@ def delays(outcome: Outcome) -> dict[str, float]:
 
 
 @pytest.mark.covers("N23", "F48")
-@pytest.mark.parametrize("planner", [Standing, WholePasses])
-def test_idle_is_lent_and_given_back(planner: type[Standing] | type[WholePasses]) -> None:
+@pytest.mark.parametrize("planner", [IncrementalEngine, WholePasses])
+def test_idle_is_lent_and_given_back(planner: type[IncrementalEngine] | type[WholePasses]) -> None:
     """A borrows B's 8 GPUs; an hour later B comes: A's newer job saves (60 s), waits an hour, loads (60 s) and ends."""
     trace = [job("a1", "a", 8, 0, 3), job("a2", "a", 8, 0.001, 3), job("b1", "b", 8, 1, 1)]
     outcome = played(trace, planner, a=8, b=8)
@@ -59,19 +61,19 @@ def test_what_ended_teaches_how_long_such_work_runs() -> None:
     """a2 is told to make way after an hour: it saves (60 s), loads again (60 s), and counts with both attempts."""
     trace = [job("a1", "a", 8, 0, 3), job("a2", "a", 8, 0.001, 3), job("b1", "b", 8, 1, 1)]
     trace += [job("a3", "a", 8, 10, 2)]
-    made, known = estate(trace, a=8, b=8), Durations()
+    made, known = cluster(trace, a=8, b=8), Durations()
     replay(made, trace, WholePasses(made, known), durations=known)
     assert known.expected("a", "a", "gpu8") == 2 * HOUR
     assert known.expected("b", "b", "gpu8") is None
-    replay(made, trace[:3], Standing(made), durations=(two := Durations()))
+    replay(made, trace[:3], IncrementalEngine(made), durations=(two := Durations()))
     two.add([PastRun("a", "a", "gpu8", 9 * HOUR)])
     assert two.expected("a", "a", "gpu8") == pytest.approx(3 * HOUR, abs=1)
 
 
-@pytest.mark.parametrize("planner", [Standing, WholePasses])
+@pytest.mark.parametrize("planner", [IncrementalEngine, WholePasses])
 @pytest.mark.parametrize(("half_life", "second"), [(0.0, "a2"), (24 * HOUR, "b1")])
 def test_who_borrowed_of_late_waits_longer(
-    planner: type[Standing] | type[WholePasses], half_life: float, second: str
+    planner: type[IncrementalEngine] | type[WholePasses], half_life: float, second: str
 ) -> None:
     """Nobody reserves anything; a has 8 GPUs for a day, then both teams want all of them, a a minute earlier."""
     trace = [job("a1", "a", 8, 0, 24), job("a2", "a", 8, 23.9, 1), job("b1", "b", 8, 23.95, 1)]
@@ -101,7 +103,7 @@ def test_standing_and_whole_passes_tell_the_same() -> None:
             )
             for at in range(80)
         ]
-        one, other = played(trace, Standing, a=8, b=8), played(trace, WholePasses, a=8, b=8)
+        one, other = played(trace, IncrementalEngine, a=8, b=8), played(trace, WholePasses, a=8, b=8)
         assert len(one.meter.finished) == len(other.meter.finished) == 80
         first, second = summary(one), summary(other)
         assert first["delay_mean_h"] == pytest.approx(second["delay_mean_h"], rel=0.25, abs=0.05)
@@ -115,7 +117,7 @@ def test_demand_that_is_withdrawn_leaves_at_once() -> None:
         Arrival("b1", "b", 8 * GPU, 2 * HOUR, 0, "b", until=3 * HOUR),
     ]
     made = of_quotas("made", {"a": 8, "b": 8}, {8 * GPU}, grace=0.0)
-    outcome = replay(made, trace, Standing(made, {profile_name(8 * GPU): 3}), restart=0.0)
+    outcome = replay(made, trace, IncrementalEngine(made, {profile_name(8 * GPU): 3}), restart=0.0)
     assert outcome.meter.unserved == 0
     assert outcome.meter.waited / GPU / HOUR == pytest.approx(8.0, abs=0.01), "a2 waits while b1 is there"
 
@@ -123,7 +125,7 @@ def test_demand_that_is_withdrawn_leaves_at_once() -> None:
 def test_the_baselines_by_hand() -> None:
     """8 + 8 GPUs. a: 8 GPUs for 2 h, then 8 for 1 h; b: 16 at 0.5 h for 1 h, then 8 at 0.6 h for 1 h."""
     trace = [job("a1", "a", 8, 0, 2), job("b1", "b", 16, 0.5, 1), job("b2", "b", 8, 0.6, 1), job("a2", "a", 8, 0.7, 1)]
-    made = estate(trace, a=8, b=16)
+    made = cluster(trace, a=8, b=16)
     found = {kind: delays(baseline(kind, made, trace)) for kind in NAMES}
     assert found["static"] == {"a1": 0, "b1": 0, "b2": 0.9, "a2": 1.3}
     made = of_quotas("small", {"a": 8, "b": 8}, {a.gpus for a in trace}, grace=60.0)
@@ -134,11 +136,11 @@ def test_the_baselines_by_hand() -> None:
 
 
 def test_what_is_wrong_with_a_trace_is_said() -> None:
-    made = estate([job("a1", "a", 1, 0, 1)], a=8)
+    made = cluster([job("a1", "a", 1, 0, 1)], a=8)
     with pytest.raises(TraceInvalid, match="team nobody, which the policy does not have"):
-        replay(made, [job("x", "nobody", 1, 0, 1)], Standing(made))
+        replay(made, [job("x", "nobody", 1, 0, 1)], IncrementalEngine(made))
     with pytest.raises(TraceInvalid, match="wants profile gpu3"):
-        replay(made, [job("x", "a", 3, 0, 1)], Standing(made))
+        replay(made, [job("x", "a", 3, 0, 1)], IncrementalEngine(made))
     with pytest.raises(ValueError, match="no baseline magic"):
         baseline("magic", made, [])
 
@@ -153,10 +155,10 @@ def test_percentile_and_table() -> None:
 
 def test_promised_times_are_compared_with_the_starts() -> None:
     trace = [job(f"a{at:03}", "a", 8, 0.1 * at, 1) for at in range(80)]
-    made = estate(trace, a=8)
+    made = cluster(trace, a=8)
     durations = Durations()
     forecasts = Forecasts(durations)
-    replay(made, trace, Standing(made, forecasts=forecasts), durations=durations)
+    replay(made, trace, IncrementalEngine(made, forecasts=forecasts), durations=durations)
     assert forecasts.early, "somebody was told a time"
     assert min(forecasts.early) >= 0, "all jobs are alike, so nobody starts before the time that was promised"
     assert not forecasts.told, "all of them have started"

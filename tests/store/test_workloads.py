@@ -209,12 +209,12 @@ changes = st.fixed_dictionaries(
         "reason_numbers": st.dictionaries(texts, st.integers(-(2**53), 2**53) | texts | st.booleans(), max_size=3),
         "borrowed_from": st.lists(texts, max_size=3).map(tuple),
         "placement": places,
-        "claim": places,
+        "nomination": places,
         "notice": notices,
         "started_at": times,
         "checkpoint_step": st.none() | st.integers(-(2**63) + 1, 2**63 - 1),
         "over_quota": st.booleans(),
-        "promised_to": st.none() | texts,
+        "evicted_for": st.none() | texts,
     },
 )
 

@@ -1,4 +1,4 @@
-"""The web of a whole running service, spoken to as raw HTTP: with tokens, as a browser would, or as a stranger."""
+"""The web of a whole running service, spoken to as raw HTTP: with tokens, as a browser would, or as a outsider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx2
 import uvicorn
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.desk import Caller
+from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import SCOPE, TokenAuth
 from makeway_quota.web.settings import WebSettings
@@ -53,12 +53,12 @@ class Portal:
     def __init__(self, run: Running, backend: MemoryBackend, **settings: Any) -> None:
         self.run = run
         self.backend = backend
-        self.desk = run.service.desk
-        self.app = create_app(self.desk, WebSettings(prefix=PREFIX, secret=SECRET, **settings), TokenAuth(PEOPLE))
+        self.services = run.service.services
+        self.app = create_app(self.services, WebSettings(prefix=PREFIX, secret=SECRET, **settings), TokenAuth(PEOPLE))
         self.clients: list[httpx2.AsyncClient] = []
 
     def as_(self, name: str | None, **options: Any) -> httpx2.AsyncClient:
-        """A program with a person's token; None is a stranger."""
+        """A program with a person's token; None is a outsider."""
         headers = {"Authorization": f"token {name}"} if name else {}
         headers |= options.pop("headers", {})
         transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=True)

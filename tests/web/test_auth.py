@@ -155,9 +155,9 @@ async def test_the_cookie_is_signed_and_for_scripts_invisible(web: Portal) -> No
     cookie = first.headers["set-cookie"]
     for part in ("HttpOnly", "SameSite=lax", f"Path={PREFIX}", "Secure"):
         assert part in cookie
-    for forged in ("ana", "x.y", web.app.state.doorman.signer.sign("offers", "root", 60)):
-        stranger = web.as_(None, cookies={COOKIE: forged}, headers={"Accept": "text/html"})
-        assert (await stranger.get(PREFIX)).status_code == 401
+    for forged in ("ana", "x.y", web.app.state.authenticator.signer.sign("offers", "root", 60)):
+        outsider = web.as_(None, cookies={COOKIE: forged}, headers={"Accept": "text/html"})
+        assert (await outsider.get(PREFIX)).status_code == 401
 
 
 async def test_a_part_of_a_page_asks_for_a_reload_after_the_login_ended(web: Portal) -> None:

@@ -89,7 +89,7 @@ def directory(url: str) -> HubDirectory:
 async def browser(web: Portal, hub: tuple[Hub, str]) -> AsyncIterator[httpx2.AsyncClient]:
     """A browser before the portal whose people come from the Hub."""
     people = directory(hub[1])
-    app = create_app(web.desk, WebSettings(prefix=PREFIX, secret=SECRET), people)
+    app = create_app(web.services, WebSettings(prefix=PREFIX, secret=SECRET), people)
     transport = httpx2.ASGITransport(app=app)
     headers = {"Accept": "text/html"}
     async with httpx2.AsyncClient(transport=transport, base_url="http://hub.test", headers=headers) as client:
@@ -167,7 +167,7 @@ async def test_groups_come_from_the_hub(hub: tuple[Hub, str]) -> None:
 
 async def test_a_hub_that_is_gone_is_said_so(web: Portal) -> None:
     people = directory("http://127.0.0.1:9/hub/api")
-    app = create_app(web.desk, WebSettings(prefix=PREFIX, secret=SECRET), people)
+    app = create_app(web.services, WebSettings(prefix=PREFIX, secret=SECRET), people)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://hub.test") as client:
         answer = await client.get(f"{API}/me", headers={"Authorization": "token x"})
         assert (answer.status_code, answer.json()["code"]) == (503, "hub_unreachable")

@@ -117,7 +117,7 @@ async def test_the_changing_part_comes_alone(web: Portal) -> None:
 
 
 async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.web.board.LOGGED", 3)
+    monkeypatch.setattr("makeway_quota.web.panel.LOGGED", 3)
     await busy(web)
     browser = await web.browser("root")
     link = re.search(rf'href="({PREFIX}decisions[^"]*)">Older', check(await browser.get(f"{PREFIX}teams/rnd")))
@@ -197,8 +197,8 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
     async def error(*_: Any) -> dict[str, Any]:
         return {"type": "ValueError", "message": EVIL, "traceback": ["File …\n", EVIL]}
 
-    monkeypatch.setattr(web.desk, "job", one)
-    monkeypatch.setattr(web.desk, "error", error)
+    monkeypatch.setattr(web.services, "job", one)
+    monkeypatch.setattr(web.services, "error", error)
     shown = words(check(await (await web.browser("root")).get(f"{PREFIX}jobs/{id}")))
     for part in ("ValueError", "step 3", "61 s", "Resume"):
         assert part in shown
@@ -208,7 +208,7 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
 async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
     browser = await web.browser("root")
     text = check(await browser.get(f"{PREFIX}policy"))
-    document = (await web.desk.policy_current()).document or ""
+    document = (await web.services.policy_current()).document or ""
     form = xsrf(text) | {"base": "1", "comment": EVIL}
     assert "version 1 in force" in words(text)
 
@@ -259,13 +259,13 @@ async def test_the_address_without_its_slash(web: Portal) -> None:
 
 async def test_everything_a_page_needs_is_served_from_here(web: Portal) -> None:
     text = (await (await web.browser("root")).get(PREFIX)).text
-    stranger = web.as_(None)
+    outsider = web.as_(None)
     for path in re.findall(rf'(?:src|href)="({PREFIX}static/[^"]+)"', text):
         if "/vendor/" in path:
             continue  # put there by the build, see test_packages.py
-        answer = await stranger.get(path)
+        answer = await outsider.get(path)
         assert answer.status_code == 200, path
         assert "max-age" in answer.headers["cache-control"]
         for needed in re.findall(r"@import\s+url\(([^)]+)\)|@import\s+\"([^\"]+)\"", answer.text):
             inner = httpx2.URL(f"http://hub.test{path}").join("".join(needed).strip("\"'"))
-            assert (await stranger.get(inner)).status_code == 200, inner
+            assert (await outsider.get(inner)).status_code == 200, inner

@@ -123,12 +123,18 @@ async def test_offers_with_a_ticket_for_the_spawn_page(web: Portal) -> None:
 
 
 async def test_a_foreign_or_forged_ticket_is_refused(web: Portal) -> None:
-    stranger = web.as_(None)
-    for ticket in ("x", "x.y", "e30.e30", "💥", web.app.state.doorman.signer.sign("cookie", ["root", "session"], 60)):
-        answer = await stranger.get(f"{API}/offers/live", params={"ticket": ticket})
+    outsider = web.as_(None)
+    for ticket in (
+        "x",
+        "x.y",
+        "e30.e30",
+        "💥",
+        web.app.state.authenticator.signer.sign("cookie", ["root", "session"], 60),
+    ):
+        answer = await outsider.get(f"{API}/offers/live", params={"ticket": ticket})
         assert (answer.status_code, answer.json()["code"]) == (401, "ticket")
-    old = web.app.state.doorman.signer.sign("offers", ["ana", "session"], -1)
-    answer = await stranger.get(f"{API}/offers/live", params={"ticket": old})
+    old = web.app.state.authenticator.signer.sign("offers", ["ana", "session"], -1)
+    answer = await outsider.get(f"{API}/offers/live", params={"ticket": old})
     assert "more than 15 minutes ago" in answer.json()["detail"]
 
 
@@ -160,13 +166,13 @@ async def test_the_policy_document(web: Portal) -> None:
 
 @pytest.mark.covers("N19")
 async def test_probes_and_metrics(web: Portal) -> None:
-    stranger = web.as_(None)
+    outsider = web.as_(None)
     for base in ("/", PREFIX):
-        assert (await stranger.get(f"{base}healthz")).json()["ok"]
-        ready = await stranger.get(f"{base}readyz")
+        assert (await outsider.get(f"{base}healthz")).json()["ok"]
+        ready = await outsider.get(f"{base}readyz")
         assert (ready.status_code, ready.json()["checks"]["database"]) == (200, "writes")
-    assert "makeway_turn_seconds" in (await stranger.get("/metrics")).text
-    assert (await stranger.get(f"{PREFIX}metrics")).status_code == 401
+    assert "makeway_cycle_seconds" in (await outsider.get("/metrics")).text
+    assert (await outsider.get(f"{PREFIX}metrics")).status_code == 401
     assert (await web.as_("ana").get(f"{PREFIX}metrics")).status_code == 403
     assert "makeway_gpus" in (await web.as_("root").get(f"{PREFIX}metrics")).text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from makeway_api.client import Client
 from makeway_api.models import Job, State
-from notebook import Notebook, Shown
+from notebook import EngineView, Notebook
 
 from .conftest import Portal, cleaned
 
@@ -50,7 +50,7 @@ def running(
     return until(service, id, lambda job: job.state is State.RUNNING)
 
 
-def sentence(shown: Shown) -> str:
+def sentence(shown: EngineView) -> str:
     """The one sentence of a refusal: nothing else may be shown."""
     assert shown.error is not None, shown
     assert shown.out == shown.err == shown.html == ""
@@ -214,11 +214,11 @@ def test_interrupting_follow_and_wait_leaves_the_job(notebook: Notebook, service
     job = running(service, notebook, cell=cell)
     for watch in (f"%logs -f {job.id}", f"import makeway; makeway.job('{job.id}').wait()"):
         notebook.run("import makeway")
-        begun = time.monotonic()
+        started_now = time.monotonic()
         id = notebook.client.execute(watch)
         time.sleep(1.5)
         notebook.interrupt()
-        shown = notebook.finish(id, begun + 20, begun)
+        shown = notebook.finish(id, started_now + 20, started_now)
         assert shown.error is not None
         assert f"Job {job.id} goes on" in shown.trouble
         assert "Traceback" not in shown.trouble

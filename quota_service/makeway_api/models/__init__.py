@@ -4,12 +4,12 @@ GPU quantities are numbers of whole devices (0.5 is half of one), times are ISO 
 seconds, memory is MiB. Additive changes only: a notebook of last year must still understand the answers.
 """
 
+from .audit import Decision, Event
 from .base import ENDED, HOLDS_GPUS, Ask, Health, Kind, Me, Priority, Problem, Reason, Slug, State, UserName, Wire
-from .estate import Device, Holder, Node, Policy, Pool, Profile, QuotaLine
-from .journal import Decision, Event
+from .inventory import Device, Holder, Node, Policy, Pool, Profile, QuotaLine
 from .policies import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
-from .work import (
+from .workloads import (
     Attempt,
     Checkpoint,
     DryRun,

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from .base import Kind, Reason, Wire
-from .estate import Profile
+from .inventory import Profile
 
 
 class Lending(Wire):

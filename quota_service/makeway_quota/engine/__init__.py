@@ -1,6 +1,6 @@
 """The policy engine: a snapshot of the world goes in, a plan comes out."""
 
-from .offer import Enquiry
+from .index.incremental import IncrementalEngine
 from .plan import (
     Evict,
     LineUsage,
@@ -14,8 +14,9 @@ from .plan import (
     Victim,
     Waiting,
 )
+from .rules.usage import usage_by_team
+from .rules.what_if import WhatIf
 from .schedule import schedule
-from .standing import Standing
 from .state import (
     GPU,
     Node,
@@ -28,12 +29,11 @@ from .state import (
     Snapshot,
     Workload,
 )
-from .usage import usage_by_team
 
 __all__ = [
     "GPU",
-    "Enquiry",
     "Evict",
+    "IncrementalEngine",
     "LineUsage",
     "Move",
     "Node",
@@ -48,11 +48,11 @@ __all__ = [
     "Scale",
     "Settings",
     "Snapshot",
-    "Standing",
     "Start",
     "TeamUsage",
     "Victim",
     "Waiting",
+    "WhatIf",
     "Workload",
     "schedule",
     "usage_by_team",

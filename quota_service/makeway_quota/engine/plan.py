@@ -90,8 +90,8 @@ class Scale:
 class Waiting:
     """A workload that stays pending, and why. `not_before`: the earliest start that can be promised.
 
-    `claim` is where it will start once those in `waits_for` are gone; the service hands it back as
-    `Workload.claim` so that nothing else takes these GPUs.
+    `nomination` is where it will start once those in `waits_for` are gone; the service hands it back as
+    `Workload.nomination` so that nothing else takes these GPUs.
     """
 
     id: str
@@ -100,7 +100,7 @@ class Waiting:
     message: str
     numbers: Numbers
     not_before: float | None = None
-    claim: Placement = ()
+    nomination: Placement = ()
     waits_for: tuple[str, ...] = ()
 
 
@@ -128,9 +128,9 @@ class LineUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every live workload is in exactly one of start, evict, move, pending, refused, keep and leaving.
+    """Every live workload is in exactly one of start, evict, move, pending, refused, keep and terminating.
 
-    `keep` runs on untouched; `leaving` was told to go in an earlier plan.
+    `keep` runs on untouched; `terminating` was told to go in an earlier plan.
     """
 
     start: tuple[Start, ...] = ()
@@ -140,7 +140,7 @@ class Plan:
     pending: Sequence[Waiting] = ()
     refused: tuple[Refusal, ...] = ()
     keep: tuple[str, ...] = ()
-    leaving: tuple[str, ...] = ()
+    terminating: tuple[str, ...] = ()
     usage: tuple[LineUsage, ...] = field(default=())
 
     @property
@@ -180,7 +180,7 @@ class TeamUsage:
     """One team's numbers in milli-GPUs, over the pools its lines cover.
 
     `guaranteed` sessions, `in_quota` jobs within the reservation, `borrowed` jobs beyond it, `lent` what
-    others use of its reservation, `free` what it could start without anyone leaving, `total` the GPUs that exist.
+    others use of its reservation, `free` what it could start without anyone terminating, `total` the GPUs that exist.
     `borrowed_from`: (lender, milli-GPUs), where the lenders can be named.
     """
 

@@ -169,8 +169,8 @@ Placement = tuple[Placed, ...]
 class Workload:
     """A session or a job.
 
-    `promised_to` is set while `checkpointing`: the workload whose start it makes way for.
-    `claim` is where a `pending` workload was told it will start (from `Waiting.claim`), or where a
+    `evicted_for` is set while `checkpointing`: the workload whose start it makes way for.
+    `nomination` is where a `pending` workload was told it will start (from `Waiting.nomination`), or where a
     `checkpointing` one will restart (from `Move.to`): those GPUs are held for it.
     `gpus`, `workers`, `min_workers`, `cpu`, `memory` and `time_limit` override the profile's.
     `failed_node` is the node it was lost on, if that is why it is pending again.
@@ -193,9 +193,9 @@ class Workload:
     placement: Placement = ()
     attempt: int = 1
     last_checkpoint_at: float | None = None
-    promised_to: str | None = None
+    evicted_for: str | None = None
     deadline: float | None = None
-    claim: Placement = ()
+    nomination: Placement = ()
     paused: bool = False
     failed_node: str | None = None
     gpus: int | None = None
@@ -208,7 +208,7 @@ class Workload:
     ran: float = 0.0
 
     @property
-    def firm(self) -> bool:
+    def non_preemptible(self) -> bool:
         """Say whether it may never be stopped for somebody else, and so only runs within the reservation."""
         return not self.preemptible if self.preemptible is not None else self.kind == "session"
 

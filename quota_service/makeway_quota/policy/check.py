@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ..engine.say import gpus
+from ..engine.phrases import gpus
 from ..engine.state import GPU, Policy
 from .document import Document
 from .fields import Fields

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..engine.say import gpus
+from ..engine.phrases import gpus
 from ..engine.state import Policy, QuotaLine
 from .document import Document
 from .issues import number

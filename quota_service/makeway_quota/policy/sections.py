@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from ..engine.say import gpus
+from ..engine.phrases import gpus
 from ..engine.state import GPU, Kind, Policy, Pool, Profile, QuotaLine, Settings, Weight
 from .document import PolicyFacts, PoolFacts, ProfileFacts
 from .fields import Fields

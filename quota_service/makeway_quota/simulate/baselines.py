@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..engine.state import GPU
-from .estate import Estate
+from .cluster import SimulatedCluster
 from .meter import Finished, Meter
 from .replay import Outcome
 from .trace import Arrival, TraceInvalid
@@ -70,18 +70,18 @@ class Running:
 
 
 class Baseline:
-    """One of the four, on the nodes of an estate."""
+    """One of the four, on the nodes of an cluster."""
 
-    def __init__(self, kind: str, estate: Estate) -> None:
+    def __init__(self, kind: str, cluster: SimulatedCluster) -> None:
         if kind not in NAMES:
             raise ValueError(f"There is no baseline {kind}; choose of {', '.join(NAMES)}.")
-        sizes = {node.gpus for node in estate.nodes}
+        sizes = {node.gpus for node in cluster.nodes}
         if len(sizes) != 1:
             raise ValueError("The baselines need nodes that are all of one size.")
-        self.kind, self.estate = kind, estate
+        self.kind, self.cluster = kind, cluster
         size = sizes.pop()
-        self.meter = Meter(estate.reserved())
-        shared = Nodes(len(estate.nodes), size)
+        self.meter = Meter(cluster.reserved())
+        shared = Nodes(len(cluster.nodes), size)
         self.nodes = dict.fromkeys(self.meter.teams, shared)
         if kind == "static":
             self.nodes = {t: Nodes(team.reserved // (size * GPU), size) for t, team in self.meter.teams.items()}
@@ -92,7 +92,7 @@ class Baseline:
         """Play the trace to its end."""
         waiting, at = sorted(arrivals, key=lambda a: (a.submit, a.id)), 0
         now = began = waiting[0].submit if waiting else 0.0
-        gpus = self.estate.gpus
+        gpus = self.cluster.gpus
         while at < len(waiting) or self.ends:
             now = min([waiting[at].submit] if at < len(waiting) else [], default=float("inf"))
             now = min(now, self.ends[0][0]) if self.ends else now
@@ -159,7 +159,7 @@ class Baseline:
 
 
 def baseline(
-    kind: str, estate: Estate, arrivals: Iterable[Arrival], progress: Callable[[float], None] | None = None
+    kind: str, cluster: SimulatedCluster, arrivals: Iterable[Arrival], progress: Callable[[float], None] | None = None
 ) -> Outcome:
-    """Play a trace on an estate by one of the baselines (NAMES)."""
-    return Baseline(kind, estate).run(list(arrivals), progress)
+    """Play a trace on an cluster by one of the baselines (NAMES)."""
+    return Baseline(kind, cluster).run(list(arrivals), progress)

@@ -14,11 +14,11 @@ from typing import TextIO
 from ..engine.state import GPU
 from ..policy import read
 from .baselines import NAMES, baseline
-from .estate import Estate, of_document
+from .cluster import SimulatedCluster, of_document
+from .incremental import IncrementalEngine
 from .page import page
 from .replay import Outcome, replay
 from .report import summary, text
-from .standing import Standing
 from .trace import Arrival, read_trace
 
 
@@ -39,12 +39,12 @@ def simulate_command(
     arrivals = read_trace(Path(trace))
     outcomes: list[Outcome] = []
     for file in policies:
-        estate = _estate(file, arrivals, gpus, node_gpus)
-        mix = Counter(_profile_of(estate, arrival) for arrival in arrivals)
-        planner = Standing(estate, {name: count for name, count in mix.items() if name})
-        outcomes.append(replay(estate, arrivals, planner, restart=restart, progress=_bar(progress, estate.name)))
+        cluster = _cluster(file, arrivals, gpus, node_gpus)
+        mix = Counter(_profile_of(cluster, arrival) for arrival in arrivals)
+        planner = IncrementalEngine(cluster, {name: count for name, count in mix.items() if name})
+        outcomes.append(replay(cluster, arrivals, planner, restart=restart, progress=_bar(progress, cluster.name)))
     if policies:
-        first = _estate(policies[0], arrivals, gpus, node_gpus)
+        first = _cluster(policies[0], arrivals, gpus, node_gpus)
         for kind in compare:
             named = replace(first, name=NAMES.get(kind, kind))
             outcomes.append(baseline(kind, named, arrivals, _bar(progress, named.name)))
@@ -59,7 +59,7 @@ def simulate_command(
     return 0
 
 
-def _estate(file: str, arrivals: Sequence[Arrival], gpus: int | None, node_gpus: int) -> Estate:
+def _cluster(file: str, arrivals: Sequence[Arrival], gpus: int | None, node_gpus: int) -> SimulatedCluster:
     """Read a policy file; without `gpus`, the cluster is as large as all reservations together."""
     document = read(Path(file).read_text(encoding="utf-8"), file)
     reserved = sum(line.reserved for p in document.policies if p.parent is None for line in p.quotas)
@@ -69,10 +69,10 @@ def _estate(file: str, arrivals: Sequence[Arrival], gpus: int | None, node_gpus:
     return of_document(Path(file).stem, document, arrivals, node_gpus=node_gpus, gpus=total)
 
 
-def _profile_of(estate: Estate, arrival: Arrival) -> str:
+def _profile_of(cluster: SimulatedCluster, arrival: Arrival) -> str:
     if arrival.profile:
-        return arrival.profile if any(p.name == arrival.profile for p in estate.profiles) else ""
-    return next((p.name for p in estate.profiles if p.gpus * p.workers == arrival.gpus), "")
+        return arrival.profile if any(p.name == arrival.profile for p in cluster.profiles) else ""
+    return next((p.name for p in cluster.profiles if p.gpus * p.workers == arrival.gpus), "")
 
 
 def _bar(stream: TextIO | None, name: str) -> Callable[[float], None] | None:

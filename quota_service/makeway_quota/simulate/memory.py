@@ -1,10 +1,10 @@
-"""The books of a simulation: the store's records and rules, kept in memory."""
+"""The change_set of a simulation: the store's records and rules, kept in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..durations import Durations
+from ..history.durations import Durations
 from ..store.records import LIVE, Change, NewDecision, Workload
 from ..store.rows import changed, refuse_unstorable
 
@@ -12,7 +12,7 @@ Listener = Callable[[Workload, Workload], None]
 
 
 class MemoryStore:
-    """What `apply` and `settle` write to, with the same expectations as the database's store.
+    """What `apply` and `reconcile` write to, with the same expectations as the database's store.
 
     Only what has not ended is kept; `on_change` hears of every change as (before, after), `durations` of what ended.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..engine.state import GPU
 from ..store.records import Workload
-from .machines import held
+from .backend import held
 
 HOUR = 3600.0
 HOLDING = ("starting", "running", "checkpointing")
@@ -59,7 +59,7 @@ class Team:
 
 
 class Meter:
-    """Integrates over time; told of every change by the books."""
+    """Integrates over time; told of every change by the store."""
 
     def __init__(self, reserved: Mapping[str, int], sample: float = HOUR) -> None:
         self.teams = {name: Team(amount) for name, amount in sorted(reserved.items())}

@@ -1,21 +1,21 @@
-"""Who decides in a simulation: the engine, asked anew every time or kept standing between decisions."""
+"""Who decides in a simulation: the engine, asked anew every time or kept incremental between decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from ..durations import Durations
+from ..control.engine_view import as_workload
 from ..engine.plan import Plan
 from ..engine.schedule import schedule
 from ..engine.state import Placed, Placement, Policy, Snapshot
-from ..shown import as_workload
+from ..history.durations import Durations
 from ..store.records import Place, Workload
-from .estate import Estate
+from .cluster import SimulatedCluster
 
 
 class Planner(Protocol):
-    """Turns the books into a plan. `changed` names the workloads that changed since the last call."""
+    """Turns the store into a plan. `changed` names the workloads that changed since the last call."""
 
     def show(self, policies: tuple[Policy, ...]) -> None:
         """Take the policies as they are now: with their histories."""
@@ -30,10 +30,10 @@ class WholePasses:
     `durations` are what forecasts are made from: those that the replay learns from.
     """
 
-    def __init__(self, estate: Estate, durations: Durations | None = None) -> None:
-        self.estate = estate
+    def __init__(self, cluster: SimulatedCluster, durations: Durations | None = None) -> None:
+        self.cluster = cluster
         self.durations = durations or Durations()
-        self.policies = estate.policies
+        self.policies = cluster.policies
 
     def show(self, policies: tuple[Policy, ...]) -> None:
         """Take the policies as they are now: with their histories."""
@@ -44,10 +44,10 @@ class WholePasses:
         return schedule(
             Snapshot(
                 now,
-                self.estate.settings,
-                self.estate.pools,
-                self.estate.nodes,
-                self.estate.profiles,
+                self.cluster.settings,
+                self.cluster.pools,
+                self.cluster.nodes,
+                self.cluster.profiles,
                 self.policies,
                 tuple(as_workload(row, placed, self.durations.left(row, now)) for row in rows.values()),
             )
@@ -55,5 +55,5 @@ class WholePasses:
 
 
 def placed(places: Sequence[Place]) -> Placement:
-    """Read a placement of the books; the nodes of a simulation are all there."""
+    """Read a placement of the store; the nodes of a simulation are all there."""
     return tuple(Placed(at, p.node, p.devices, p.milli[0] if p.milli else 0) for at, p in enumerate(places))

@@ -1,4 +1,4 @@
-"""Play a trace against a policy: observe, settle, plan, apply, on a clock that jumps to the next event."""
+"""Play a trace against a policy: observe, reconcile, plan, apply, on a clock that jumps to the next event."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..accounting import Accounting
-from ..apply import books_of
 from ..backends.base import AttemptSeen, Seen
-from ..durations import Durations
+from ..control.apply import change_set_of
+from ..control.reconcile import ChangeSet, reconcile
 from ..engine.plan import Plan
 from ..engine.state import Profile
-from ..settle import Books, settle
+from ..history.accounting import Accounting
+from ..history.durations import Durations
 from ..store.records import Change, NewWorkload, Workload
 from ..store.rows import submitted
-from .estate import Estate, profile_name
-from .machines import Machines, held
+from .backend import SimulatedBackend, held
+from .cluster import SimulatedCluster, profile_name
 from .memory import MemoryStore
 from .meter import HOLDING, Finished, Meter
 from .planner import Planner
@@ -45,25 +45,25 @@ class Outcome:
 
 
 class Replay:
-    """One trace on one estate. `round_to`: events within so many seconds are decided together."""
+    """One trace on one cluster. `round_to`: events within so many seconds are decided together."""
 
     def __init__(
         self,
-        estate: Estate,
+        cluster: SimulatedCluster,
         planner: Planner,
         *,
         restart: float = 60.0,
         round_to: float = 1.0,
         durations: Durations | None = None,
     ) -> None:
-        self.estate = estate
+        self.cluster = cluster
         self.planner = planner
         self.round_to = round_to
-        self.profiles = {p.name: p for p in estate.profiles}
-        self.gpus = estate.gpus
-        grace = max((p.grace for p in estate.profiles if p.grace is not None), default=estate.settings.grace)
-        self.machines = Machines(grace, restart)
-        self.meter = Meter(estate.reserved())
+        self.profiles = {p.name: p for p in cluster.profiles}
+        self.gpus = cluster.gpus
+        grace = max((p.grace for p in cluster.profiles if p.grace is not None), default=cluster.settings.grace)
+        self.machines = SimulatedBackend(grace, restart)
+        self.meter = Meter(cluster.reserved())
         self.store = MemoryStore(self._changed, durations)
         self.dirty: set[str] = set()
         self.news = False
@@ -72,9 +72,9 @@ class Replay:
         self._alike: dict[tuple[str, int], Workload] = {}
         self._until: list[tuple[float, str]] = []
         self.accounting = Accounting(lambda: self.now)
-        self._pools = {node.name: node.pool for node in estate.nodes}
-        names, half_life = [pool.name for pool in estate.pools], estate.settings.history_half_life
-        self.accounting.use(estate.policies, names, half_life, self._held, ())
+        self._pools = {node.name: node.pool for node in cluster.nodes}
+        names, half_life = [pool.name for pool in cluster.pools], cluster.settings.history_half_life
+        self.accounting.use(cluster.policies, names, half_life, self._held, ())
 
     def run(self, arrivals: Sequence[Arrival], progress: Callable[[float], None] | None = None) -> Outcome:
         """Play to the end: until everything that can run has run."""
@@ -95,7 +95,7 @@ class Replay:
             if progress is not None:
                 progress(at / len(waiting))
         work = sum(a.gpus * a.duration for a in waiting if a.until is None) / 1000
-        return Outcome(self.estate.name, self.estate.gpus, self.meter, began, self.now, work, self.passes)
+        return Outcome(self.cluster.name, self.cluster.gpus, self.meter, began, self.now, work, self.passes)
 
     def _next(self, arrival: float | None) -> float | None:
         times = [
@@ -131,7 +131,7 @@ class Replay:
         return like
 
     def _new(self, arrival: Arrival, profile: Profile) -> NewWorkload:
-        grace = profile.grace if profile.grace is not None else self.estate.settings.grace
+        grace = profile.grace if profile.grace is not None else self.cluster.settings.grace
         return NewWorkload(
             arrival.id,
             "job",
@@ -147,24 +147,26 @@ class Replay:
         )
 
     def _sized(self, milli: int) -> Profile | None:
-        return next((p for p in self.estate.profiles if p.gpus * p.workers == milli), None)
+        return next((p for p in self.cluster.profiles if p.gpus * p.workers == milli), None)
 
     def _held(self, row: Workload) -> Iterator[tuple[str, int]]:
         return ((self._pools[place.node], row.gpus) for place in row.placement)
 
     def _withdraw(self) -> None:
         """Let demand go that was only observed until now."""
-        books = Books()
+        change_set = ChangeSet()
         while self._until and self._until[0][0] <= self.now:
             _, id = heapq.heappop(self._until)
             if id in self.store.rows:
-                books.add(Change(id, {"state": "cancelled", "ended_at": self.now, "placement": (), "claim": ()}))
-        self._commit(books)
+                change_set.add(
+                    Change(id, {"state": "cancelled", "ended_at": self.now, "placement": (), "nomination": ()})
+                )
+        self._commit(change_set)
 
     def _report(self, over: list[AttemptSeen]) -> None:
-        """Tell the books which attempts are over; who starts is not reported up, for it counts the same either way."""
+        """Tell the store which attempts are over; who starts is not reported up, for it counts the same either way."""
         if over:
-            self._commit(settle(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
+            self._commit(reconcile(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
 
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while nobody waits."""
@@ -177,7 +179,7 @@ class Replay:
                 self.planner.show(self.accounting.policies())
             plan = self.planner.plan(self.now, self.store.rows, changed)
             self.passes += 1
-            self._commit(books_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
+            self._commit(change_set_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
             self._carry_out(plan)
             self.news = bool(plan.evict or plan.move)
         self.news = False
@@ -190,9 +192,9 @@ class Replay:
             self.machines.notice(row, self.now)
             self.meter.made_way(row)
 
-    def _commit(self, books: Books) -> None:
-        if books.changes:
-            self.store.commit(books.changes, books.decisions, now=self.now)
+    def _commit(self, change_set: ChangeSet) -> None:
+        if change_set.changes:
+            self.store.commit(change_set.changes, change_set.decisions, now=self.now)
 
     def _changed(self, before: Workload, after: Workload) -> None:
         self.meter.changed(before, after)
@@ -214,7 +216,7 @@ class Replay:
 
 
 def replay(
-    estate: Estate,
+    cluster: SimulatedCluster,
     arrivals: Iterable[Arrival],
     planner: Planner,
     *,
@@ -223,8 +225,8 @@ def replay(
     durations: Durations | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Play a trace on an estate, with decisions by `planner`; `durations` learns how long the jobs ran."""
-    played = Replay(estate, planner, restart=restart, round_to=round_to, durations=durations)
+    """Play a trace on an cluster, with decisions by `planner`; `durations` learns how long the jobs ran."""
+    played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations)
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)
     try:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
-from ..engine.say import number
+from ..engine.phrases import number
 from ..engine.state import GPU, Placement
 
 
@@ -36,7 +36,7 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
             {"id": r.id, "code": r.code, "message": r.message, "numbers": dict(r.numbers)} for r in plan.refused
         ],
         "keep": list(plan.keep),
-        "leaving": list(plan.leaving),
+        "terminating": list(plan.terminating),
         "usage": [_line(u) for u in plan.usage],
     }
 

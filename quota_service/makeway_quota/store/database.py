@@ -136,12 +136,12 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"foreign_keys={foreign_keys}"):
             connection.execute(f"PRAGMA {pragma}")
 
-    def begun(connection: Connection) -> None:
+    def started_now(connection: Connection) -> None:
         writes = migrating or connection.get_execution_options().get("makeway_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
+    event.listen(engine, "begin", started_now)
     return engine
 
 

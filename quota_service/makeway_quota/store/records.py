@@ -123,7 +123,7 @@ class Workload(NamedTuple):
     over_quota: bool
     borrowed_from: tuple[str, ...]
     placement: tuple[Place, ...]
-    claim: tuple[Place, ...]
+    nomination: tuple[Place, ...]
     """where it was told that it will start, once others have left"""
     failed_node: str | None
     """the node that it was lost on, if that is why it is pending again"""
@@ -132,7 +132,7 @@ class Workload(NamedTuple):
     checkpoint_step: int | None
     checkpoint_at: float | None
     notice: Notice | None
-    promised_to: str | None
+    evicted_for: str | None
     cancel_requested: bool
     server: str
     expires_at: float | None

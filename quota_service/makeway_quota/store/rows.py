@@ -111,7 +111,7 @@ _ENCODERS: dict[str, Callable[[Any], str | None]] = {
     "reason_numbers": _mapping_to_json,
     "borrowed_from": lambda value: to_json(list(value)) if value else "[]",
     "placement": _places_to_json,
-    "claim": _places_to_json,
+    "nomination": _places_to_json,
     "notice": _notice_to_json,
     "command": lambda value: to_json(list(value)),
     "env": _mapping_to_json,
@@ -120,7 +120,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "reason_numbers": _mapping,
     "borrowed_from": _strings,
     "placement": _places,
-    "claim": _places,
+    "nomination": _places,
     "notice": _notice,
     "command": _strings,
     "env": _mapping,
@@ -130,7 +130,7 @@ _PLACEMENT = ATTEMPT_FIELDS.index("placement")
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
-    """Turn fields of a record into columns."""
+    """QueueHeads fields of a record into columns."""
     columns: dict[str, object] = {}
     for name, value in values.items():
         if name in _ENCODERS:
@@ -141,7 +141,7 @@ def encode(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: str) -> dict[str, object]:
-    """Turn the fields of a change into columns; ValueError names those that do not exist or never change."""
+    """QueueHeads the fields of a change into columns; ValueError names those that do not exist or never change."""
     unknown = sorted(set(values) - allowed)
     if unknown:
         raise ValueError(f"a change cannot set {', '.join(unknown)} of {what}; it can set {', '.join(sorted(allowed))}")
@@ -149,7 +149,7 @@ def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: s
 
 
 def decode(columns: Mapping[str, object]) -> dict[str, Any]:
-    """Turn columns back into fields of a record, just as a later read would."""
+    """QueueHeads columns back into fields of a record, just as a later read would."""
     return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 
@@ -215,14 +215,14 @@ def submitted(new: NewWorkload, now: float) -> Workload:
         over_quota=False,
         borrowed_from=(),
         placement=(),
-        claim=(),
+        nomination=(),
         failed_node=None,
         exit_code=None,
         message="",
         checkpoint_step=None,
         checkpoint_at=None,
         notice=None,
-        promised_to=None,
+        evicted_for=None,
         cancel_requested=False,
         server_started=False,
         ran=0.0,

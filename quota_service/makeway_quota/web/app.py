@@ -7,17 +7,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request
 
-from . import api, assets, entry, pages, probes, problems
-from .auth import Directory, Doorman
-from .document import describe
+from . import api, assets, page_access, pages, probes, problems
+from .auth import Authenticator, Directory
 from .headers import Headers
 from .limits import Limits
-from .ports import Desk
+from .openapi import describe
+from .ports import Services
 from .settings import WebSettings
 from .stream import Streams
 
 
-def create_app(desk: Desk, settings: WebSettings, directory: Directory | None = None) -> FastAPI:
+def create_app(services: Services, settings: WebSettings, directory: Directory | None = None) -> FastAPI:
     """Make the app; people and tokens come from the Hub unless another directory is given (tests, benchmarks).
 
     Call `app.state.streams.close()` as soon as the server is told to stop: it ends streams and long polls.
@@ -38,16 +38,16 @@ def create_app(desk: Desk, settings: WebSettings, directory: Directory | None = 
         swagger_ui_oauth2_redirect_url=None,
     )
     app.openapi = describe(app)  # type: ignore[method-assign]
-    app.state.desk = desk
+    app.state.services = services
     app.state.settings = settings
     app.state.streams = Streams(settings)
-    app.state.doorman = Doorman(settings, directory)
+    app.state.authenticator = Authenticator(settings, directory)
     app.include_router(api.router(), prefix=settings.api)
     app.include_router(probes.router(settings))
     app.include_router(pages.router(settings))
     assets.mount(app, settings)
     problems.install(app, _is_page(settings), pages.error_page)
-    entry.install(app)
+    page_access.install(app)
     app.add_middleware(Limits, settings=settings)
     app.add_middleware(Headers, settings=settings)
     return app

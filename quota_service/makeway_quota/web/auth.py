@@ -41,17 +41,17 @@ class Directory(Protocol):
     async def groups_of(self, user: str) -> Sequence[str]:
         """Tell the groups that a user is in now."""
 
-    async def login(self, request: Request, doorman: Doorman) -> Response:
+    async def login(self, request: Request, authenticator: Authenticator) -> Response:
         """Send somebody without a cookie to where they can log in."""
 
-    async def logged_in(self, request: Request, doorman: Doorman) -> Response:
+    async def logged_in(self, request: Request, authenticator: Authenticator) -> Response:
         """Take them back, with a cookie."""
 
     async def close(self) -> None:
         """Let go of connections."""
 
 
-class Doorman:
+class Authenticator:
     """Reads a visitor from a request, refuses forged ones, and issues the login cookie."""
 
     def __init__(self, settings: WebSettings, directory: Directory) -> None:
@@ -125,8 +125,8 @@ def needs(*scopes: str) -> Callable[[Request], Awaitable[Caller]]:
     """Make the dependency of a route: the caller, who holds one of `scopes`."""
 
     async def caller(request: Request) -> Caller:
-        doorman: Doorman = request.app.state.doorman
-        visitor = await doorman.visitor(request)
+        authenticator: Authenticator = request.app.state.authenticator
+        visitor = await authenticator.visitor(request)
         if visitor is None:
             raise MakewayError(
                 "Log in first, or send a token of the Hub: `Authorization: token …`.", code="unauthorized", status=401
@@ -180,16 +180,16 @@ class TokenAuth:
         known = next((caller.groups for caller in self.tokens.values() if caller.name == user), frozenset())
         return self.groups.get(user, sorted(known))
 
-    async def login(self, request: Request, doorman: Doorman) -> Response:
+    async def login(self, request: Request, authenticator: Authenticator) -> Response:
         """Log in with ?login_token=…: what a test's browser opens first."""
         token = request.query_params.get("login_token", "")
         if token not in self.tokens:
             raise MakewayError("Log in first.", code="unauthorized", status=401)
         response = RedirectResponse(request.url.path, status_code=302)
-        doorman.admit(response, request, token)
+        authenticator.admit(response, request, token)
         return response
 
-    async def logged_in(self, request: Request, doorman: Doorman) -> Response:
+    async def logged_in(self, request: Request, authenticator: Authenticator) -> Response:
         """There is nothing to come back from."""
         raise MakewayError("There is no login in progress.", code="not_found", status=404)
 

@@ -13,8 +13,8 @@ from jupyterhub.services.auth import HubOAuth
 from makeway_api.errors import MakewayError
 from tornado.web import HTTPError
 
-from ..hubapi import HubApi, HubUnreachable
-from .auth import SCOPE, Doorman, is_https
+from ..control.hub_client import HubApi, HubUnreachable
+from .auth import SCOPE, Authenticator, is_https
 from .ports import Caller
 from .settings import WebSettings
 from .tickets import same
@@ -49,7 +49,7 @@ class HubDirectory:
             raise hub_trouble(error) from error
         return known.groups if known else ()
 
-    async def login(self, request: Request, doorman: Doorman) -> Response:
+    async def login(self, request: Request, authenticator: Authenticator) -> Response:
         """Start OAuth: remember where they wanted to go in a signed cookie, and send them to the Hub."""
         nonce = secrets.token_urlsafe(16)
         params = {"state": nonce}
@@ -62,7 +62,7 @@ class HubDirectory:
         state = {"nonce": nonce, "next": self._next(request), "verifier": verifier}
         response.set_cookie(
             STATE_COOKIE + nonce[:8],
-            doorman.signer.sign("oauth", state, STATE_SECONDS),
+            authenticator.signer.sign("oauth", state, STATE_SECONDS),
             max_age=STATE_SECONDS,
             path=self.settings.prefix,
             httponly=True,
@@ -71,19 +71,19 @@ class HubDirectory:
         )
         return response
 
-    async def logged_in(self, request: Request, doorman: Doorman) -> Response:
+    async def logged_in(self, request: Request, authenticator: Authenticator) -> Response:
         """Finish OAuth: check the state, trade the code for a token, set the cookie, go on."""
         query = request.query_params
         if "error" in query:
             raise _login_failed(query.get("error_description") or query["error"])
         sent, code = query.get("state", ""), query.get("code", "")
         cookie = STATE_COOKIE + sent[:8]
-        state = doorman.signer.read("oauth", request.cookies.get(cookie, ""))
+        state = authenticator.signer.read("oauth", request.cookies.get(cookie, ""))
         if not code or not isinstance(state, dict) or not same(state["nonce"], sent):
             raise _login_failed("it took longer than ten minutes, or was started in another browser")
         token = await self._trade(code, state["verifier"])
         response = RedirectResponse(state["next"], status_code=302)
-        doorman.admit(response, request, token)
+        authenticator.admit(response, request, token)
         response.delete_cookie(cookie, path=self.settings.prefix)
         return response
 

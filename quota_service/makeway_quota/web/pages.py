@@ -11,11 +11,11 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Job, LogChunk, Problem
 
 from . import policy_page
-from .asks import BIG, Id, Name, TheDesk
 from .auth import Visitor, may, refusal
-from .board import gather, look_of
-from .entry import PageVisitor
-from .ports import Caller, Desk
+from .dependencies import BIG, Id, Name, TheServices
+from .page_access import PageVisitor
+from .panel import gather, look_of
+from .ports import Caller, Services
 from .render import page
 from .settings import WebSettings
 
@@ -57,31 +57,31 @@ async def to_board(request: Request) -> Response:
 
 async def oauth_callback(request: Request) -> Response:
     """Where the Hub sends people back to."""
-    doorman = request.app.state.doorman
-    response: Response = await doorman.directory.logged_in(request, doorman)
+    authenticator = request.app.state.authenticator
+    response: Response = await authenticator.directory.logged_in(request, authenticator)
     return response
 
 
-async def board(request: Request, visitor: PageVisitor, desk: TheDesk) -> Response:
+async def board(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
     """The panel, whole or (below live/) only its changing part."""
-    found = await gather(desk, visitor.caller, request.app.state.settings)
+    found = await gather(services, visitor.caller, request.app.state.settings)
     return page(request, _part(request, "board"), visitor, board=found)
 
 
-async def team_page(request: Request, team: str, visitor: PageVisitor, desk: TheDesk) -> Response:
+async def team_page(request: Request, team: str, visitor: PageVisitor, services: TheServices) -> Response:
     """One team: usage, queue, what runs, what was decided."""
-    policies = await desk.policies(visitor.caller)
+    policies = await services.policies(visitor.caller)
     policy = next((policy for policy in policies if policy.name == team), None)
     if policy is None:
         raise _no_team(visitor.caller, team)
-    found = await gather(desk, visitor.caller, request.app.state.settings, team)
+    found = await gather(services, visitor.caller, request.app.state.settings, team)
     return page(request, _part(request, "team"), visitor, board=found, team=team, policy=policy)
 
 
 async def decisions_page(
     request: Request,
     visitor: PageVisitor,
-    desk: TheDesk,
+    services: TheServices,
     team: Name = None,
     before: Annotated[int | None, Query(ge=0, le=BIG)] = None,
 ) -> Response:
@@ -91,38 +91,38 @@ async def decisions_page(
         request,
         "decisions.html",
         visitor,
-        decisions=await desk.decisions(caller, None, team, 100, before),
-        look=look_of(desk, caller, await desk.usage(caller), [], request.app.state.settings),
+        decisions=await services.decisions(caller, None, team, 100, before),
+        look=look_of(services, caller, await services.usage(caller), [], request.app.state.settings),
         team=team,
     )
 
 
-async def job_page(request: Request, id: Id, visitor: PageVisitor, desk: TheDesk) -> Response:
+async def job_page(request: Request, id: Id, visitor: PageVisitor, services: TheServices) -> Response:
     """One job: state and reason, attempts, decisions, its output."""
     caller, settings = visitor.caller, request.app.state.settings
-    job = await desk.job(caller, id)
+    job = await services.job(caller, id)
     part = _part(request, "job")
     return page(
         request,
         part,
         visitor,
         job=job,
-        look=look_of(desk, caller, await desk.usage(caller), [], settings),
-        decisions=list(reversed(await desk.job_events(caller, id)))[:100],
-        failure=await desk.error(caller, id) if job.state.value == "failed" and not job.private else None,
-        may_touch=await _may_touch(desk, caller, job),
-        tail=await _tail(desk, caller, job) if part == "job.html" else None,
+        look=look_of(services, caller, await services.usage(caller), [], settings),
+        decisions=list(reversed(await services.job_events(caller, id)))[:100],
+        failure=await services.error(caller, id) if job.state.value == "failed" and not job.private else None,
+        may_touch=await _may_touch(services, caller, job),
+        tail=await _tail(services, caller, job) if part == "job.html" else None,
         notice=ACTIONS.get(request.query_params.get("did", "")),
     )
 
 
-async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor, desk: TheDesk) -> Response:
+async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor, services: TheServices) -> Response:
     """A button of the job page: do it, then show the page again."""
     if action not in ACTIONS:
         raise MakewayError("There is no such button.", code="not_found", status=404)
     if not may(visitor.caller, "submit", "manage"):
         raise refusal(visitor.caller, ["submit", "manage"])
-    do = {"cancel": desk.cancel, "resume": desk.resume, "preempt-test": desk.preempt_test}[action]
+    do = {"cancel": services.cancel, "resume": services.resume, "preempt-test": services.preempt_test}[action]
     await do(visitor.caller, id)
     settings: WebSettings = request.app.state.settings
     return RedirectResponse(f"{settings.prefix}jobs/{id}?did={action}", status_code=303)
@@ -130,10 +130,10 @@ async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor
 
 async def error_page(request: Request, problem: Problem) -> Response:
     """Say it friendly; who is not logged in goes to log in."""
-    doorman = request.app.state.doorman
+    authenticator = request.app.state.authenticator
     visitor: Visitor | None = None
     try:
-        visitor = await doorman.visitor(request)
+        visitor = await authenticator.visitor(request)
     except MakewayError as error:
         log.debug("no visitor for an error page: %s", error)
     return page(request, "error.html", visitor, status=problem.status, problem=problem)
@@ -155,14 +155,14 @@ def _no_team(caller: Caller, team: str) -> MakewayError:
     )
 
 
-async def _may_touch(desk: Desk, caller: Caller, job: Job) -> bool:
+async def _may_touch(services: Services, caller: Caller, job: Job) -> bool:
     if caller.name == job.owner or caller.admin:
         return may(caller, "submit", "manage")
-    groups = [policy.groups for policy in await desk.policies(caller) if policy.name == job.team]
+    groups = [policy.groups for policy in await services.policies(caller) if policy.name == job.team]
     return any(caller.manages(tuple(found)) for found in groups)
 
 
-async def _tail(desk: Desk, caller: Caller, job: Job) -> LogChunk:
+async def _tail(services: Services, caller: Caller, job: Job) -> LogChunk:
     if job.attempt < 1 or job.private:
         return LogChunk(attempt=1, offset=0, next_offset=0, text="")
-    return await desk.log(caller, job.id, None, -TAIL, TAIL, 0)
+    return await services.log(caller, job.id, None, -TAIL, TAIL, 0)

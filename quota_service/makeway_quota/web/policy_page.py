@@ -9,10 +9,10 @@ from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyAsk
 
-from .asks import TheDesk
 from .auth import Visitor, may
-from .entry import PageVisitor
-from .ports import Desk
+from .dependencies import TheServices
+from .page_access import PageVisitor
+from .ports import Services
 from .render import page
 from .settings import WebSettings
 
@@ -25,19 +25,19 @@ BIG = 2**31 - 1
 async def show(
     request: Request,
     visitor: PageVisitor,
-    desk: TheDesk,
+    services: TheServices,
     version: Annotated[int | None, Query(ge=1, le=BIG)] = None,
     applied: Annotated[int | None, Query(ge=1, le=BIG)] = None,
 ) -> Response:
     """The document in force, or an earlier version of it to start from."""
     _only_admins(visitor)
-    current = await desk.policy_current()
-    shown = current if version is None else await desk.policy_version(version)
+    current = await services.policy_current()
+    shown = current if version is None else await services.policy_version(version)
     notice = f"Version {applied} is in force." if applied else None
     return await _page(
         request,
         visitor,
-        desk,
+        services,
         document=shown.document or "",
         shown=shown.version,
         base=current.version,
@@ -49,7 +49,7 @@ async def show(
 async def change(
     request: Request,
     visitor: PageVisitor,
-    desk: TheDesk,
+    services: TheServices,
     document: Annotated[str, Form(max_length=1_000_000)] = "",
     action: Annotated[str, Form(pattern="^(validate|preview|apply)$")] = "validate",
     comment: Annotated[str, Form(max_length=500)] = "",
@@ -59,24 +59,24 @@ async def change(
     _only_admins(visitor)
     text = document.replace("\r\n", "\n")
     values: dict[str, Any] = {"document": text, "base": base, "shown": base, "comment": comment}
-    check = await desk.policy_validate(text)
+    check = await services.policy_validate(text)
     if not check.ok or action == "validate":
         status = 200 if check.ok else 422
-        return await _page(request, visitor, desk, status=status, check=check, **values)
+        return await _page(request, visitor, services, status=status, check=check, **values)
     try:
         if action == "preview":
-            values["preview"] = await desk.policy_preview(text)
-            return await _page(request, visitor, desk, check=check, **values)
-        made = await desk.policy_apply(visitor.caller, PolicyAsk(document=text, comment=comment, base=base))
+            values["preview"] = await services.policy_preview(text)
+            return await _page(request, visitor, services, check=check, **values)
+        made = await services.policy_apply(visitor.caller, PolicyAsk(document=text, comment=comment, base=base))
     except MakewayError as error:
-        return await _page(request, visitor, desk, status=error.status, problem=error.message, **values)
+        return await _page(request, visitor, services, status=error.status, problem=error.message, **values)
     settings: WebSettings = request.app.state.settings
     return RedirectResponse(f"{settings.prefix}policy?applied={made.version}", status_code=303)
 
 
-async def _page(request: Request, visitor: Visitor, desk: Desk, status: int = 200, **values: Any) -> Response:
+async def _page(request: Request, visitor: Visitor, services: Services, status: int = 200, **values: Any) -> Response:
     known = {"check": None, "preview": None, "problem": None, "notice": None, "comment": ""} | values
-    current, history = await desk.policy_current(), await desk.policy_history()
+    current, history = await services.policy_current(), await services.policy_history()
     return page(request, "policy.html", visitor, status=status, current=current, history=history[:200], **known)
 
 

@@ -1,4 +1,4 @@
-"""What the web asks of the desk: one method for each need, plain values in, wire models out."""
+"""What the web asks of the services: one method for each need, plain values in, wire models out."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from makeway_api.models import (
     Usage,
 )
 
-from ..desk import Caller
+from ..services import Caller
 
-__all__ = ["Caller", "Desk"]
+__all__ = ["Caller", "Services"]
 
 
-class Desk(Protocol):
+class Services(Protocol):
     """The service's one counter. Every method may raise MakewayError; none calls back into the web."""
 
     def teams_of(self, caller: Caller) -> tuple[str, ...]: ...

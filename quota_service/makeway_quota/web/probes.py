@@ -6,8 +6,8 @@ from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Health
 
-from .asks import TheDesk
 from .auth import may, refusal
+from .dependencies import TheServices
 from .settings import WebSettings
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -27,29 +27,29 @@ def router(settings: WebSettings) -> APIRouter:
     return routes
 
 
-async def healthz(desk: TheDesk) -> Response:
+async def healthz(services: TheServices) -> Response:
     """200 while the process answers."""
-    return _health(await desk.health())
+    return _health(await services.health())
 
 
-async def readyz(desk: TheDesk) -> Response:
+async def readyz(services: TheServices) -> Response:
     """200 while it decides, 503 with the reason otherwise."""
-    return _health(await desk.ready())
+    return _health(await services.ready())
 
 
-async def numbers(desk: TheDesk) -> Response:
+async def numbers(services: TheServices) -> Response:
     """Prometheus text."""
-    return Response(await desk.metrics(), media_type=TEXT)
+    return Response(await services.metrics(), media_type=TEXT)
 
 
-async def guarded_numbers(request: Request, desk: TheDesk) -> Response:
+async def guarded_numbers(request: Request, services: TheServices) -> Response:
     """Prometheus text for those who may."""
-    visitor = await request.app.state.doorman.visitor(request)
+    visitor = await request.app.state.authenticator.visitor(request)
     if visitor is None or not (may(visitor.caller, "admin") or "read:metrics" in visitor.caller.scopes):
         if visitor is None:
             raise MakewayError("Metrics take a token: `Authorization: token …`.", code="unauthorized", status=401)
         raise refusal(visitor.caller, ["admin"])
-    return await numbers(desk)
+    return await numbers(services)
 
 
 def _health(health: Health) -> Response:

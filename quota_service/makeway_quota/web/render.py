@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from makeway_api.models import Grant
 from markupsafe import Markup
 
-from ..phrases import duration
+from ..wording import duration
 from . import assets, charts
 from .auth import Visitor
 from .settings import WebSettings

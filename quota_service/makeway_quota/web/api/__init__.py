@@ -1,11 +1,11 @@
-"""The API, one module for each noun: estate, sessions, jobs, policy."""
+"""The API, one module for each noun: inventory, sessions, jobs, policy."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import estate, jobs, policy, sessions
+from . import inventory, jobs, policy, sessions
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -19,7 +19,7 @@ def router() -> APIRouter:
     """Gather every route below /api/v1."""
     whole = APIRouter(dependencies=[Security(_TOKEN)])
     # Routes are tried in this order: what is asked most often comes first.
-    for part in (jobs.router, sessions.router, estate.router, policy.router):
+    for part in (jobs.router, sessions.router, inventory.router, policy.router):
         whole.include_router(part)
-    whole.include_router(estate.open_router)
+    whole.include_router(inventory.open_router)
     return whole

@@ -9,7 +9,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Ask, Decision, DryRun, FileIn, Job, JobAsk, JobPage, LogChunk, Priority
 from pydantic import BaseModel, Field
 
-from ..asks import BIG, Id, Name, Reader, Submitter, TheDesk, TheStreams, Toucher, Version, Wait
+from ..dependencies import BIG, Id, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
 from ..problems import declared
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
@@ -54,9 +54,9 @@ class Failure(BaseModel):
     response_model=Job,
     responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
 )
-async def submit(caller: Submitter, desk: TheDesk, ask: JobAsk) -> Response:
+async def submit(caller: Submitter, services: TheServices, ask: JobAsk) -> Response:
     """Submit a job; with `dry_run`, only say what would happen."""
-    answer = await desk.submit(caller, ask)
+    answer = await services.submit(caller, ask)
     status = 200 if isinstance(answer, DryRun) else 201
     return Response(answer.model_dump_json(), status_code=status, media_type="application/json")
 
@@ -64,7 +64,7 @@ async def submit(caller: Submitter, desk: TheDesk, ask: JobAsk) -> Response:
 @router.get("", operation_id="jobs", response_model=JobPage)
 async def jobs(
     caller: Reader,
-    desk: TheDesk,
+    services: TheServices,
     team: Name = None,
     state: Annotated[
         str | None,
@@ -75,27 +75,27 @@ async def jobs(
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
 ) -> JobPage:
     """The jobs that the caller may see, newest first."""
-    return await desk.jobs(caller, team, state, mine, limit, cursor)
+    return await services.jobs(caller, team, state, mine, limit, cursor)
 
 
 @router.get("/{id}", operation_id="job", response_model=Job)
 async def job(
-    id: Id, caller: Reader, desk: TheDesk, streams: TheStreams, wait: Wait = 0, version: Version = None
+    id: Id, caller: Reader, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
 ) -> Job:
     """One job; with `wait`, as soon as it is newer than `version`."""
-    return await streams.poll(lambda seconds: desk.job(caller, id, seconds, version), wait)
+    return await streams.poll(lambda seconds: services.job(caller, id, seconds, version), wait)
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=declared(409))
-async def cancel(id: Id, caller: Toucher, desk: TheDesk) -> Job:
+async def cancel(id: Id, caller: Toucher, services: TheServices) -> Job:
     """Stop a job for good; again is fine."""
-    return await desk.cancel(caller, id)
+    return await services.cancel(caller, id)
 
 
 @router.post("/{id}/resume", operation_id="resume_job", response_model=Job, responses=declared(409))
-async def resume(id: Id, caller: Toucher, desk: TheDesk) -> Job:
+async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     """Put an ended job back into its queue: the same id, the next attempt, from its checkpoint."""
-    return await desk.resume(caller, id)
+    return await services.resume(caller, id)
 
 
 @router.post(
@@ -105,28 +105,28 @@ async def resume(id: Id, caller: Toucher, desk: TheDesk) -> Job:
     response_model=list[Job],
     responses=declared(409, 413, 415),
 )
-async def clone(id: Id, caller: Submitter, desk: TheDesk, ask: CloneAsk) -> list[Job]:
+async def clone(id: Id, caller: Submitter, services: TheServices, ask: CloneAsk) -> list[Job]:
     """Submit copies of a job."""
-    return await desk.clone(caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True))
+    return await services.clone(caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True))
 
 
 @router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))
-async def preempt_test(id: Id, caller: Toucher, desk: TheDesk) -> Job:
+async def preempt_test(id: Id, caller: Toucher, services: TheServices) -> Job:
     """Rehearse a preemption: the job gets the notice, saves, leaves and comes back."""
-    return await desk.preempt_test(caller, id)
+    return await services.preempt_test(caller, id)
 
 
 @router.get("/{id}/events", operation_id="job_events", response_model=list[Decision])
-async def job_events(id: Id, caller: Reader, desk: TheDesk) -> list[Decision]:
+async def job_events(id: Id, caller: Reader, services: TheServices) -> list[Decision]:
     """Everything that was decided about a job, oldest first."""
-    return await desk.job_events(caller, id)
+    return await services.job_events(caller, id)
 
 
 @router.get("/{id}/logs", operation_id="job_logs", response_model=LogChunk)
 async def logs(
     id: Id,
     caller: Reader,
-    desk: TheDesk,
+    services: TheServices,
     streams: TheStreams,
     attempt: Attempt = None,
     offset: Annotated[int, Query(ge=-BIG, le=BIG, description="in bytes; a negative one counts from the end")] = 0,
@@ -134,7 +134,7 @@ async def logs(
     wait: Wait = 0,
 ) -> LogChunk:
     """Part of a job's log; with `wait`, as soon as there is something at `offset`."""
-    return await streams.poll(lambda seconds: desk.log(caller, id, attempt, offset, limit, seconds), wait)
+    return await streams.poll(lambda seconds: services.log(caller, id, attempt, offset, limit, seconds), wait)
 
 
 @router.get(
@@ -143,9 +143,9 @@ async def logs(
     response_class=Response,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The bytes that the job left"}},
 )
-async def result(id: Id, caller: Reader, desk: TheDesk) -> Response:
+async def result(id: Id, caller: Reader, services: TheServices) -> Response:
     """What the job left as its result."""
-    data = await desk.result(caller, id)
+    data = await services.result(caller, id)
     if data is None:
         raise MakewayError(
             f"Job {id} has left no result (yet): only a finished %%train cell with a last value has one.",
@@ -156,9 +156,9 @@ async def result(id: Id, caller: Reader, desk: TheDesk) -> Response:
 
 
 @router.get("/{id}/error", operation_id="job_error", response_model=Failure)
-async def error(id: Id, caller: Reader, desk: TheDesk) -> dict[str, Any]:
+async def error(id: Id, caller: Reader, services: TheServices) -> dict[str, Any]:
     """The exception that ended the job."""
-    found = await desk.error(caller, id)
+    found = await services.error(caller, id)
     if found is None:
         raise MakewayError(f"Job {id} has left no exception.", code="no_error", status=404)
     return found

@@ -1,0 +1,1 @@
+"""The control loop: observe, reconcile, plan, apply, actuate."""

@@ -1,0 +1,284 @@
+"""What the machines report, written to the store: who runs, who ended, how, and who returns to the queue.
+
+Called by the loop with one observation; answers the changes and decisions to commit. Whether an attempt is
+requeued is decided by our own eviction record, never by its exit code alone (architecture.md §4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..backends.base import AttemptSeen, Phase, Seen
+from ..store.records import Change, NewDecision, Workload
+from ..wording import duration, gpus
+
+WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
+"""How the services names workloads."""
+
+SKEW = 60.0
+"""Seconds that a machine's clock may be ahead of ours."""
+
+HOLDS = ("starting", "running", "checkpointing")
+
+
+@dataclass(slots=True)
+class ChangeSet:
+    """Changes to commit together, and what to say about them."""
+
+    changes: list[Change] = field(default_factory=list)
+    decisions: list[NewDecision] = field(default_factory=list)
+
+    def add(self, change: Change, decision: NewDecision | None = None) -> None:
+        """Take one change, and the decision that explains it."""
+        self.changes.append(change)
+        if decision is not None:
+            self.decisions.append(decision)
+
+    def parts(self, most: int) -> Iterator[ChangeSet]:
+        """Divide into change_set of at most `most` changes, in their order, each with the decisions that explain them."""
+        said: dict[str | None, list[NewDecision]] = {}
+        for decision in self.decisions:
+            said.setdefault(decision.workload, []).append(decision)
+        for begin in range(0, len(self.changes), most):
+            changes = self.changes[begin : begin + most]
+            yield ChangeSet(changes, [decision for change in changes for decision in said.get(change.workload, ())])
+
+
+def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
+    """Say names where the engine says ids."""
+
+    def name(match: re.Match[str]) -> str:
+        row = rows.get(match[0])
+        return f"“{row.name}”" if row and row.name else match[0]
+
+    return WORKLOAD_ID.sub(name, sentence) if "j-" in sentence or "s-" in sentence else sentence
+
+
+def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:
+    """Write a line about one workload for the decision log."""
+    return NewDecision(verb, row.id, row.team, row.owner, code, message, numbers)
+
+
+def reconcile(rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int) -> ChangeSet:
+    """Compare the store with the machines; `lost_budget` is how often a vanished attempt is started again."""
+    change_set = ChangeSet()
+    for told in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
+        row = rows.get(told.workload)
+        if row is None or row.attempt != told.attempt or row.state not in HOLDS:
+            continue
+        attempt = _possible(told, now)
+        if attempt.phase in (Phase.EXITED, Phase.LOST):
+            _ended(change_set, row, attempt, now, lost_budget)
+        else:
+            _alive(change_set, row, attempt)
+    return change_set
+
+
+def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
+    """Take no time on trust: a job may write into its reports what it likes, and machines have their own clocks."""
+    ended, saved = seen.ended_at, seen.checkpoint_at
+    if ended is not None and not 0 <= ended <= now:
+        ended = now
+    if saved is not None and not 0 <= saved <= now + SKEW:
+        saved = None
+    if ended is seen.ended_at and saved is seen.checkpoint_at:
+        return seen
+    return replace(seen, ended_at=ended, checkpoint_at=saved)
+
+
+def _alive(change_set: ChangeSet, row: Workload, seen: AttemptSeen) -> None:
+    fields: dict[str, object] = {}
+    if row.state == "starting" and seen.phase is not Phase.STARTING:
+        fields["state"] = "running"
+    fields |= _progress(row, seen)
+    if fields:
+        change_set.add(Change(row.id, fields, expect_states=HOLDS))
+
+
+def _progress(row: Workload, seen: AttemptSeen) -> dict[str, object]:
+    if seen.checkpoint_at is None or (seen.step, seen.checkpoint_at) == (row.checkpoint_step, row.checkpoint_at):
+        return {}
+    return {"checkpoint_step": seen.step, "checkpoint_at": seen.checkpoint_at}
+
+
+def _ended(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, lost_budget: int) -> None:
+    finished = seen.exit_code == 0 and not seen.acknowledged and (row.notice is None or seen.completed)
+    if row.cancel_requested:
+        _finish(change_set, row, seen, now, "cancelled", f"{_name(row)} was cancelled by its owner.")
+    elif finished:
+        ran = duration(_ran(row, seen, now) - row.ran)
+        _finish(change_set, row, seen, now, "succeeded", f"{_name(row)} ended well after {ran}; {_freed(row)}")
+    elif row.notice is not None:
+        _made_way(change_set, row, seen, now)
+    elif seen.phase is Phase.LOST:
+        _lost(change_set, row, seen, now, lost_budget)
+    elif row.failures < row.max_failures and not seen.timed_out:
+        left = row.max_failures - row.failures - 1
+        tries = f"{left} more {'try' if left == 1 else 'tries'} left"
+        message = f"{_name(row)} failed ({_how(seen)}) and is tried again, {tries}."
+        _requeue(change_set, row, seen, now, "failed", "retry", message, {"failures": row.failures + 1})
+    else:
+        _finish(change_set, row, seen, now, "failed", f"{_name(row)} failed: {_how(seen)}; {_freed(row)}")
+
+
+def _finish(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, state: str, message: str) -> None:
+    verb = {"succeeded": "finish", "cancelled": "cancel", "failed": "fail"}[state]
+    fields: dict[str, object] = {
+        "state": state,
+        "ended_at": now,
+        "exit_code": seen.exit_code,
+        "message": seen.message,
+        "placement": (),
+        "nomination": (),
+        "notice": None,
+        "evicted_for": None,
+        "reason_code": state,
+        "reason_message": message,
+        "reason_numbers": {},
+        "not_before": None,
+        "over_quota": False,
+        "borrowed_from": (),
+        "ran": _ran(row, seen, now),
+    } | _progress(row, seen)
+    if state == "failed":
+        fields["failures"] = row.failures + 1
+    close = _close(row, seen, now, state, None)
+    change_set.add(
+        Change(row.id, fields, expect_states=HOLDS, close_attempt=close),
+        decide(row, verb, state, message, exit_code=seen.exit_code, attempt=row.attempt),
+    )
+
+
+def _made_way(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float) -> None:
+    notice = row.notice
+    assert notice is not None
+    saved = _saved(row, seen)
+    lost = _lost_work(row, seen, now)
+    if seen.killed:
+        what = f"{_name(row)} did not leave within {duration(row.grace)} and was killed"
+        what += f"; {_loss(saved, lost)}"
+    else:
+        what = f"{_name(row)} made way for {_for(row)}; {saved or f'no checkpoint, lost {duration(lost)} of work'}"
+    message = f"{what}. It waits for GPUs again and will go on from there."
+    outcome = "moved" if notice.kind == "move" else "preempted"
+    fields: dict[str, object] = {"preemptions": row.preemptions + 1}
+    _requeue(change_set, row, seen, now, outcome, "made_way", message, fields, lost)
+
+
+def _loss(saved: str, lost: float) -> str:
+    return (
+        f"{saved}, {duration(lost)} of work since then is lost"
+        if saved
+        else f"no checkpoint, lost {duration(lost)} of work"
+    )
+
+
+def _lost(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, budget: int) -> None:
+    where = ", ".join(sorted({place.node for place in row.placement})) or "its node"
+    if row.infra_failures >= budget:
+        message = f"{_name(row)} vanished from {where} {row.infra_failures + 1} times and is not tried again."
+        _finish(change_set, row, seen, now, "failed", message)
+        return
+    loss = _loss(_saved(row, seen), _lost_work(row, seen, now))
+    message = f"{_name(row)} vanished from {where} without a report and is started again; {loss}."
+    fields: dict[str, object] = {"infra_failures": row.infra_failures + 1, "failed_node": where}
+    _requeue(change_set, row, seen, now, "lost", "node_failed", message, fields, _lost_work(row, seen, now))
+
+
+def _requeue(
+    change_set: ChangeSet,
+    row: Workload,
+    seen: AttemptSeen,
+    now: float,
+    outcome: str,
+    code: str,
+    message: str,
+    fields: dict[str, object],
+    lost: float | None = None,
+) -> None:
+    """Back to the queue with the same id and the first submit time; a moved job keeps its nomination."""
+    keep_nomination = row.notice is not None and row.notice.kind == "move"
+    change: dict[str, object] = {
+        "state": "pending",
+        "placement": (),
+        "nomination": row.nomination if keep_nomination else (),
+        "notice": None,
+        "evicted_for": None,
+        "exit_code": seen.exit_code,
+        "message": seen.message,
+        "reason_code": code,
+        "reason_message": message,
+        "reason_numbers": {},
+        "over_quota": False,
+        "borrowed_from": (),
+        "ran": _ran(row, seen, now),
+    }
+    close = _close(row, seen, now, outcome, lost)
+    change_set.add(
+        Change(row.id, change | _progress(row, seen) | fields, expect_states=HOLDS, close_attempt=close),
+        decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
+    )
+
+
+def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: float | None) -> dict[str, object]:
+    return {
+        "ended_at": seen.ended_at or now,
+        "outcome": outcome,
+        "exit_code": seen.exit_code,
+        "message": seen.message,
+        "checkpoint_step": seen.step if seen.checkpoint_at else row.checkpoint_step,
+        "checkpoint_at": seen.checkpoint_at or row.checkpoint_at,
+        "lost_seconds": lost,
+        "evicted_for": row.notice.by_workload if row.notice else None,
+    }
+
+
+def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
+    """Seconds that it ran in all, now that this attempt is over."""
+    if row.started_at is None:
+        return row.ran
+    return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
+
+
+def _saved(row: Workload, seen: AttemptSeen) -> str:
+    step = seen.step if seen.step is not None else row.checkpoint_step
+    if step is not None:
+        return f"saved at step {step}"
+    return "saved a checkpoint" if seen.checkpoint_at or row.checkpoint_at or seen.acknowledged else ""
+
+
+def _lost_work(row: Workload, seen: AttemptSeen, now: float) -> float:
+    """Seconds of work since the last checkpoint or, without one, since the start; 0 where it saved on notice."""
+    ended = seen.ended_at or now
+    since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, row.started_at or ended)
+    if seen.acknowledged and seen.checkpoint_at:
+        return 0.0
+    return max(0.0, ended - since)
+
+
+def _how(seen: AttemptSeen) -> str:
+    if seen.message:
+        return seen.message.strip().splitlines()[-1][:300] if seen.message.strip() else "no output"
+    if seen.exit_code is None:
+        return "nobody knows its exit code"
+    return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
+
+
+def _for(row: Workload) -> str:
+    notice = row.notice
+    assert notice is not None
+    if notice.kind == "rehearsal":
+        return "a rehearsal"
+    who = notice.by_owner or notice.by_team
+    return f"{who} ({notice.by_team})" if notice.by_owner and notice.by_team else who or "other work"
+
+
+def _name(row: Workload) -> str:
+    return f"{row.name or row.id} of {row.owner}"
+
+
+def _freed(row: Workload) -> str:
+    milli = row.size
+    return f"{gpus(milli)} {'is' if milli == 1000 else 'are'} free again." if milli else "its place is free again."

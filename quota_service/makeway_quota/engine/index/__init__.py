@@ -1,0 +1,1 @@
+"""Indexes and caches that make the rules fast."""

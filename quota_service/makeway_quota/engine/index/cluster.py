@@ -1,0 +1,298 @@
+"""The snapshot on its feet: everything in its place, and the four moves that a plan is made of.
+
+`start`, `leave`, `nomination` and their reverse keep nodes, pools and the ledger in step. A search tries moves
+and takes them back; what stays is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..request import Need, need_of
+from ..rules.quota import Account, Ledger, Line
+from ..state import Node, Profile, Snapshot, Workload
+from .allocations import build, repack, restore_nominations
+from .nodes import Allocation, NodeState, Part, PoolState, placement_of
+
+NOBODY = 1 << 30
+"""After every priority."""
+
+
+class Cluster:
+    """All that one decision looks at and changes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.now = snapshot.now
+        self.settings = snapshot.settings
+        self.paused = frozenset(snapshot.paused)
+        self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
+        self.policies = frozenset(p.name for p in snapshot.policies)
+        self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in sorted(snapshot.pools, key=lambda p: p.name)}
+        self.ledger = Ledger(sorted(snapshot.policies, key=lambda p: p.name))
+        self.nodes: dict[str, NodeState] = {}
+        self.workloads: dict[str, Workload] = {}
+        self.allocations: dict[str, Allocation] = {}
+        self.nominations: dict[str, Allocation] = {}
+        self.nominees: dict[str, Workload] = {}
+        """Those who were promised a place when the snapshot was taken."""
+        self.staying: list[str] = []
+        """The ids of those who run, and below of those who were told to go, in order."""
+        self.terminating: list[str] = []
+        self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
+        """The profiles whose work jobs may not stop at once."""
+        self.rankings: dict[tuple[object, ...], Any] = {}
+        """What a search for victims learned that the next one may use."""
+        self.answers: dict[tuple[object, ...], Any] = {}
+        """What was found out about the finished plan, for those who wait and ask the same."""
+        self.capacities: dict[tuple[str, Need], tuple[int, int]] = {}
+        """How many workers the nodes of a pool would host, were they empty: all nodes, and those that are up."""
+        self.rooms: dict[tuple[object, ...], Any] = {}
+        """When there will be room for a need in a pool, kept from one decision to the next."""
+        self.endings: dict[Line, Any] = {}
+        """Who ends when under a limit, kept likewise."""
+        self.stoppable: dict[str, dict[str, int]] = {}
+        """Pool to policy to the lowest priority among its work there that may be stopped."""
+        self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
+        """Pool and policy to all the work there that may be stopped, by id."""
+        self.yielding: set[str] = set()
+        """The ids of those who ran so long that they count one priority lower."""
+        self.yields_at: list[tuple[float, str]] = []
+        """When others will have, the first one first (a heap)."""
+        self.promised_by: dict[str, list[Allocation]] = {}
+        self.attached: dict[tuple[str, str], bool] = {}
+        """Policy and profile to whether the one may use the other."""
+        self._priorities: dict[tuple[str, str], dict[int, int]] = {}
+        self.fresh: dict[str, Allocation] = {}
+        """Starts of this plan, or of the last one, of which the world has not been heard yet."""
+        self._told: dict[str, Allocation] = {}
+        self._needs: dict[tuple[object, ...], Need] = {}
+        self._serving: dict[str, tuple[PoolState, ...]] = {}
+        build(self, snapshot.nodes, snapshot.workloads)
+        self.begin()
+
+    # From one decision to the next
+
+    def begin(self) -> None:
+        """Begin a decision: forget what was learned in the last one, and keep what was promised."""
+        self.rankings.clear()
+        self.answers.clear()
+        self.ledger.grown.clear()
+        for pool in self.pools.values():
+            pool.begin()
+        restore_nominations(self)
+
+    def renew(self, node: Node) -> None:
+        """Take a node as it is now: up or down, cordoned, or with other strangers on it."""
+        state = self.nodes[node.name]
+        repack(self, state, node)
+        state.pool.packing = None
+        self.capacities.clear()
+        self.rooms.clear()
+
+    def take_back(self) -> None:
+        """Undo all moves of a decision, so that everything is as the snapshot showed it, and nothing promised."""
+        self.take_back_but_starts()
+        for allocation in list(self.fresh.values()):
+            self.withdraw(allocation)
+
+    def take_back_but_starts(self) -> None:
+        """Undo the others: what was started is left where it is, for the world is likely to say the same."""
+        for allocation in list(self.nominations.values()):
+            self.withdraw_nomination(allocation.workload)
+        for allocation in list(self._told.values()):
+            self.stay(allocation)
+
+    # Looking things up
+
+    def need(self, workload: Workload) -> Need:
+        """Give what a workload asks for."""
+        w = workload
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory)
+        need = self._needs.get(key)
+        if need is None:
+            need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))
+        return need
+
+    def account(self, workload: Workload) -> Account:
+        """Give the account that a workload counts on."""
+        found = self.ledger.accounts.get(workload.policy)
+        return found if found is not None else self.ledger.account(workload.policy)
+
+    def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
+        """List the pools a workload may use, first choice first."""
+        return self.serving(workload.profile)
+
+    def serving(self, profile: str) -> tuple[PoolState, ...]:
+        """List the pools that work of a profile may use, first choice first."""
+        if profile not in self._serving:
+            known = self.profiles.get(profile)
+            names = known.pools if known and known.pools else tuple(sorted(self.pools))
+            self._serving[profile] = tuple(self.pools[name] for name in names if name in self.pools)
+        return self._serving[profile]
+
+    def priority(self, workload: Workload) -> int:
+        """Give the priority that a workload has now: one lower once it ran long, so that shorter work gets its turn."""
+        return workload.priority - (workload.id in self.yielding)
+
+    def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
+        """List a team's work in a pool that may be stopped, has not been told to go, and has a lower priority."""
+        yielding = self.yielding
+        for name, allocation in self.loose.get((pool.pool.name, policy), {}).items():
+            if allocation.workload.priority - (name in yielding) < priority and not allocation.terminating:
+                yield allocation
+
+    def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
+        """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""
+        found = NOBODY
+        if self.settings.in_team_preemption:
+            for pool in pools:
+                teams = self.stoppable.get(pool.pool.name)
+                if teams and policy in teams:
+                    found = min(found, teams[policy])
+        return found
+
+    def grace(self, workload: Workload) -> float:
+        """Give how long a workload may take to save and leave."""
+        profile = self.profiles.get(workload.profile)
+        return profile.grace if profile and profile.grace is not None else self.settings.grace
+
+    def time_limit(self, workload: Workload) -> float | None:
+        """Give the longest time that one attempt may take; None where nothing limits it."""
+        profile = self.profiles.get(workload.profile)
+        return workload.time_limit if workload.time_limit is not None else profile.time_limit if profile else None
+
+    def waits_too_long(self, workload: Workload) -> bool:
+        """Say whether a workload has waited so long that GPUs are held for it."""
+        return self.now - workload.submitted_at >= self.settings.starvation_after
+
+    def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
+        """Say whether `amount` more would exceed the pool's own cap."""
+        capacity = pool.pool.capacity
+        if capacity is None:
+            return False
+        name = pool.pool.name
+        used = self.pool_future[name] if later else max(self.pool_now[name], self.pool_future[name])
+        return used + amount > capacity
+
+    # The moves
+
+    def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+        """Give GPUs to a workload, now."""
+        allocation = self._allocation(workload, need, parts)
+        allocation.fresh = True
+        self.allocations[workload.id] = self.fresh[workload.id] = allocation
+        self.record(allocation, now=allocation.amount)
+        self.count(allocation, 1)
+        for part in parts:
+            part.node.shift(part, need, -1, -1)
+            part.node.allocations[workload.id] = allocation
+        return allocation
+
+    def widen(self, allocation: Allocation, part: Part) -> None:
+        """Give one more worker to a gang that was just started."""
+        amount = part.milli * len(part.devices)
+        allocation.parts = (*allocation.parts, part)
+        allocation.amount += amount
+        self.record(allocation, now=amount)
+        self.note(allocation)
+        part.node.shift(part, allocation.need, -1, -1)
+        part.node.allocations[allocation.workload.id] = allocation
+
+    def withdraw(self, allocation: Allocation) -> None:
+        """Take `start` back."""
+        del self.allocations[allocation.workload.id], self.fresh[allocation.workload.id]
+        self.record(allocation, now=-allocation.amount)
+        self.count(allocation, -1)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 1, 1)
+            part.node.allocations.pop(allocation.workload.id, None)
+
+    def leave(self, allocation: Allocation) -> None:
+        """Tell a workload to go: what it holds is part of the future, not of now."""
+        allocation.terminating = True
+        self._told[allocation.workload.id] = allocation
+        self.record(allocation, terminating=allocation.amount)
+        self._shift(allocation, 1)
+
+    def stay(self, allocation: Allocation) -> None:
+        """Take `leave` back."""
+        allocation.terminating = False
+        del self._told[allocation.workload.id]
+        self.record(allocation, terminating=-allocation.amount)
+        self._shift(allocation, -1)
+
+    def nominate(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+        """Promise GPUs of the future to a workload."""
+        allocation = self._allocation(workload, need, parts)
+        self.nominations[workload.id] = allocation
+        old = self.allocations.get(workload.id)
+        if old is not None and old.pool is allocation.pool:
+            allocation.moving = min(old.amount, allocation.amount)
+        self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
+        for part in parts:
+            part.node.shift(part, need, 0, -1)
+        return allocation
+
+    def withdraw_nomination(self, workload: Workload) -> tuple[Part, ...]:
+        """Take a promise back, and give what had been promised."""
+        allocation = self.nominations.pop(workload.id, None)
+        if allocation is None:
+            return ()
+        self.record(allocation, nominated=-allocation.amount, moving=-allocation.moving)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 0, 1)
+        return allocation.parts
+
+    def count(self, allocation: Allocation, sign: int) -> None:
+        """Count somebody (or, with -1, no longer) among those who may be stopped and those under limits."""
+        workload, pool = allocation.workload, allocation.pool.pool.name
+        for line in self.account(workload).limiting(pool):
+            line.see(workload.id, allocation if sign > 0 else None)
+        if workload.non_preemptible or not allocation.amount:
+            return
+        key = (pool, workload.policy)
+        if sign > 0:
+            self.loose.setdefault(key, {})[workload.id] = allocation
+        else:
+            del self.loose[key][workload.id]
+        many = self._priorities.setdefault(key, {})
+        priority = self.priority(workload)
+        many[priority] = many.get(priority, 0) + sign
+        if not many[priority]:
+            del many[priority]
+        lowest = self.stoppable.setdefault(pool, {})
+        if many:
+            lowest[workload.policy] = min(many)
+        else:
+            del lowest[workload.policy]
+
+    def note(self, allocation: Allocation) -> None:
+        """Note on the limits that count somebody that its end is another than before."""
+        for line in self.account(allocation.workload).limiting(allocation.pool.pool.name):
+            line.changes += 1
+
+    def _shift(self, allocation: Allocation, later: int) -> None:
+        self.note(allocation)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 0, later)
+
+    def _allocation(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+        return Allocation(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
+
+    def record(
+        self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0, moving: int = 0
+    ) -> None:
+        """Add to the lines and to the pool what somebody holds, gives up or was promised."""
+        workload, pool = allocation.workload, allocation.pool.pool.name
+        account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
+        self.ledger.record(
+            account, pool, non_preemptible, owner, now=now, terminating=terminating, nominated=nominated, moving=moving
+        )
+        self.pool_now[pool] += now
+        self.pool_future[pool] += now - terminating + nominated
+
+
+__all__ = ["Cluster", "placement_of"]

@@ -1,0 +1,313 @@
+"""The cluster as it is now and as it will be once everybody who was told to go has gone.
+
+Every device has two numbers: `open`, what nobody holds now, and `future`, what nobody will hold once terminating
+work has left and nominations are honoured. A start needs both, a nomination only the second; so a nomination keeps others
+off GPUs that are free already, and never counts what is still in use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..placement.packing import Shape
+from ..request import Need
+from ..state import GPU, Node, Placed, Placement, Pool, Workload
+
+if TYPE_CHECKING:
+    from .pack_index import PackIndex
+
+UNLIMITED = 1 << 60
+_MOST_TOUCHED = 50_000
+"""A list of touched nodes that is longer is started_now anew."""
+
+
+class NodeState:
+    """One node while a plan is made: devices by position, CPU and memory, and who is on it."""
+
+    __slots__ = (
+        "allocations",
+        "cpu_future",
+        "cpu_open",
+        "free",
+        "future",
+        "guessed",
+        "indexed",
+        "memory_future",
+        "memory_open",
+        "node",
+        "open",
+        "placed",
+        "pool",
+        "position",
+        "size",
+        "usable",
+        "whole_free",
+        "whole_future",
+    )
+
+    def __init__(self, node: Node, pool: PoolState, position: int) -> None:
+        self.pool, self.position, self.indexed = pool, position, False
+        self.allocations: dict[str, Allocation] = {}
+        self.guessed = 0
+        self.placed: dict[str, Allocation] = {}
+        """Those of the snapshot that were placed here, also where no device is left for them."""
+        self.empty(node)
+
+    def empty(self, node: Node) -> None:
+        """Take everybody off, and be the node as it is shown now; only while it is `inadmissible`."""
+        self.node = node
+        self.usable = node.ready and not node.cordoned
+        self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
+        self.size = max(0, sum(self.open) - node.foreign_gpus)
+        self.cpu_open = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
+        self.memory_open = node.memory - node.foreign_memory if node.memory else UNLIMITED
+        self.cpu_future, self.memory_future = self.cpu_open, self.memory_open
+        self.future = list(self.open)
+        self.free = list(self.open)
+        self.whole_free = self.whole_future = self.open.count(GPU)
+        self.allocations.clear()
+
+    @contextmanager
+    def inadmissible(self) -> Iterator[None]:
+        """Leave the pool's index and sums while the node is arranged anew."""
+        self.pool.drop(self)
+        self.indexed = False
+        try:
+            yield
+        finally:
+            self.indexed = True
+            self.pool.add(self)
+
+    @property
+    def crowded(self) -> bool:
+        """Say whether who has which device depends on everybody on the node: some are only known to be there."""
+        return bool(self.guessed or self.node.foreign_gpus)
+
+    def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
+        """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
+
+        What is taken `for_a_while` is given back before anybody asks when there will be room.
+        """
+        milli, opened, future, free = part.milli, self.open, self.future, self.free
+        self.pool.touch(self)
+        if not for_a_while:
+            self.pool.moved.append(self.position)
+        whole_free, whole_future = self.whole_free, self.whole_future
+        freed = 0
+        for at in part.devices:
+            if later:
+                whole_future -= future[at] == GPU
+                future[at] += later * milli
+                whole_future += future[at] == GPU
+            opened[at] += now * milli
+            free_now = opened[at] if opened[at] < future[at] else future[at]
+            whole_free += (free_now == GPU) - (free[at] == GPU)
+            freed += free_now - free[at]
+            free[at] = free_now
+        self.cpu_open += now * need.cpu
+        self.cpu_future += later * need.cpu
+        self.memory_open += now * need.memory
+        self.memory_future += later * need.memory
+        if self.usable and self.indexed:
+            self.pool.free += freed
+            self.pool.future += later * milli * len(part.devices)
+            if whole_free != self.whole_free or whole_future != self.whole_future:
+                self.pool.reindex(self, whole_free, whole_future)
+        self.whole_free, self.whole_future = whole_free, whole_future
+
+    def suits(self, need: Need) -> bool:
+        """Say whether work of this need may run here at all."""
+        return self.usable and (not need.models or self.node.model in need.models)
+
+    def workers(self, need: Need, later: bool) -> int:
+        """Count how many workers of this need the node could host, now or later."""
+        if later:
+            return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future)
+        cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
+        return hosts(need, self.free, self.whole_free, cpu, memory)
+
+
+def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int) -> int:
+    """Count the workers that fit on devices with so much left each (`whole` of them untouched)."""
+    if need.gpus >= GPU:
+        count = whole // need.whole
+    elif need.gpus:
+        count = sum(left // need.gpus for left in devices if left > 0)
+    else:
+        count = UNLIMITED
+    if need.cpu and count * need.cpu > cpu:
+        count = cpu // need.cpu
+    if need.memory and count * need.memory > memory:
+        count = memory // need.memory
+    return count if count > 0 else 0
+
+
+class Part(NamedTuple):
+    """One worker on one node, by device positions."""
+
+    worker: int
+    node: NodeState
+    devices: tuple[int, ...]
+    milli: int
+
+
+@dataclass(slots=True)
+class Allocation:
+    """A workload that holds GPUs: what, where and since when. `terminating`: it has been told to go."""
+
+    workload: Workload
+    need: Need
+    pool: PoolState
+    parts: tuple[Part, ...]
+    amount: int
+    terminating: bool = False
+    fresh: bool = False
+    """Started by this very plan: it is not evicted but its start withdrawn, and it is not moved."""
+    moving: int = 0
+    """Of a nomination: how much of it the workload holds elsewhere until it moves, and so counts once."""
+
+    @property
+    def vague(self) -> bool:
+        """Say whether some of its devices are not known."""
+        return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
+
+
+class PoolState:
+    """One pool while a plan is made: its nodes, indexed by how many untouched devices they have."""
+
+    __slots__ = (
+        "by_free",
+        "by_future",
+        "first",
+        "free",
+        "future",
+        "mix",
+        "mixed",
+        "moved",
+        "nodes",
+        "packing",
+        "pool",
+        "rank",
+        "rounds",
+        "total",
+        "touched",
+    )
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.nodes: list[NodeState] = []
+        self.rank = {name: at for at, name in reversed(list(enumerate(pool.profiles)))}
+        self.by_free: list[list[int]] = []
+        self.by_future: list[list[int]] = []
+        self.free = self.future = self.total = 0
+        self.first: dict[int, list[int]] = {}
+        """What was free on the nodes that were touched in this decision, before it began."""
+        self.touched: list[int] = []
+        self.moved: list[int] = []
+        """The same nodes, but for what is only taken off them for a while."""
+        self.rounds = 0
+        """How many times these lists were started_now anew."""
+        self.mix: dict[Shape, int] = {}
+        """How much work of each shape it serves; the packing keeps the nodes useful for this mix."""
+        self.mixed = 0
+        """How many times the mix has changed."""
+        self.packing: PackIndex | None = None
+
+    def index(self) -> None:
+        """Build the index once all that runs has been put on the nodes."""
+        size = max((len(n.open) for n in self.nodes), default=0) + 1
+        self.by_free = [[] for _ in range(size)]
+        self.by_future = [[] for _ in range(size)]
+        for node in self.nodes:
+            node.indexed = True
+            self.add(node)
+        self.touched.clear()
+        self.moved.clear()
+
+    def begin(self) -> None:
+        """Begin a decision: what is free now is what was free at first."""
+        self.first.clear()
+        if len(self.touched) > _MOST_TOUCHED:
+            if self.packing is not None:
+                self.packing.catch_up()
+                self.packing.seen = 0
+            self.touched.clear()
+            self.moved.clear()
+            self.rounds += 1
+
+    def touch(self, node: NodeState) -> None:
+        """Note that something is about to change on a node."""
+        if node.position not in self.first:
+            self.first[node.position] = list(node.free)
+        self.touched.append(node.position)
+
+    def drop(self, node: NodeState) -> None:
+        """Take a node off the sums and the index."""
+        self.touch(node)
+        self.moved.append(node.position)
+        if node.usable:
+            self.free -= sum(node.free)
+            self.future -= sum(node.future)
+            self.total -= node.size
+            for buckets, at in ((self.by_free, node.whole_free), (self.by_future, node.whole_future)):
+                del buckets[at][bisect_left(buckets[at], node.position)]
+
+    def add(self, node: NodeState) -> None:
+        """Put a node on the sums and into the index."""
+        if node.usable:
+            self.free += sum(node.free)
+            self.future += sum(node.future)
+            self.total += node.size
+            insort(self.by_free[node.whole_free], node.position)
+            insort(self.by_future[node.whole_future], node.position)
+
+    def reindex(self, node: NodeState, whole_free: int, whole_future: int) -> None:
+        """Move a node between the buckets of the index."""
+        if node.whole_free != whole_free:
+            _move(self.by_free, node.position, node.whole_free, whole_free)
+        if node.whole_future != whole_future:
+            _move(self.by_future, node.position, node.whole_future, whole_future)
+
+
+def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
+    bucket = buckets[old]
+    del bucket[bisect_left(bucket, position)]
+    insort(buckets[new], position)
+
+
+def devices_of(node: Node) -> Sequence[int]:
+    """Name the device indices of a node."""
+    return node.devices or range(node.gpus)
+
+
+def placement_of(parts: Iterable[Part]) -> Placement:
+    """Write parts as the placement that a plan carries."""
+    return tuple(
+        Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli)
+        for p in parts
+    )
+
+
+def pick(need: Need, left: list[int], avoid: Sequence[int] | None = None) -> tuple[tuple[int, ...], int]:
+    """Choose devices for one worker from what is `left` on a node, and take them off it.
+
+    A share goes to the device that it fills best. Whole devices: lowest position first, those with less in
+    `avoid` (what is free already) before others, so that a nomination waits for terminating GPUs, not on idle ones.
+    """
+    if not need.gpus:
+        return (), GPU
+    if need.gpus < GPU:
+        best = min((at for at, free in enumerate(left) if free >= need.gpus), key=lambda at: (left[at], at))
+        left[best] -= need.gpus
+        return (best,), need.gpus
+    able = [at for at, free in enumerate(left) if free == GPU]
+    if avoid is not None:
+        able.sort(key=lambda at: (avoid[at], at))
+    chosen = tuple(sorted(able[: need.whole]))
+    for at in chosen:
+        left[at] = 0
+    return chosen, GPU

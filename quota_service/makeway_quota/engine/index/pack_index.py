@@ -1,0 +1,68 @@
+"""A pool's nodes, as the packing keeps them in view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from math import log
+
+from ..placement.packing import Packing, Room, Shape
+from ..request import Need
+from ..state import GPU
+from .nodes import UNLIMITED, NodeState, PoolState, devices_of
+
+_STEP = 1.125
+
+
+class PackIndex:
+    """A pool's nodes as the packing sees them, caught up with whenever it is asked."""
+
+    def __init__(self, pool: PoolState) -> None:
+        self.pool = pool
+        self.mix = _rounded(pool.mix)
+        self.packing = Packing([emptied(node) for node in pool.nodes], self.mix)
+        for node in pool.nodes:
+            self.packing.see(node.position, _left(node))
+        self.seen = len(pool.touched)
+        self.mixed = pool.mixed
+
+    def best(self, need: Need) -> tuple[NodeState, int] | None:
+        """Give the node for one worker that starts now, and the device for a share of one."""
+        self.catch_up()
+        found = self.packing.best(need.shape)
+        return None if found is None else (self.pool.nodes[found[0]], found[1])
+
+    def catch_up(self) -> None:
+        """See the nodes that were touched since the last time."""
+        for position in set(self.pool.touched[self.seen :]):
+            self.packing.see(position, _left(self.pool.nodes[position]))
+        self.seen = len(self.pool.touched)
+        if self.mixed != self.pool.mixed:
+            self.mixed = self.pool.mixed
+            mix = _rounded(self.pool.mix)
+            if mix != self.mix:
+                self.mix = mix
+                self.packing.learn(mix)
+
+
+def _rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
+    """Round the counts of a mix to steps of an eighth, so that one more of many changes no price."""
+    return {shape: _step(count) for shape, count in mix.items() if count > 0}
+
+
+@lru_cache(maxsize=10_000)
+def _step(count: int) -> int:
+    return round(_STEP ** round(log(count, _STEP)))
+
+
+def emptied(node: NodeState) -> Room:
+    """Give what is left on a node once all are gone that we know; nothing is taken on one that is down."""
+    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
+    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
+    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
+    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
+
+
+def _left(node: NodeState) -> Room:
+    cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
+    return Room(node.free, cpu if node.usable else -1, memory, node.node.model)

@@ -1,0 +1,282 @@
+"""Everybody who waits, in queues of those who are alike; kept from one decision to the next."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ..phrases import this
+from ..plan import Waiting
+from ..request import Need
+from ..rules.quota import Account
+from ..state import Profile, Workload
+from .cluster import Cluster
+from .nodes import PoolState
+
+Line = list[Workload] | deque[Workload]
+_MOST_EMPTY = 1_000
+"""So many queues are kept in which nobody waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """Pending workloads that are alike for every rule but their owner and their age.
+
+    What one of them is denied, all of them are: so a queue is asked once, not once per workload.
+    """
+
+    account: Account
+    profile: Profile
+    need: Need
+    non_preemptible: bool
+    kind: str
+    priority: int
+    patient: bool
+    promised: bool
+    pools: tuple[PoolState, ...]
+    lines: dict[str, Line] = field(default_factory=dict)
+    """Owner to that owner's workloads, oldest first."""
+    session: bool = False
+    """Whether these are sessions that are never stopped for anybody."""
+    number: int = 0
+    """Its own number, from one decision to the next; never 0."""
+    total: int = 0
+    """The milli-GPUs that one of them must have to start."""
+    borrows: bool = True
+    """Whether it may run over quota."""
+    equivalent: int = 0
+    """The same number for all queues with the same account, pools and firmness."""
+    wish: int = 0
+    """The same number for all queues with the same need and pools."""
+    alike: int = 0
+    """The same number for all queues that wait for the same reasons."""
+    ranks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """Pool to the part of the order that comes from ranks."""
+    keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
+    """Pool to the part of the order that everybody in it shares: in quota, and over quota."""
+    _whole: dict[str, Line] = field(default_factory=dict)
+    _members: tuple[Workload, ...] | None = None
+
+    def heads(self) -> Iterator[Workload]:
+        """List each owner's first workload."""
+        return (line[0] for line in self.lines.values() if line)
+
+    def pop(self, workload: Workload) -> None:
+        """Take the first workload of an owner out, for this decision."""
+        line = self._thinned(workload.owner)
+        assert isinstance(line, deque)
+        line.popleft()
+
+    def put_back(self, workload: Workload) -> None:
+        """Let somebody wait again whose start was withdrawn."""
+        line = self._thinned(workload.owner)
+        self.lines[workload.owner] = deque(sorted([*line, workload], key=_age))
+
+    def _thinned(self, owner: str) -> Line:
+        if owner not in self._whole:
+            self._whole[owner] = self.lines[owner]
+            self.lines[owner] = deque(self.lines[owner])
+        return self.lines[owner]
+
+    def take_back(self) -> None:
+        """Let everybody wait again who was taken out."""
+        if self._whole:
+            self.lines.update(self._whole)
+            self._whole.clear()
+
+    def members(self) -> tuple[Workload, ...]:
+        """List everybody who is still waiting."""
+        if self._whole:
+            return tuple(workload for line in self.lines.values() for workload in line)
+        if self._members is None:
+            self._members = tuple(workload for line in self.lines.values() for workload in line)
+        return self._members
+
+    def join(self, workload: Workload) -> None:
+        """Take somebody in, between two decisions."""
+        line = self.lines.setdefault(workload.owner, [])
+        assert isinstance(line, list)
+        if not line or _age(line[-1]) < _age(workload):
+            line.append(workload)
+        else:
+            insort(line, workload, key=_age)
+        self._members = None
+
+    def part(self, workload: Workload) -> None:
+        """Let somebody out, between two decisions."""
+        line = self.lines[workload.owner]
+        del line[bisect_left(line, _age(workload), key=_age)]
+        if not line:
+            del self.lines[workload.owner]
+        self._members = None
+
+
+def _age(workload: Workload) -> tuple[float, str]:
+    return workload.submitted_at, workload.id
+
+
+class PendingQueues:
+    """The queues of one cluster. Workloads come and go between decisions; `open` gives the queues of the next one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.inadmissible: dict[str, Waiting] = {}
+        """Those who may not start at all, and why."""
+        self._queues: dict[Hashable, Queue] = {}
+        self._empty: dict[Hashable, Queue] = {}
+        """Queues in which nobody waits any more, to be used again."""
+        self._of: dict[str, tuple[Hashable, Queue, Workload]] = {}
+        self._ages: list[tuple[float, str]] = []
+        self._patience: list[tuple[float, str]] = []
+        self._numbers: dict[Hashable, int] = {}
+        self._made_so_far = 0
+        self._began = cluster.now
+        self._by_time = False
+        self._fill()
+
+    def _fill(self) -> None:
+        """Enter everybody who waits; in the end, by time limit too if somebody waits too long."""
+        waiting = [w for w in self.cluster.workloads.values() if w.state == "pending"]
+        self.inadmissible, self._queues, self._of, self._patience, self._empty = {}, {}, {}, [], {}
+        open_to = []
+        for workload in waiting:
+            why = closed_or_paused(self.cluster, workload)
+            if why is not None:
+                self.inadmissible[workload.id] = why
+            else:
+                open_to.append(workload)
+        self._ages = sorted(map(_age, open_to))
+        self._by_time = self.anybody_starves()
+        for workload in sorted(open_to, key=_age):
+            self._enter(workload)
+
+    def anybody_starves(self) -> bool:
+        """Say whether the oldest has waited so long that GPUs are held for it."""
+        return bool(self._ages) and self.cluster.waits_too_long(self.cluster.workloads[self._ages[0][1]])
+
+    def change(self, ids: Iterable[str]) -> None:
+        """Look again at workloads that came, went or changed, or whose promise did."""
+        for name in ids:
+            self._leave(name)
+            workload = self.cluster.workloads.get(name)
+            if workload is None or workload.state != "pending":
+                continue
+            why = closed_or_paused(self.cluster, workload)
+            if why is not None:
+                self.inadmissible[name] = why
+            else:
+                insort(self._ages, _age(workload))
+                self._enter(workload)
+
+    def open(self) -> list[Queue]:
+        """Give the queues as they are now; time alone may have moved somebody into another."""
+        now = self.cluster.now
+        if now < self._began or self._by_time != self.anybody_starves():
+            self._fill()
+        self._began = now
+        while self._patience and self._patience[0][0] <= now:
+            _, name = heapq.heappop(self._patience)
+            if name in self._of:
+                _, queue, workload = self._of[name]
+                if queue.patient and not self._patient(workload):
+                    self._out(name)
+                    self._enter(workload)
+        for name in self.cluster.nominees:
+            if name in self._of and self._of[name][1].promised != self._promised(name):
+                workload = self._of[name][2]
+                self._out(name)
+                self._enter(workload)
+        return list(self._queues.values())
+
+    def close(self) -> None:
+        """End a decision: everybody waits again who was taken out."""
+        for queue in self._queues.values():
+            queue.take_back()
+
+    def _promised(self, name: str) -> bool:
+        """Say whether somebody leaves for it, or a place is kept for it."""
+        return name in self.cluster.promised_by or name in self.cluster.nominations
+
+    def _patient(self, workload: Workload) -> bool:
+        profile = self.cluster.profiles[workload.profile]
+        return self.cluster.now - workload.submitted_at < profile.reclaim_after
+
+    def _enter(self, workload: Workload) -> None:
+        cluster, w = self.cluster, workload
+        need, patient = cluster.need(w), self._patient(w)
+        if patient:
+            until = w.submitted_at + cluster.profiles[w.profile].reclaim_after
+            heapq.heappush(self._patience, (until, w.id))
+        own = w.id if self._promised(w.id) else ""
+        limit = cluster.time_limit(w) if self._by_time else None
+        priority = cluster.priority(w)
+        key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._empty.pop(key, None) or self._made(w, need, patient, bool(own))
+            self._made_so_far += 1
+            queue.number = self._made_so_far
+            self._queues[key] = queue
+        queue.join(w)
+        self._of[w.id] = key, queue, w
+
+    def _made(self, w: Workload, need: Need, patient: bool, promised: bool) -> Queue:
+        pools = self.cluster.pools_of(w)
+        names = tuple(pool.pool.name for pool in pools)
+        profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
+        queue = Queue(
+            self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, promised, pools
+        )
+        queue.session = w.non_preemptible and w.kind == "session"
+        queue.total = need.total
+        queue.borrows = not w.non_preemptible and queue.account.policy.weight != "None"
+        queue.equivalent = self._number((w.policy, names, w.non_preemptible))
+        queue.wish = self._number((need, names))
+        queue.alike = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
+        return queue
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _leave(self, name: str) -> None:
+        self.inadmissible.pop(name, None)
+        if name in self._of:
+            workload = self._of[name][2]
+            self._out(name)
+            del self._ages[bisect_left(self._ages, _age(workload))]
+
+    def _out(self, name: str) -> None:
+        key, queue, workload = self._of.pop(name)
+        queue.part(workload)
+        if not queue.lines:
+            del self._queues[key]
+            if not queue.promised and len(self._empty) < _MOST_EMPTY:
+                self._empty[key] = queue
+
+
+def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
+    """Say why a workload may not start at all: its queue takes nothing at the moment; None if it does."""
+    queue = f"{workload.policy}/{workload.profile}"
+    if not _open(cluster, workload.policy, workload.profile):
+        message = f"The queue {queue} is closed; move {this(workload)} to another queue or cancel it."
+        return Waiting(workload.id, "queue_closed", "queue", message, {"queue": queue})
+    if workload.paused or queue in cluster.paused:
+        what = this(workload) if workload.paused else f"the queue {queue}"
+        message = f"Paused: {what} starts nothing until it is resumed."
+        return Waiting(workload.id, "paused", "queue", message, {"queue": queue})
+    if not cluster.pools_of(workload):
+        message = f"Profile {workload.profile} names no pool that exists."
+        return Waiting(workload.id, "too_large", "place", message, {"profile": workload.profile})
+    return None
+
+
+def _open(cluster: Cluster, policy: str, profile: str) -> bool:
+    """Say whether a profile is attached to a policy, and both still exist."""
+    asked = (policy, profile)
+    if asked not in cluster.attached:
+        known = policy in cluster.policies and profile in cluster.profiles
+        cluster.attached[asked] = known and any(policy in names for names in cluster.profiles[profile].policies)
+    return cluster.attached[asked]

@@ -1,0 +1,76 @@
+"""For whom there is neither room over quota nor anybody to ask: found out once for all who are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..placement.fit import enough
+from ..plan_builder import PlanBuilder
+from .cluster import Cluster
+from .nodes import PoolState
+from .queues import Queue
+
+
+class Unschedulable:
+    """Says which queues find no room, and nobody whom they could ask; for as long as the same is held."""
+
+    def __init__(self, cluster: Cluster, builder: PlanBuilder) -> None:
+        self.cluster, self.builder, self.seen = cluster, builder, builder.decisions
+        self.kept = {hold.queue.number for hold in builder.holds.values()}
+        """The numbers of the queues for which something is held."""
+        self.room: dict[int, bool] = {}
+        self.asking: dict[tuple[int, int, int], bool] = {}
+
+    def __call__(self, queue: Queue) -> bool:
+        """Say whether nothing can be done for anybody in a queue, as things are."""
+        builder = self.builder
+        if self.seen != builder.decisions:
+            self.room, self.asking = {}, {}
+            self.seen = builder.decisions
+        room = self.room.get(queue.wish)
+        if room is None:
+            room = self.room[queue.wish] = self._room(queue)
+        if room or queue.promised or queue.number in self.kept:
+            return False
+        return queue.patient or not self._may_ask(queue)
+
+    def _room(self, queue: Queue) -> bool:
+        if not queue.total or self.cluster.settings.fair_share == "reclaim":
+            return True
+        return any(self._looks_past(pool) or enough(pool, queue.need) for pool in queue.pools)
+
+    def _looks_past(self, pool: PoolState) -> bool:
+        """Say whether somebody may use what is held in a pool: who ends before it is needed."""
+        hold = self.builder.holds.get(pool.pool.name)
+        return hold is not None and not (hold.there and hold.until is None)
+
+    def _open(self, queue: Queue) -> Sequence[PoolState]:
+        """List the pools where it may ask: where GPUs are held, only the one may that they are held for."""
+        holds = self.builder.holds
+        return [pool for pool in queue.pools if pool.pool.name not in holds] if holds else queue.pools
+
+    def _may_ask(self, queue: Queue) -> bool:
+        """Say whether its team runs something for it to stop, and that would be enough."""
+        pools = self._open(queue)
+        if not pools or self.cluster.lowest(queue.account.policy.name, pools) >= queue.priority:
+            return False
+        asked = (queue.equivalent, queue.wish, queue.priority)
+        if asked not in self.asking:
+            self.asking[asked] = any(self._enough(queue, pool) for pool in pools)
+        return self.asking[asked]
+
+    def _enough(self, queue: Queue, pool: PoolState) -> bool:
+        """Say whether there could be room in a pool once all of its team is gone that counts less (whole GPUs only)."""
+        whole = queue.need.whole
+        if not whole:
+            return True
+        gone: dict[int, int] = {}
+        for allocation in self.cluster.less_than(pool, queue.account.policy.name, queue.priority):
+            for part in allocation.parts:
+                at = part.node.position
+                gone[at] = gone.get(at, 0) + len(part.devices)
+        workers = sum(len(bucket) * (size // whole) for size, bucket in enumerate(pool.by_future))
+        for at, devices in gone.items():
+            free = pool.nodes[at].whole_future
+            workers += (free + devices) // whole - free // whole
+        return workers >= queue.need.least

@@ -1,0 +1,1 @@
+"""Where the workers of a workload fit, and which place is best."""

@@ -1,0 +1,141 @@
+"""Where: the nodes and devices that a workload gets, or why there are none."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+from ..index.cluster import Cluster
+from ..index.nodes import NodeState, Part, PoolState, pick
+from ..index.pack_index import PackIndex
+from ..request import Need
+from ..rules.quota import Account, Line
+from ..state import GPU
+
+
+def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
+    """Find a placement in a pool for the least number of workers, now or `later`; empty if there is none.
+
+    `pack` takes what keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread`
+    the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
+    """
+    if need.least == 1:
+        if not enough(pool, need, later):
+            return ()
+        if not later and pool.pool.strategy == "pack" and pool.mix:
+            return _packed(pool, need)
+        node = _one(pool, need, later)
+        return _seats(node, need, 0, 1, later) if node else ()
+    return _gang(pool, need, later)
+
+
+def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
+    """Say whether there could be room, going by the GPUs alone: if not, there is none."""
+    if not need.whole:
+        return (pool.future if later else pool.free) >= need.total
+    buckets, whole = pool.by_future if later else pool.by_free, need.whole
+    if need.least == 1:
+        return any(buckets[whole:])
+    return sum([len(bucket) * (size // whole) for size, bucket in enumerate(buckets) if bucket]) >= need.least
+
+
+def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
+    """Find the place that keeps the most useful free GPUs for the mix of work; in a full pool there is but one."""
+    able = list(islice(chain.from_iterable(pool.by_free[need.whole :]), 2)) if need.whole else []
+    if len(able) == 1:
+        only = pool.nodes[able[0]]
+        return _seats(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
+    if pool.packing is None:
+        pool.packing = PackIndex(pool)
+    found = pool.packing.best(need)
+    if found is None:
+        return ()
+    node, device = found
+    if 0 < need.gpus < GPU:
+        return (Part(0, node, (device,), need.gpus),)
+    return _seats(node, need, 0, 1, False)
+
+
+def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
+    if 0 < need.gpus < GPU:
+        return _shared(pool, need, later)
+    buckets = pool.by_future if later else pool.by_free
+    sizes = range(need.whole, len(buckets))
+    for size in sizes if pool.pool.strategy == "pack" else reversed(sizes):
+        for position in buckets[size]:
+            node = pool.nodes[position]
+            if node.suits(need) and node.workers(need, later):
+                return node
+    return None
+
+
+def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
+    """Find the device that a share of one fills best; untouched devices come last, on the fullest node."""
+    best: tuple[int, int, int] | None = None
+    for node in pool.nodes:
+        if not node.suits(need) or not node.workers(need, later):
+            continue
+        left = min(f for f in (node.future if later else node.free) if f >= need.gpus)
+        whole = node.whole_future if later else node.whole_free
+        key = (left, whole if pool.pool.strategy == "pack" else -whole, node.position)
+        if best is None or key < best:
+            best = key
+    return pool.nodes[best[2]] if best else None
+
+
+def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
+    if not enough(pool, need, later):
+        return ()
+    buckets = pool.by_future if later else pool.by_free
+    nodes = (pool.nodes[at] for bucket in buckets[need.whole :] for at in bucket)
+    able = [(node.workers(need, later), node) for node in nodes if node.suits(need)]
+    able = [(count, node) for count, node in able if count]
+    able.sort(key=lambda each: (-each[0], each[1].whole_free, each[1].position))
+    parts: list[Part] = []
+    while able and len(parts) < need.least:
+        missing = need.least - len(parts)
+        at = 0
+        if able[0][0] >= missing:
+            at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
+        count, node = able.pop(at)
+        parts += _seats(node, need, len(parts), min(count, missing), later)
+    return tuple(parts) if len(parts) == need.least else ()
+
+
+def _seats(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
+    left = list(node.future if later else node.free)
+    avoid = node.free if later else None
+    parts = []
+    for worker in range(first, first + count):
+        devices, milli = pick(need, left, avoid)
+        parts.append(Part(worker, node, devices, milli))
+    return tuple(parts)
+
+
+def kept_back(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> Line | None:
+    """Find the static quota of another team whose idle GPUs `amount` more would use up."""
+    kept = cluster.ledger.kept_for(account, pool.pool.name, later)
+    for line, names in kept:
+        free = sum(_available(cluster, p, later) for n, p in cluster.pools.items() if not names or n in names)
+        wanted = sum(ln.held(later) for ln, others in kept if not names or (others and set(others) <= set(names)))
+        if free - amount < wanted:
+            return line
+    return None
+
+
+def _available(cluster: Cluster, pool: PoolState, later: bool) -> int:
+    free = pool.future if later else pool.free
+    if pool.pool.capacity is not None:
+        name = pool.pool.name
+        used = cluster.pool_future[name] if later else max(cluster.pool_now[name], cluster.pool_future[name])
+        free = min(free, max(0, pool.pool.capacity - used))
+    return free
+
+
+def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool = False) -> bool:
+    """Say whether limits, the pool's cap and other teams' static quotas let `amount` more in."""
+    return not amount or (
+        not cluster.over_capacity(pool, amount, later)
+        and cluster.ledger.over_limit(account, pool.pool.name, amount, later) is None
+        and (later or kept_back(cluster, account, pool, amount, False) is None)
+        and kept_back(cluster, account, pool, amount, True) is None
+    )

@@ -1,0 +1,287 @@
+"""Which node keeps the most useful free GPUs for the mix of work that a pool serves.
+
+Every placement takes some of what others could have used. A node is useful to a shape of work as far as its free
+devices, CPU and memory could carry more of that shape; a placement costs what it takes off that, summed over the
+mix. This is the fragmentation gradient of FGD (USENIX ATC'23) with two things added: CPU and memory that run out
+before the GPUs do count as lost GPUs, and what is lost to a shape weighs the more, the fewer GPUs of the pool
+could ever serve it (so work that may run anywhere keeps off rare models). Ties: fewest free GPUs left on the node,
+then the first node. Arrays hold one row a node; only rows that changed are scored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..state import GPU
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_TIE = 1e-9
+"""Losses of usefulness closer than this, as a part of the whole pool's, are the same."""
+_SMALLER = 0.05
+"""How much more the smaller of two shapes counts: 1 would be as much more as it is smaller, 0 the same."""
+_PLENTY = 1e15
+"""Milli-GPUs per unit of CPU or memory, for shapes that need none of it."""
+_MOST_CHANGES = 100_000
+"""A list of changed rows that is longer is started_now anew."""
+_MOST_ASKS = 512
+"""So many kinds of requests are remembered; then the memory starts anew."""
+_FEW = 8
+"""Up to so many nodes are priced one by one, by looking up what nodes in the same state came to."""
+_MOST_PRICES = 5_000
+"""So many states are remembered for each kind of request; then the memory starts anew."""
+
+State = tuple[int, ...]
+"""A node as far as prices go: its model, and what is left of CPU, of memory and of each device."""
+
+
+class Shape(NamedTuple):
+    """What one worker asks of one node: milli-GPUs, milli-cores, MiB, and which GPU models would do (none: all)."""
+
+    gpus: int
+    cpu: int = 0
+    memory: int = 0
+    models: tuple[str, ...] = ()
+
+
+class Room(NamedTuple):
+    """A node as the packing sees it: what is left of each device, of CPU and of memory. CPU < 0: take nothing here."""
+
+    left: Sequence[int]
+    cpu: int
+    memory: int
+    model: str = ""
+
+
+class Packing:
+    """The nodes of one pool as arrays, and for each kind of request what it would cost on each node."""
+
+    def __init__(self, rooms: Sequence[Room], mix: Mapping[Shape, int]) -> None:
+        """Take the nodes *empty*: what they could serve then sets the prices. `mix` counts work by shape."""
+        width = max((len(room.left) for room in rooms), default=0)
+        self.models = sorted({room.model for room in rooms})
+        self.model: Ints = np.array([self.models.index(room.model) for room in rooms], dtype=np.int64)
+        self.free: Ints = np.zeros((len(rooms), max(width, 1)), dtype=np.int64)
+        self.cpu: Floats = np.zeros(len(rooms))
+        self.memory: Floats = np.zeros(len(rooms))
+        self.states: list[State] = [(int(model), 0, 0) for model in self.model]
+        self.changed: list[int] = []
+        self.turn: Ints = np.arange(len(rooms))
+        self._asks: dict[Shape, _Ask] = {}
+        self.shapes: list[Shape] | None = None
+        for position, room in enumerate(rooms):
+            self.see(position, room)
+        self.empty = self.free.copy(), self.cpu.copy(), self.memory.copy()
+        self.learn(mix)
+        self.changed.clear()
+
+    def see(self, position: int, room: Room) -> None:
+        """Take a node as it is now; nothing happens if it is as it was."""
+        left, cpu, memory, was = room.left, room.cpu, room.memory, self.states[position]
+        state = (was[0], cpu, memory, *left)
+        if state == was:
+            return
+        self.states[position] = state
+        self.free[position, : len(left)] = left
+        self.cpu[position], self.memory[position] = cpu, memory
+        self.changed.append(position)
+
+    def best(self, ask: Shape) -> tuple[int, int] | None:
+        """Give the node that a worker should go to, and the device for a share of one; None if it fits nowhere."""
+        known = self._asks.get(ask)
+        if known is None:
+            if len(self._asks) >= _MOST_ASKS:
+                self._asks.clear()
+            known = self._asks[ask] = _Ask(len(self.free))
+            news = set(range(len(self.free)))
+        else:
+            news = set(self.changed[known.seen :])
+        if len(news) <= _FEW:
+            self._look_up(ask, known, news)
+        else:
+            stale = np.array(sorted(news))
+            known.loss[stale], known.rest[stale], known.device[stale] = self._cost(ask, stale)
+        known.seen = len(self.changed)
+        if known.seen > _MOST_CHANGES:
+            self._forget()
+        position = known.cheapest(self.turn)
+        return None if position is None else (position, int(known.device[position]))
+
+    def _look_up(self, ask: Shape, known: _Ask, stale: Iterable[int]) -> None:
+        """Price a few nodes: most have been in the state that they are in before, or others like them."""
+        if len(known.prices) > _MOST_PRICES:
+            known.prices.clear()
+        for at in stale:
+            state = self.states[at]
+            price = known.prices.get(state)
+            if price is None:
+                loss, rest, device = self._cost(ask, np.array([at]))
+                price = known.prices[state] = float(loss[0]), int(rest[0]), int(device[0])
+            known.loss[at], known.rest[at], known.device[at] = price
+
+    def _forget(self) -> None:
+        """Keep the list of changes short: who has not asked for long starts anew."""
+        self._asks = {ask: known for ask, known in self._asks.items() if known.seen == len(self.changed)}
+        for known in self._asks.values():
+            known.seen = 0
+        self.changed.clear()
+
+    def prefer(self, order: Sequence[int]) -> None:
+        """Let ties go to the node that comes first in this order (by default: in the order of the nodes)."""
+        self.turn = np.array(order, dtype=np.int64)
+
+    # What the mix needs, and at which price
+
+    def learn(self, mix: Mapping[Shape, int]) -> None:
+        """Read the mix; the price of a shape is its part of the mix over all that could ever serve it.
+
+        Smaller shapes count a little more than there are of them (found by trying, on the public openb trace).
+        """
+        shapes = sorted((shape, count) for shape, count in mix.items() if shape.gpus > 0 and count > 0)
+        if [shape for shape, _ in shapes] != self.shapes:
+            self._shape([shape for shape, _ in shapes])
+        counts = np.array([count * (shape.gpus / GPU) ** -_SMALLER for shape, count in shapes], dtype=np.float64)
+        part = counts / counts.sum() if len(shapes) else counts
+        self.price: Floats = np.where(self.every > 0, part / np.where(self.every > 0, self.every, 1.0), 0.0)
+        self._asks.clear()
+
+    def _shape(self, shapes: list[Shape]) -> None:
+        """Lay out what the shapes need, and how much of the empty pool could serve each."""
+        self.shapes = shapes
+        gpus = np.array([shape.gpus for shape in shapes], dtype=np.int64)
+        self.least: Ints = np.minimum(gpus, GPU)
+        self.full: Ints = GPU // self.least * self.least
+        self.whole: Bools = gpus >= GPU
+        self.blocks: Ints = np.where(self.whole, gpus // GPU, 1)
+        self.per_cpu: Floats = _per([shape.cpu for shape in shapes], gpus)
+        self.per_memory: Floats = _per([shape.memory for shape in shapes], gpus)
+        self.cpu_need: Ints = np.array([shape.cpu for shape in shapes], dtype=np.int64)
+        self.memory_need: Ints = np.array([shape.memory for shape in shapes], dtype=np.int64)
+        suits = [[not s.models or model in s.models for s in shapes] for model in self.models]
+        self.suits: Bools = np.array(suits, dtype=np.bool_).reshape(len(self.models), len(shapes))
+        full = self.free, self.cpu, self.memory
+        self.free, self.cpu, self.memory = self.empty
+        self.every: Floats = self._usable(np.arange(len(self.free))).sum(axis=0)
+        self.free, self.cpu, self.memory = full
+
+    def _usable(self, rows: Ints) -> Floats:
+        """Give, for each node and shape, the milli-GPUs that more work of the shape could use."""
+        free = self.free[rows]
+        shared = _at_least(free, self.least)
+        return self._share(shared, (free == GPU).sum(axis=1), self.cpu[rows], self.memory[rows], rows)
+
+    def _share(self, shared: Floats, whole: Ints, cpu: Floats, memory: Floats, rows: Ints) -> Floats:
+        """Give the same from the sums over devices; leading axes may be nodes, or nodes and devices."""
+        whole, cpu, memory = whole[..., None], cpu[..., None], memory[..., None]
+        gpus = np.where(self.whole, np.where(whole >= self.blocks, GPU * whole, 0), shared)
+        fits = (cpu >= self.cpu_need) & (memory >= self.memory_need)
+        suits = self.suits[self.model[rows]]
+        fits &= suits if whole.ndim == 2 else suits[:, None, :]
+        usable = np.minimum(np.minimum(gpus, cpu * self.per_cpu), memory * self.per_memory)
+        return np.where(fits, usable, 0.0)
+
+    # What a request would cost
+
+    def _cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints, Ints]:
+        """Give the loss (infinite where it does not fit), the free milli-GPUs left, and the device, for some nodes."""
+        loss = np.full(len(rows), np.inf)
+        rest = np.zeros(len(rows), dtype=np.int64)
+        device = np.zeros(len(rows), dtype=np.int64)
+        able = np.flatnonzero(self._fits(ask, rows))
+        if able.size:
+            at = rows[able]
+            price = self._shared_cost if 0 < ask.gpus < GPU else self._whole_cost
+            loss[able], device[able] = price(ask, at)
+            rest[able] = self.free[at].sum(axis=1) - ask.gpus
+        return loss, rest, device
+
+    def _fits(self, ask: Shape, rows: Ints) -> Bools:
+        free = self.free[rows]
+        fits: Bools = (self.cpu[rows] >= ask.cpu) & (self.memory[rows] >= ask.memory)
+        if ask.models:
+            fits &= np.isin(self.model[rows], [at for at, name in enumerate(self.models) if name in ask.models])
+        if ask.gpus >= GPU:
+            fits &= (free == GPU).sum(axis=1) >= ask.gpus // GPU
+        elif ask.gpus:
+            fits &= (free >= ask.gpus).any(axis=1)
+        return fits
+
+    def _whole_cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints]:
+        """Price whole devices (or none): what is left of the others stays as it is."""
+        free = self.free[rows]
+        shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
+        cpu, memory = self.cpu[rows], self.memory[rows]
+        before = self._share(shared, whole, cpu, memory, rows)
+        blocks = ask.gpus // GPU
+        after = self._share(shared - blocks * self.full, whole - blocks, cpu - ask.cpu, memory - ask.memory, rows)
+        return (before - after) @ self.price, np.zeros(len(rows), dtype=np.int64)
+
+    def _shared_cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints]:
+        """Price a share of one device on every device of each node; the fullest of the cheapest is taken."""
+        free = self.free[rows]
+        left = free - ask.gpus
+        shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
+        cpu, memory = self.cpu[rows], self.memory[rows]
+        before = self._share(shared, whole, cpu, memory, rows)
+        here, then = free[:, :, None], left[:, :, None]
+        moved = then // self.least * self.least - here // self.least * self.least
+        after = self._share(
+            shared[:, None, :] + moved,
+            whole[:, None] - (free == GPU),
+            np.broadcast_to((cpu - ask.cpu)[:, None], free.shape),
+            np.broadcast_to((memory - ask.memory)[:, None], free.shape),
+            rows,
+        )
+        loss = np.where(left >= 0, (before[:, None, :] - after) @ self.price, np.inf)
+        cheapest = loss.min(axis=1)
+        device = np.where(loss <= cheapest[:, None] + _TIE, free, 2 * GPU).argmin(axis=1)
+        return cheapest, device
+
+
+class _Ask:
+    """What one kind of request would cost on every node, as far as it was `seen`."""
+
+    __slots__ = ("device", "loss", "prices", "rest", "seen")
+
+    def __init__(self, nodes: int) -> None:
+        self.loss: Floats = np.full(nodes, np.inf)
+        self.rest: Ints = np.zeros(nodes, dtype=np.int64)
+        self.device: Ints = np.zeros(nodes, dtype=np.int64)
+        self.seen = 0
+        self.prices: dict[State, tuple[float, int, int]] = {}
+        """What (loss, rest, device) a node in a state came to."""
+
+    def cheapest(self, turn: Ints) -> int | None:
+        """Give the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
+        if not self.loss.size:
+            return None
+        least = float(self.loss[self.loss.argmin()])
+        if least == np.inf:
+            return None
+        same = (self.loss <= least + _TIE).nonzero()[0]
+        if len(same) > 1:
+            rest = self.rest[same]
+            same = same[rest == rest[rest.argmin()]]
+        return int(same[turn[same].argmin()]) if len(same) > 1 else int(same[0])
+
+
+def _at_least(free: Ints, least: Ints) -> Floats:
+    """Sum, for each node and shape, what more of the shape could take of each device."""
+    spread = free[:, :, None]
+    total: Floats = (spread // least * least).sum(axis=1).astype(np.float64)
+    return total
+
+
+def _per(needs: Iterable[int], gpus: Ints) -> Floats:
+    """Give milli-GPUs per unit of what a shape needs beside them; as good as infinite where it needs none."""
+    need = np.array(list(needs), dtype=np.float64)
+    return np.where(need > 0, gpus / np.where(need > 0, need, 1.0), _PLENTY)
+
+
+__all__ = ["Packing", "Room", "Shape"]

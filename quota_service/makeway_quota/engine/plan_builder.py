@@ -1,0 +1,293 @@
+"""The plan while it is being written: what was decided, with its reason and its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .index.cluster import Cluster
+from .index.nodes import Allocation, Part, PoolState, placement_of
+from .index.pending import Alike, Pending
+from .index.queues import Queue
+from .phrases import count, gpus, listed, number, seconds, this, who
+from .plan import Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .rules.consolidation import Moving
+from .rules.hold import Hold
+from .rules.quota import Account
+from .rules.shrinking import Kept
+from .rules.usage import line_usage
+from .rules.victims import Preemptor, Right
+from .state import GPU, Workload
+
+_BECAUSE: dict[Right, str] = {
+    "reservation": "reclaim",
+    "own_limit": "reclaim_own_limit",
+    "own_team": "preempt_in_team",
+    "fair_share": "reclaim_fair_share",
+}
+
+
+class PlanBuilder:
+    """Collects decisions in the order in which they are made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.started: dict[str, Start] = {}
+        self.evicted: dict[str, Evict] = {}
+        self.moved: dict[str, Move] = {}
+        self.scaled: list[Scale] = []
+        self.waiting: dict[str, Waiting] = {}
+        self.refused: dict[str, Refusal] = {}
+        self.promised: dict[str, tuple[Workload, Queue]] = {}
+        self.came_from: dict[str, Queue] = {}
+        """Started in this plan, and the queue it came from."""
+        self.groups: list[Alike] = []
+        """What those are told who wait for the same reason."""
+        self._instead: dict[str, Waiting] = {}
+        self.decisions = 0
+        self.eased = 0
+        """How many times somebody left, moved or was struck out, which may make room for others."""
+        self.raised = 0
+        """How many starts put their team above its reservation, so that it may be asked for GPUs."""
+        self.ahead: dict[str, list[str]] = {}
+        """Pool to those that got its GPUs in this plan."""
+        self.holds: dict[str, Hold] = {}
+        """Pool to what is kept there for the one that waited too long."""
+
+    def start(self, workload: Workload, allocation: Allocation, in_quota: bool) -> None:
+        """Note a start."""
+        pool = allocation.pool.pool.name
+        account = self.cluster.account(workload)
+        self.raised += any(0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool))
+        reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
+        nodes = sorted({p.node.node.name for p in allocation.parts})
+        where = f"Starts on {listed(nodes)}"
+        team = account.policy.label
+        uses = f"{team}'s sessions use" if workload.non_preemptible else f"{team} uses"
+        if in_quota and used > reserved:  # its reservation was cut, or others use it, since it was promised this place
+            message = (
+                f"{where}, as it was promised: {uses} {gpus(used)}, more than the {number(reserved)} reserved now."
+            )
+        elif in_quota:
+            message = f"{where}: {uses} {number(used)} of its {gpus(reserved)} reserved."
+        else:
+            message = (
+                f"{where} over quota: {team} uses {gpus(used)} and has {number(reserved)} reserved; "
+                f"it makes way when an owner needs them."
+            )
+        rule = ("session_in_quota" if workload.non_preemptible else "job_in_quota") if in_quota else "over_quota"
+        self.started[workload.id] = Start(
+            workload.id,
+            pool,
+            placement_of(allocation.parts),
+            in_quota,
+            rule,
+            message,
+            {"gpus": number(allocation.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
+        )
+        self.ahead.setdefault(pool, []).append(workload.id)
+        self.decisions += 1
+
+    def widen(self, allocation: Allocation) -> None:
+        """Note that a gang starts with more workers than it needs."""
+        start = self.started[allocation.workload.id]
+        numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
+        message = f"{start.message} It starts with {len(allocation.parts)} of {allocation.need.workers} workers."
+        placement = placement_of(allocation.parts)
+        self.started[start.id] = replace(start, placement=placement, message=message, numbers=numbers)
+
+    def withdraw(self, workload: Workload) -> None:
+        """Strike a start out: somebody with a better right turned out to need these GPUs."""
+        start = self.started.pop(workload.id)
+        self.ahead[start.pool].remove(workload.id)
+        self.decisions += 1
+        self.eased += 1
+
+    def evict(self, asking: Preemptor, victims: Sequence[Allocation], smaller: Kept) -> None:
+        """Note who leaves for a workload, in this order, and who goes on `smaller`: all were told to go already."""
+        cluster, later = self.cluster, {t.workload.policy: 0 for t in victims}
+        frees = [t.amount - t.need.gpus * len(smaller.get(t.workload.id, ())) for t in victims]
+        for allocation, amount in zip(victims, frees, strict=True):
+            later[allocation.workload.policy] += amount
+        for allocation, amount in zip(victims, frees, strict=True):
+            victim, account = allocation.workload, cluster.account(allocation.workload)
+            right = asking.right_over(account)
+            pool = allocation.pool.pool.name
+            reserved, used = quota_numbers(account, pool, False)
+            used += later[victim.policy]
+            later[victim.policy] -= amount
+            deadline = cluster.now + cluster.grace(victim)
+            why = self._why(asking, right, used, reserved, allocation)
+            numbers: dict[str, Number] = {
+                "needs": number(asking.amount),
+                "frees": number(amount),
+                "victim_team": account.policy.name,
+                "victim_uses": number(used),
+                "victim_reserved": number(reserved),
+                "for_team": asking.account.policy.name,
+                "pool": pool,
+            }
+            if victim.id not in smaller:
+                rule = _BECAUSE[right]
+                self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
+                continue
+            source, to = placement_of(allocation.parts), placement_of(smaller[victim.id])
+            why += f" It saves and goes on with {len(to)} of its {len(source)} workers."
+            numbers |= {"workers": len(source), "keeps": len(to)}
+            self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
+        self.decisions += 1
+        self.eased += 1
+
+    def _why(self, asking: Preemptor, right: Right, used: int, reserved: int, allocation: Allocation) -> str:
+        preemptor, account = asking.account, self.cluster.account(allocation.workload)
+        team, other = account.policy.label, preemptor.policy.label
+        asks = f"{who(asking.workload, other)} needs {gpus(asking.amount)}"
+        newest = self.cluster.settings.victim_order == "newest"
+        order = f"lowest priority, most over its share, {'last started' if newest else 'least work lost'}"
+        last = f"{allocation.workload.id} leaves first ({order})"
+        if right == "own_team" and allocation.workload.priority >= asking.workload.priority:
+            long = seconds(self.cluster.settings.yields_after)
+            return (
+                f"{asks}; this {allocation.workload.kind} of the same team ran for more than {long} and yields to it."
+            )
+        if right == "own_team":
+            return f"{asks} and has a higher priority than this {allocation.workload.kind} of the same team."
+        if right == "own_limit":
+            return f"{asks} within the reservation, and {team} is at its limit; {last}."
+        if account is preemptor:
+            return f"{asks} within the reservation; {team}'s own jobs make way for it; {last}."
+        beyond = f"{team} uses {gpus(used)}, {number(used - reserved)} more than its {number(reserved)} reserved"
+        if right == "fair_share":
+            return f"{asks} within its fair share; {beyond}; {last}."
+        return f"{asks} within its reservation; {beyond}; {last}."
+
+    def move(self, workload: Workload, moves: Sequence[Moving]) -> None:
+        """Note who moves over for a workload."""
+        team = self.cluster.account(workload).policy.label
+        for moving in moves:
+            victim = moving.allocation.workload
+            source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
+            nodes = listed(sorted({p.node for p in source})), listed(sorted({p.node for p in to}))
+            self.moved[victim.id] = Move(
+                victim.id,
+                workload.id,
+                source,
+                to,
+                self.cluster.now + self.cluster.grace(victim),
+                "consolidate",
+                f"Moves from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
+                {"gpus": number(moving.allocation.amount), "from": nodes[0], "to": nodes[1]},
+            )
+        self.decisions += 1
+        self.eased += 1
+
+    def promise(
+        self,
+        workload: Workload,
+        pool: PoolState,
+        parts: tuple[Part, ...],
+        victims: Sequence[Allocation] = (),
+    ) -> None:
+        """Note that a workload starts as soon as those in its way have left."""
+        ids, deadline = self._in_the_way(workload, parts, victims)
+        names = [self._leaver(i) for i in ids]
+        verb = "makes way" if len(ids) == 1 else "make way"
+        amount = self.cluster.need(workload).total
+        need, verbs = gpus(amount), "is" if 0 < amount <= GPU else "are"
+        if ids:
+            wait = seconds(max(0.0, deadline - self.cluster.now))
+            message = f"Your {need} {verbs} being reclaimed, ready within {wait}: {listed(names)} {verb}."
+        else:
+            message = f"{need} {verbs} promised to {this(workload)} and about to be free."
+        self.waiting[workload.id] = Waiting(
+            workload.id,
+            "reclaiming",
+            "promise",
+            message,
+            {"gpus": number(self.cluster.need(workload).total), "terminating": tuple(ids), "pool": pool.pool.name},
+            deadline,
+            placement_of(parts),
+            tuple(ids),
+        )
+        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+        self.decisions += 1
+
+    def _in_the_way(
+        self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]
+    ) -> tuple[list[str], float]:
+        """List those who have to leave first, and the time by which they are gone."""
+        found = {t.workload.id: t for t in victims}
+        for allocation in self.cluster.promised_by.get(workload.id, ()):
+            found[allocation.workload.id] = allocation
+        for part in parts:
+            for allocation in part.node.allocations.values():
+                if allocation.terminating and _touches(allocation, part):
+                    found[allocation.workload.id] = allocation
+        ends = [self._gone_by(allocation.workload) for allocation in found.values()]
+        return sorted(found), max(ends, default=self.cluster.now)
+
+    def _gone_by(self, victim: Workload) -> float:
+        if victim.state == "checkpointing" and victim.deadline is not None:
+            return victim.deadline
+        return self.cluster.now + self.cluster.grace(victim)
+
+    def _leaver(self, name: str) -> str:
+        allocation = self.cluster.allocations[name]
+        team = self.cluster.account(allocation.workload).policy.label
+        return f"{who(allocation.workload, team)} ({gpus(allocation.amount)})"
+
+    def wait(self, waiting: Waiting) -> None:
+        """Note that a workload waits, and why."""
+        self.waiting[waiting.id] = waiting
+
+    def wait_instead(self, waiting: Waiting) -> None:
+        """Tell one of a queue something better than the others."""
+        self._instead[waiting.id] = waiting
+
+    def _pending(self) -> Pending:
+        groups = self.groups
+        if self._instead:
+            groups = [
+                Alike(number, tuple(w for w in members if w.id not in self._instead), told)
+                for number, members, told in groups
+            ]
+        return Pending(self.waiting | self._instead, groups)
+
+    def plan(self) -> Plan:
+        """Write the plan."""
+        left = self.evicted.keys() | self.moved.keys()
+        staying = self.cluster.staying
+        return Plan(
+            start=tuple(self.started.values()),
+            evict=tuple(self.evicted.values()),
+            move=tuple(self.moved.values()),
+            scale=tuple(self.scaled),
+            pending=self._pending(),
+            refused=tuple(self.refused[i] for i in sorted(self.refused)),
+            keep=tuple(i for i in staying if i not in left) if left else tuple(staying),
+            terminating=tuple(self.cluster.terminating),
+            usage=line_usage(self.cluster),
+        )
+
+
+def _touches(allocation: Allocation, part: Part) -> bool:
+    for other in allocation.parts:
+        if other.node is part.node and (not part.devices or set(other.devices) & set(part.devices)):
+            return True
+    return False
+
+
+def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[int, int]:
+    """Give (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
+    guarantor = account.guarantor(pool)
+    if guarantor is None:
+        return 0, account.in_pool.get(pool, 0)
+    lines = guarantor.reserving(pool)
+    line = min(
+        lines,
+        key=lambda ln: (ln.quota.reserved - (ln.non_preemptible if non_preemptible else ln.future), ln.quota.pools),
+    )
+    return line.quota.reserved, line.non_preemptible if non_preemptible else line.future
+
+
+__all__ = ["PlanBuilder", "count", "quota_numbers"]

@@ -1,0 +1,52 @@
+"""What work asks for, and what one of its workers asks of one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .placement.packing import Shape
+from .state import GPU, Profile, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one workload asks for: `workers` times (`gpus`, `cpu`, `memory`), at least `least` workers."""
+
+    gpus: int
+    workers: int
+    least: int
+    cpu: int
+    memory: int
+    models: tuple[str, ...] = ()
+    total: int = field(init=False, repr=False, compare=False)
+    """The milli-GPUs that it must have to start."""
+    whole: int = field(init=False, repr=False, compare=False)
+    """The number of whole devices per worker (0 for a share of one, or none)."""
+    shape: Shape = field(init=False, repr=False, compare=False)
+    """What one worker asks of one node."""
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "total", self.gpus * self.least)
+        put(self, "whole", self.gpus // GPU)
+        put(self, "shape", Shape(self.gpus, self.cpu, self.memory, self.models))
+        put(self, "_hash", hash((self.shape, self.workers, self.least)))
+
+    def __hash__(self) -> int:
+        """Give what was worked out once: needs are looked up many times in every decision."""
+        return self._hash
+
+
+def need_of(workload: Workload, profile: Profile | None) -> Need:
+    """Put the workload's own wishes over those of its profile."""
+    gpus = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
+    workers = workload.workers if workload.workers is not None else profile.workers if profile else 1
+    least = workload.min_workers
+    if least is None:
+        least = profile.min_workers if profile and workload.workers is None else None
+    cpu = workload.cpu if workload.cpu is not None else profile.cpu if profile else 0
+    memory = workload.memory if workload.memory is not None else profile.memory if profile else 0
+    return Need(
+        gpus, workers, min(workers, least) if least else workers, cpu, memory, profile.models if profile else ()
+    )

@@ -1,0 +1,193 @@
+"""How one workload gets its GPUs: free now, promised, by others moving over, or by others terminating."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..index.cluster import Cluster
+from ..index.nodes import Part, PoolState
+from ..index.queues import Queue
+from ..placement.fit import allowed, enough, find
+from ..plan_builder import PlanBuilder
+from ..state import Workload
+from .consolidation import Moving, Rearrangement, consolidate
+from .reclaim import Choice, reclaim
+from .shrinking import shrink
+from .victims import Preemptor, Right, within_fair_share
+
+
+def started(
+    builder: PlanBuilder,
+    queue: Queue,
+    workload: Workload,
+    pool: PoolState,
+    held: tuple[Part, ...],
+    in_quota: bool,
+) -> bool:
+    """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
+    cluster = builder.cluster
+    need = queue.need
+    mine = held if held and held[0].node.pool is pool and kept(held, queue) else ()
+    if not mine and not enough(pool, need):
+        return False
+    if len(mine) > need.least and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
+        mine = mine[: need.least]
+    if len(mine) <= need.least and not allowed(cluster, queue.account, pool, need.total):
+        return False
+    parts = mine or find(pool, need)
+    if not parts:
+        return False
+    _start(builder, queue, workload, parts, in_quota)
+    return True
+
+
+def _start(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[Part, ...], in_quota: bool) -> None:
+    builder.start(workload, builder.cluster.start(workload, queue.need, parts), in_quota)
+    builder.came_from[workload.id] = queue
+
+
+def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
+    """Say whether a place that was promised is free by now."""
+    if not parts:
+        return False
+    hosted: dict[str, int] = {}
+    asked: dict[tuple[str, int], int] = {}
+    for part in parts:
+        node = part.node
+        hosted[node.node.name] = hosted.get(node.node.name, 0) + 1
+        for at in part.devices:
+            key = (node.node.name, at)
+            asked[key] = asked.get(key, 0) + part.milli
+            if node.free[at] < asked[key]:
+                return False
+    for part in parts:
+        node, many = part.node, hosted[part.node.node.name]
+        if min(node.cpu_open, node.cpu_future) < many * queue.need.cpu:
+            return False
+        if min(node.memory_open, node.memory_future) < many * queue.need.memory:
+            return False
+    return True
+
+
+def promised(
+    builder: PlanBuilder,
+    queue: Queue,
+    workload: Workload,
+    pools: Iterable[PoolState],
+    held: tuple[Part, ...],
+    over: bool,
+) -> bool:
+    """Claim what is on its way to be free: the place it was promised, or for work in quota any that is enough."""
+    if over and not held and not queue.promised:
+        return False
+    cluster = builder.cluster
+    account, amount = queue.account, queue.need.total
+    for pool in sorted(pools, key=lambda p: not held or held[0].node.pool is not p):
+        if not allowed(cluster, account, pool, amount, True):
+            continue
+        mine = held if held and held[0].node.pool is pool else ()
+        parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
+        if parts:
+            cluster.nominate(workload, queue.need, parts)
+            builder.promise(workload, pool, parts)
+            builder.promised[workload.id] = workload, queue
+            return True
+    return False
+
+
+def reclaimed(
+    builder: PlanBuilder,
+    queue: Queue,
+    workload: Workload,
+    pools: Iterable[PoolState],
+    over: bool,
+) -> bool:
+    """Make room: jobs move over if that is enough, else jobs leave; by the rights that the workload has."""
+    cluster = builder.cluster
+    for pool in pools:
+        if not over:
+            preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, "reservation")
+            change = consolidate(preemptor)
+            if change is not None:
+                _rearrange(builder, queue, preemptor, change)
+                return True
+        if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
+            continue  # enough is on its way, though not promised to it
+        for preemptor in _preemptors(cluster, queue, workload, pool, over):
+            choice = reclaim(preemptor)
+            if choice is not None:
+                _carry_out(builder, queue, preemptor, choice, over)
+                return True
+    return False
+
+
+def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change: Rearrangement) -> None:
+    """Note who moves over, and promise what that frees. Starts of this very plan are put elsewhere at once."""
+    cluster, workload = builder.cluster, preemptor.workload
+    for moving in change.moves:
+        if moving.allocation.fresh:
+            _start_elsewhere(builder, moving)
+    moves = [moving for moving in change.moves if not moving.allocation.fresh]
+    if not moves and started(builder, queue, workload, preemptor.pool, change.parts, True):
+        return
+    cluster.nominate(workload, queue.need, change.parts)
+    if moves:
+        builder.move(workload, moves)
+    builder.promise(workload, preemptor.pool, change.parts, [moving.allocation for moving in moves])
+    builder.promised[workload.id] = workload, queue
+
+
+def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
+    cluster, allocation = builder.cluster, moving.allocation
+    cluster.withdraw_nomination(allocation.workload)
+    cluster.stay(allocation)
+    cluster.withdraw(allocation)
+    in_quota = builder.started[allocation.workload.id].in_quota
+    builder.withdraw(allocation.workload)
+    builder.start(allocation.workload, cluster.start(allocation.workload, allocation.need, moving.to), in_quota)
+
+
+def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over: bool) -> None:
+    """Note who leaves and promise their GPUs. Starts of this very plan are withdrawn instead."""
+    cluster = builder.cluster
+    workload = preemptor.workload
+    fresh = [t for t in choice.victims if t.fresh]
+    victims = [t for t in choice.victims if not t.fresh]
+    for allocation in fresh:
+        cluster.stay(allocation)
+        cluster.withdraw(allocation)
+        builder.withdraw(allocation.workload)
+        builder.came_from.pop(allocation.workload.id).put_back(allocation.workload)
+    smaller = shrink(preemptor, victims)
+    parts = find(preemptor.pool, queue.need, True) if smaller else choice.parts
+    if victims:
+        builder.evict(preemptor, victims, smaller)
+    for pool in queue.pools:
+        in_quota = not over and cluster.ledger.in_quota(
+            queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
+        )
+        if (in_quota or not queue.non_preemptible) and started(builder, queue, workload, pool, parts, in_quota):
+            return
+    cluster.nominate(workload, queue.need, parts)
+    builder.promise(workload, preemptor.pool, parts, victims)
+    builder.promised[workload.id] = workload, queue
+
+
+def _preemptors(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> Iterator[Preemptor]:
+    """List the rights by which it may make others leave, strongest first."""
+
+    def by(right: Right) -> Preemptor:
+        return Preemptor(cluster, workload, queue.need, queue.account, pool, right)
+
+    line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total, True)
+    if not over:
+        if line is None:
+            yield by("reservation")
+        elif queue.session:
+            preemptor = by("own_limit")
+            preemptor.blocked = (line,)
+            yield preemptor
+    if workload.kind == "job" and cluster.settings.in_team_preemption and not queue.non_preemptible:
+        yield by("own_team")
+    if over and line is None and cluster.settings.fair_share == "reclaim" and within_fair_share(cluster, queue, pool):
+        yield by("fair_share")

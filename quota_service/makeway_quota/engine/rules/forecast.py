@@ -1,0 +1,89 @@
+"""When a waiting workload may start, as far as time limits and past durations say."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ..index.cluster import Cluster
+from ..index.nodes import Allocation, PoolState
+from ..index.openings import KNOWN, UNKNOWN, Foreseen
+from ..index.queues import Queue
+from ..plan import Code
+from .quota import Line
+
+Ending = tuple[float, str, int]
+"""When somebody is gone, who, and the milli-GPUs that are free then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Who ends when under one limit, as it was `asked`; it stands `until` somebody should have ended."""
+
+    found: list[Ending]
+    freed: list[int]
+    """The milli-GPUs that are free once each of them, and all before, have ended."""
+    changes: int
+    asked: float
+    until: float
+
+
+def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
+    """Give when a running workload is over at the latest; None if nothing says so."""
+    workload = allocation.workload
+    if workload.state == "checkpointing":
+        return workload.deadline
+    if allocation.terminating:
+        return cluster.now + cluster.grace(workload)
+    limit = cluster.time_limit(workload)
+    if limit is None:
+        return None
+    started = cluster.now if allocation.fresh or workload.started_at is None else workload.started_at
+    return max(cluster.now, started + limit)
+
+
+def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
+    """Give when a running workload is over if it takes as long as such work took before; else its latest end."""
+    latest, workload = ends_at(cluster, allocation), allocation.workload
+    if allocation.terminating or allocation.fresh or workload.expected is None or workload.started_at is None:
+        return latest
+    likely = workload.started_at + workload.expected
+    if likely <= cluster.now:
+        return latest
+    return likely if latest is None else min(likely, latest)
+
+
+def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
+    """Give the time before which it does not start, nobody else coming; None where it cannot be known."""
+    if code == "limit":
+        return limit_falls(cluster, queue, pool)
+    if code in ("no_free_gpus", "fragmented", "outranked", "held"):
+        asked = (pool.pool.name, queue.need, KNOWN)
+        room = cluster.rooms.get(asked)
+        if room is None:
+            room = cluster.rooms[asked] = Foreseen(pool, queue.need, KNOWN)
+        return room.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
+    return None
+
+
+def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
+    """Give when the limit in its way has room for it; None where nobody knows."""
+    line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
+    if line is None or line.quota.limit is None:
+        return None
+    known = _endings(cluster, line)
+    at = bisect_left(known.freed, max(line.now, line.future) + queue.need.total - line.quota.limit)
+    return max(known.found[at][0], cluster.now) if at < len(known.found) else None
+
+
+def _endings(cluster: Cluster, line: Line) -> Endings:
+    """List when those whom a limit counts will be gone."""
+    known: Endings | None = cluster.endings.get(line)
+    if known is None or known.changes != line.changes or not known.asked <= cluster.now < known.until:
+        each = [(likely_end(cluster, t), t.workload.id, t.amount) for t in line.tenants.values()]
+        found = sorted((end, name, amount) for end, name, amount in each if end is not None)
+        freed = list(accumulate(amount for _, _, amount in found))
+        until = next((end for end, _, _ in found if end > cluster.now), UNKNOWN)
+        known = cluster.endings[line] = Endings(found, freed, line.changes, cluster.now, until)
+    return known

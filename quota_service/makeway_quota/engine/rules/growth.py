@@ -1,0 +1,54 @@
+"""Elastic gangs start wider where GPUs are left that nobody in quota wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..index.cluster import Cluster
+from ..index.nodes import Allocation
+from ..index.queues import Queue
+from ..placement.fit import allowed, find
+from ..plan_builder import PlanBuilder
+
+
+def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
+    """Give the gangs that this plan starts more workers, up to what they asked for, in the order of their starts.
+
+    Say whether any got more.
+    """
+    elastic = [t for name in builder.started if (t := cluster.allocations[name]).need.workers > t.need.least]
+    if not elastic:
+        return False
+    wanted = {
+        pool.pool.name
+        for queue in waiting
+        for pool in queue.pools
+        if any(queue.lines.values())
+        and cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible)
+    }
+    grew = False
+    for allocation in elastic:
+        if allocation.pool.pool.name not in wanted:
+            grew |= _widen(cluster, builder, allocation)
+    return grew
+
+
+def _widen(cluster: Cluster, builder: PlanBuilder, allocation: Allocation) -> bool:
+    need = replace(allocation.need, least=1, workers=1)
+    account, pool, non_preemptible = (
+        cluster.account(allocation.workload),
+        allocation.pool,
+        allocation.workload.non_preemptible,
+    )
+    may_borrow = not non_preemptible and account.policy.weight != "None"
+    while len(allocation.parts) < allocation.need.workers and allowed(cluster, account, pool, need.gpus):
+        if not may_borrow and not cluster.ledger.in_quota(account, pool.pool.name, need.gpus, non_preemptible):
+            break
+        found = find(pool, need)
+        if not found:
+            break
+        cluster.widen(allocation, found[0]._replace(worker=len(allocation.parts)))
+    wider = len(allocation.parts) > allocation.need.least
+    if wider:
+        builder.widen(allocation)
+    return wider

@@ -1,0 +1,265 @@
+"""Who waited too long: GPUs are held for it, and only what ends in time may use them meanwhile.
+
+One workload a pool at a time, the one that waits longest. The hold is on the nodes that will have room for it
+first, on its limits, and on the pool's capacity; it binds work over quota only (engine rule 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..index.cluster import Cluster
+from ..index.nodes import UNLIMITED, Allocation, NodeState, Part, PoolState, hosts
+from ..index.openings import EVER, UNKNOWN, Foreseen, Opening
+from ..index.pack_index import emptied
+from ..index.queues import Queue
+from ..placement.fit import kept_back
+from ..request import Need
+from ..state import GPU, Workload
+from .forecast import ends_at, limit_falls
+from .order import rank
+from .quota import Line
+from .victims import within_fair_share
+
+_GPUS_ALONE = Need(0, 1, 1, 0, 0)
+"""What goes with a part that takes no CPU and no memory."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """What is kept for one workload in one pool. `until` is when it can start; None where nobody knows."""
+
+    cluster: Cluster
+    workload: Workload
+    queue: Queue
+    pool: PoolState
+    until: float | None
+    rooms: list[Opening]
+    there: bool = False
+    """Whether it is in force at the moment."""
+    parts: list[tuple[Part, Need]] = field(default_factory=list)
+    """What is off the free GPUs while it is in force."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Name the nodes that are held."""
+        return sorted(room.node.node.name for room in self.rooms)
+
+    def put(self) -> None:
+        """Take what is held off what is free."""
+        self.there = True
+        for room in self.rooms:
+            for part, need in _held(room, self.queue.need):
+                _shift(part, need, -1)
+                self.parts.append((part, need))
+
+    def lift(self) -> None:
+        """Give it back for a while."""
+        self.there = False
+        for part, need in self.parts:
+            _shift(part, need, 1)
+        self.parts = []
+
+    @contextmanager
+    def being(self, put: bool) -> Iterator[None]:
+        """Look at the pool with the hold, or without it, then leave it as it was, over what is left."""
+        before = self.there
+        if before and not put:
+            self.lift()
+        if put and not before:
+            self.put()
+        try:
+            yield
+        finally:
+            if before and not self.there:
+                self.put()
+            if self.there and not before:
+                self.lift()
+
+    def count(self, allocation: Allocation) -> None:
+        """Take what was started beside the hold off what can be spared."""
+        for part in allocation.parts:
+            for at, room in enumerate(self.rooms):
+                if room.node is part.node:
+                    whole = sum(part.milli + part.node.open[device] == GPU for device in part.devices)
+                    cpu, memory = room.cpu - allocation.need.cpu, room.memory - allocation.need.memory
+                    self.rooms[at] = room._replace(whole=room.whole - whole, cpu=cpu, memory=memory)
+
+    def ends_in_time(self, workload: Workload) -> bool:
+        """Say whether work that starts now is over, by its time limit, before it could be in the way."""
+        limit = self.cluster.time_limit(workload)
+        return limit is not None and self.until is not None and self.cluster.now + limit <= self.until
+
+    def line_in_the_way(self, queue: Queue) -> Line | None:
+        """Find a limit on which both count, and which has no room for both."""
+        both = self.queue.need.total + queue.need.total
+        for level in queue.account.chain:
+            for line in level.covering(self.pool.pool.name) if level in self.queue.account.chain else ():
+                if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
+                    return line
+        return None
+
+    def over_capacity(self, queue: Queue) -> bool:
+        """Say whether the pool's cap has no room for both."""
+        return self.cluster.over_capacity(self.pool, queue.need.total + self.queue.need.total)
+
+
+def _shift(part: Part, need: Need, sign: int) -> None:
+    """Take (-1) what is held off what is free, or (1) give it back; whole devices, which nobody uses, all at once."""
+    node, future, left = part.node, part.node.future, GPU if sign > 0 else 0
+    simple = part.milli == GPU and need is _GPUS_ALONE
+    for at in part.devices if simple else ():
+        if future[at] != GPU - left or node.open[at] != GPU:
+            simple = False  # some of it was promised to somebody meanwhile
+    if not simple:
+        node.shift(part, need, 0, sign, for_a_while=True)
+        return
+    pool, many = node.pool, sign * len(part.devices)
+    pool.touch(node)
+    for at in part.devices:
+        node.free[at] = future[at] = left
+    pool.free += many * GPU
+    pool.future += many * GPU
+    pool.reindex(node, node.whole_free + many, node.whole_future + many)
+    node.whole_free += many
+    node.whole_future += many
+
+
+def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
+    """List what of a node's free GPUs, CPU and memory must stay free, so that there is room when it opens."""
+    node = room.node
+    if not (any(node.free) or need.cpu or need.memory):
+        return
+    spare = max(0, room.whole - room.workers * need.whole)
+    many = max(0, node.whole_free - spare) if need.whole else 0
+    devices = [at for at, milli in enumerate(node.free) if milli == GPU][:many] if many else []
+    cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), room.cpu - room.workers * need.cpu)
+    memory = _part(need.memory, min(node.memory_open, node.memory_future), room.memory - room.workers * need.memory)
+    if devices or cpu or memory:
+        yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory) if cpu or memory else _GPUS_ALONE
+    if need.whole and not spare:
+        for at, milli in enumerate(node.free):
+            if 0 < milli < GPU:
+                yield Part(0, node, (at,), milli), _GPUS_ALONE
+
+
+def _part(need: int, free: int, spare: int) -> int:
+    return max(0, free - max(0, spare)) if need and free < UNLIMITED // 2 else 0
+
+
+def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
+    """List those who waited too long, the oldest first.
+
+    `Lowest` takes what is left over, however long it waits.
+    """
+    found = [
+        (queue, line[0])
+        for queue in queues
+        if queue.total and not queue.session and queue.account.policy.weight != "Lowest"
+        for line in queue.lines.values()
+        if line and cluster.waits_too_long(line[0]) and line[0].id not in cluster.nominations
+    ]
+    found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
+    return found
+
+
+def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
+    """Say whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
+    if not cluster.settings.in_team_preemption:
+        return False
+    return any(
+        other.priority > queue.priority
+        and not other.non_preemptible
+        and pool in other.pools
+        and rank(other, pool) <= rank(queue, pool)
+        and other.kind == "job"
+        and any(workload.id not in cluster.nominations for workload in other.heads())
+        and _helps(cluster, other, pool)
+        and _ever(cluster, other.need, pool)
+        for other in team
+    )
+
+
+def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
+    """Say whether a pool will ever have room for a need, with all gone who run there, and nominations honoured."""
+    asked = ("emptied", pool.pool.name, need)
+    if asked not in cluster.rooms:
+        cluster.rooms[asked] = _emptied(pool, need)
+    workers = cluster.rooms[asked]
+    if workers is None:
+        return _foreseen(cluster, need, pool).ever(cluster.now, lambda allocation: ends_at(cluster, allocation))
+    nominated: dict[int, list[tuple[Part, Need]]] = {}
+    for nomination in cluster.nominations.values():
+        for part in nomination.parts:
+            if part.node.pool is pool:
+                nominated.setdefault(part.node.position, []).append((part, nomination.need))
+    total: int = workers[-1]
+    for at, parts in nominated.items():
+        total += _hosts_empty(pool.nodes[at], need, parts) - workers[at]
+    return total >= need.least
+
+
+def _emptied(pool: PoolState, need: Need) -> list[int] | None:
+    """Count the workers that each node would host, were it empty, and at the end those of the whole pool.
+
+    None where strangers sit we do not know on what.
+    """
+    if any(state.node.foreign_gpus for state in pool.nodes):
+        return None
+    workers = [_hosts_empty(state, need, ()) for state in pool.nodes]
+    return [*workers, sum(workers)]
+
+
+def _hosts_empty(state: NodeState, need: Need, nominated: Iterable[tuple[Part, Need]]) -> int:
+    """Count the workers that a node would host with nothing on it but what was nominated there."""
+    if not state.suits(need):
+        return 0
+    room = emptied(state)
+    left, cpu, memory = list(room.left), room.cpu, room.memory
+    for part, other in nominated:
+        for at in part.devices:
+            left[at] -= part.milli
+        cpu, memory = cpu - other.cpu, memory - other.memory
+    return min(need.least, hosts(need, left, left.count(GPU), cpu, memory))
+
+
+def _foreseen(cluster: Cluster, need: Need, pool: PoolState) -> Foreseen:
+    asked = (pool.pool.name, need, EVER)
+    if asked not in cluster.rooms:
+        cluster.rooms[asked] = Foreseen(pool, need, EVER)
+    found: Foreseen = cluster.rooms[asked]
+    return found
+
+
+def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
+    """Say whether one of a queue might start in a pool if only GPUs were kept for it."""
+    name, amount = pool.pool.name, queue.need.total
+    in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.non_preemptible)
+    if not in_quota and (queue.non_preemptible or queue.account.policy.weight == "None"):
+        return False
+    if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
+        return False
+    # over its fair share it would be made to leave at once
+    return in_quota or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue, pool)
+
+
+def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
+    """Work out what to keep for a workload in a pool; None where nothing that is kept would help it."""
+    if not _helps(cluster, queue, pool):
+        return None
+    name, amount = pool.pool.name, queue.need.total
+    found = _foreseen(cluster, queue.need, pool).room(cluster.now, lambda allocation: ends_at(cluster, allocation))
+    if found is None:
+        return None
+    (until, _, _), rooms = found
+    if cluster.ledger.over_limit(queue.account, name, amount) is not None or cluster.over_capacity(pool, amount):
+        until, rooms = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
+    return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, rooms)
+
+
+def _never(queue: Queue, pool: PoolState) -> bool:
+    """Say whether a limit or the pool's cap is smaller than what one of the queue needs."""
+    caps = [pool.pool.capacity, *[line.quota.limit for line in queue.account.limiting(pool.pool.name)]]
+    return any(cap is not None and cap < queue.need.total for cap in caps)

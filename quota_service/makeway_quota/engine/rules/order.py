@@ -1,0 +1,133 @@
+"""Who is next."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+
+from ..index.cluster import Cluster
+from ..index.nodes import PoolState
+from ..index.queues import Queue
+from ..state import Profile, Workload
+
+Key = tuple[object, ...]
+_NO_SHARES = (0,)
+_MOST_IN_VAIN = 16
+"""After so many queues in a row for which nothing can be done, it is asked whether that is so for all."""
+
+
+def rank_in_profile(profile: Profile, policy: str) -> int:
+    """Give the policy's rank in the profile; unnamed policies come last."""
+    return next((at for at, names in enumerate(profile.policies) if policy in names), len(profile.policies))
+
+
+def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
+    """Give the part of the order that comes from ranks: profile in the pool, policy in the profile, policy priority."""
+    known = queue.ranks.get(pool.pool.name)
+    if known is None:
+        known = queue.ranks[pool.pool.name] = (
+            pool.rank.get(queue.profile.name, len(pool.rank)),
+            rank_in_profile(queue.profile, queue.account.policy.name),
+            -queue.account.policy.priority,
+        )
+    return known
+
+
+def common(queue: Queue, pool: PoolState, over: bool) -> Key:
+    """Give the part of the order of one class that everybody in a queue shares: smaller is earlier."""
+    account, name = queue.account, pool.pool.name
+    shares = account.shares(name) if over else _NO_SHARES
+    keys = queue.keys[over]
+    known = keys.get(name)
+    if known is None or known[-2] is not shares:
+        last = over and account.policy.weight == "Lowest"
+        known = keys[name] = (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
+    return known
+
+
+def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:
+    """Give the place in the order of one class; it ends in the id, so it is total."""
+    owner = queue.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
+    return (*common(queue, pool, over), owner, workload.submitted_at, workload.id)
+
+
+class QueueHeads:
+    """Hands out who is next, again and again, while what is handed out changes the order.
+
+    A queue competes in one pool at a time: `at` says in which of its pools. Keys only grow while a plan is
+    made, so an entry whose key is stale goes back with its new one. A queue enters as one; its members only do
+    when it is the queue's turn (what they share is the beginning of their keys), and not where the queue is
+    `unschedulable`: then nothing in it could be done for anybody.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        queues: Iterable[Queue],
+        over: bool,
+        unschedulable: Callable[[Queue], bool] | None = None,
+    ) -> None:
+        self.cluster, self.over, self.unschedulable = cluster, over, unschedulable
+        self.heap: list[tuple[Key, int, int, Queue, Workload | None]] = []
+        self.pushed = 0
+        self.in_vain = 0
+        """How many queues in a row were unschedulable."""
+        self.at: dict[int, int] = {}
+        for queue in queues:
+            self.at[id(queue)] = 0
+            self.pushed += 1
+            self.heap.append((common(queue, queue.pools[0], over), 0, self.pushed, queue, None))
+        heapq.heapify(self.heap)
+
+    def enter(self, queue: Queue, at: int) -> None:
+        """Let a queue compete in its pool number `at`."""
+        self.at[id(queue)] = at
+        self._push(queue, at, None)
+
+    def again(self, queue: Queue, owner: str) -> None:
+        """Let the owner's next workload compete, after one has been served."""
+        line = queue.lines.get(owner)
+        if line:
+            self._push(queue, self.at[id(queue)], line[0])
+
+    def leave(self, queue: Queue) -> None:
+        """Take a queue out: nothing it may do is left."""
+        self.at[id(queue)] = -1
+
+    def __iter__(self) -> Iterator[tuple[Queue, Workload, int]]:
+        while self.heap:
+            old, at, _, queue, workload = heapq.heappop(self.heap)
+            if self.at[id(queue)] != at:
+                continue
+            if workload is None:
+                self._open(queue, at, old)
+                continue
+            if not queue.lines[workload.owner] or queue.lines[workload.owner][0] is not workload:
+                continue
+            new = key(self.cluster, queue, queue.pools[at], workload, self.over)
+            if new != old:
+                heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))
+                continue
+            self.in_vain = 0
+            yield queue, workload, at
+
+    def _open(self, queue: Queue, at: int, old: Key) -> None:
+        """Let every owner's first workload compete."""
+        if common(queue, queue.pools[at], self.over) != old:
+            self._push(queue, at, None)
+        elif self.unschedulable is not None and self.unschedulable(queue):
+            self.leave(queue)
+            self.in_vain += 1
+            if self.in_vain == _MOST_IN_VAIN and all(
+                w is None and self.unschedulable(q) for _, _, _, q, w in self.heap
+            ):
+                self.heap.clear()
+        else:
+            for workload in queue.heads():
+                self._push(queue, at, workload)
+
+    def _push(self, queue: Queue, at: int, workload: Workload | None) -> None:
+        pool = queue.pools[at]
+        new = key(self.cluster, queue, pool, workload, self.over) if workload else common(queue, pool, self.over)
+        self.pushed += 1
+        heapq.heappush(self.heap, (new, at, self.pushed, queue, workload))

@@ -1,0 +1,259 @@
+"""Who may have how much: reservations, limits, lending, and who is over quota."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ..plan import LineUsage
+from ..state import Policy, QuotaLine
+from .fair_share import over_per_weight
+
+if TYPE_CHECKING:
+    from ..index.nodes import Allocation
+
+
+class Line:
+    """One quota line and what it counts now. All amounts are milli-GPUs.
+
+    `now` is what admitted work holds, `terminating` the part of it that was told to go, `nominated` what waiting
+    work has been promised, `moving` the part of that which whoever it is for holds elsewhere until it moves, `non_preemptible`
+    what work holds or was promised that may never be stopped.
+    """
+
+    __slots__ = (
+        "account",
+        "changes",
+        "moving",
+        "nominated",
+        "non_preemptible",
+        "now",
+        "quota",
+        "spare",
+        "tenants",
+        "terminating",
+        "told",
+    )
+
+    def __init__(self, account: Account, quota: QuotaLine) -> None:
+        self.account, self.quota = account, quota
+        self.now = self.terminating = self.nominated = self.moving = self.non_preemptible = 0
+        self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
+        self.tenants: dict[str, Allocation] = {}
+        """Whom it counts, where it has a limit: their endings tell when it falls."""
+        self.changes = 0
+        """How many times they changed."""
+        self.told: LineUsage | None = None
+        """What it counted when somebody asked; None once anything was booked on it since."""
+
+    @property
+    def future(self) -> int:
+        """Give what it will count once the terminating have left and nominations are honoured."""
+        return self.now - self.terminating + self.nominated
+
+    @property
+    def taken(self) -> int:
+        """Give how much of the reservation is spoken for: who moves counts once, with the larger of its two places."""
+        return self.now + self.nominated - self.moving
+
+    def see(self, name: str, allocation: Allocation | None) -> None:
+        """Note that somebody counts on this limit (None: no longer)."""
+        self.changes += 1
+        if allocation is None:
+            del self.tenants[name]
+        else:
+            self.tenants[name] = allocation
+
+    def held(self, later: bool) -> int:
+        """Give how much is kept free of other teams' work, beyond what runs (`later`: and was promised)."""
+        return max(0, self.spare - (self.future if later else self.now))
+
+
+class Account:
+    """One policy with its lines; `chain` is itself, its department, and so on up."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.lines = tuple(Line(self, quota) for quota in policy.quotas)
+        self.parent: Account | None = None
+        self.in_pool: dict[str, int] = {}
+        self.owners: dict[str, int] = {}
+        self._covering: dict[str, tuple[Line, ...]] = {}
+        self._reserving: dict[str, tuple[Line, ...]] = {}
+        self._limiting: dict[str, tuple[Line, ...]] = {}
+        self._guarantors: dict[str, Account | None] = {}
+        self._shares: dict[str, tuple[int, ...]] = {}
+        self._unreserved: tuple[dict[str, int], dict[str, int]] = ({}, {})
+
+    @cached_property
+    def chain(self) -> tuple[Account, ...]:
+        """List the account and its departments, nearest first."""
+        chain, at = [self], self.parent
+        while at is not None and at not in chain:
+            chain.append(at)
+            at = at.parent
+        return tuple(chain)
+
+    def covering(self, pool: str) -> tuple[Line, ...]:
+        """List the own lines that count what runs in `pool`."""
+        if pool not in self._covering:
+            self._covering[pool] = tuple(line for line in self.lines if line.quota.covers(pool))
+        return self._covering[pool]
+
+    def reserving(self, pool: str) -> tuple[Line, ...]:
+        """List the own lines that reserve something in `pool`."""
+        if pool not in self._reserving:
+            self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
+        return self._reserving[pool]
+
+    def limiting(self, pool: str) -> tuple[Line, ...]:
+        """List the lines of the account and its departments that limit what runs in `pool`, nearest first."""
+        if pool not in self._limiting:
+            lines = (line for level in self.chain for line in level.covering(pool))
+            self._limiting[pool] = tuple(line for line in lines if line.quota.limit is not None)
+        return self._limiting[pool]
+
+    def guarantor(self, pool: str) -> Account | None:
+        """Find who reserves for it in `pool`: itself, else the nearest department that does."""
+        if pool not in self._guarantors:
+            self._guarantors[pool] = next((account for account in self.chain if account.reserving(pool)), None)
+        return self._guarantors[pool]
+
+    def over(self, pool: str) -> int:
+        """Give how far it is (or will be) beyond its reservation in `pool`."""
+        lines = self.reserving(pool)
+        if not lines:
+            used, guarantor = self.in_pool.get(pool, 0), self.guarantor(pool)
+            return used if guarantor is None else min(used, guarantor.over(pool))
+        return max(0, max(line.future - line.quota.reserved for line in lines))
+
+    def shares(self, pool: str) -> tuple[int, ...]:
+        """Give the shares of the departments, from the top down, and its own; kept until anything is booked."""
+        known = self._shares.get(pool)
+        if known is None:
+            known = self._shares[pool] = tuple(level._share(pool) for level in reversed(self.chain))
+        return known
+
+    def unreserved(self, pool: str, non_preemptible: bool) -> int:
+        """Give how much of its reservation in `pool` is not used yet (0 without any); kept until anything is booked."""
+        known = self._unreserved[non_preemptible].get(pool)
+        if known is None:
+            guarantor = self.guarantor(pool)
+            lines = guarantor.reserving(pool) if guarantor else ()
+            rest = [line.quota.reserved - (line.non_preemptible if non_preemptible else line.taken) for line in lines]
+            known = self._unreserved[non_preemptible][pool] = max(0, min(rest, default=0))
+        return known
+
+    def forget(self) -> None:
+        """Work these out anew: something was booked, or the history is another."""
+        self._shares.clear()
+        for known in self._unreserved:
+            known.clear()
+
+    def share(self, pool: str) -> int:
+        """Give over-quota use and history per weight: the smaller, the sooner it is its turn."""
+        return self.shares(pool)[-1]
+
+    def _share(self, pool: str) -> int:
+        return over_per_weight(self.over(pool) + self.policy.history, self.policy.weight)
+
+
+class Ledger:
+    """All accounts, and what may be added to them."""
+
+    def __init__(self, policies: Iterable[Policy]) -> None:
+        self.accounts = {policy.name: Account(policy) for policy in policies}
+        for account in self.accounts.values():
+            if account.policy.parent is not None:
+                account.parent = self.accounts.get(account.policy.parent)
+        self.nested = any(account.parent for account in self.accounts.values())
+        self.grown: list[Account] = []
+        """Who came to use more, or was promised more, one entry for each time."""
+        self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
+        """All lines with whose they are, in the order of names."""
+        self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
+
+    def family(self, account: Account) -> Iterable[Account]:
+        """List whose shares may change with an account: its own, and all where there are departments."""
+        return self.accounts.values() if self.nested else (account,)
+
+    def account(self, name: str) -> Account:
+        """Find a policy's account; work of a policy that was deleted counts on one without any rights."""
+        if name not in self.accounts:
+            self.accounts[name] = Account(Policy(name, weight="None"))
+        return self.accounts[name]
+
+    def record(
+        self,
+        account: Account,
+        pool: str,
+        non_preemptible: bool,
+        owner: str,
+        *,
+        now: int = 0,
+        terminating: int = 0,
+        nominated: int = 0,
+        moving: int = 0,
+    ) -> None:
+        """Add to every line of the account and its departments that covers the pool."""
+        later = now - terminating + nominated
+        if later > 0:
+            self.grown.append(account)
+        for each in self.family(account):
+            each.forget()
+        for level in account.chain:
+            level.in_pool[pool] = level.in_pool.get(pool, 0) + later
+            for line in level.covering(pool):
+                line.now += now
+                line.terminating += terminating
+                line.nominated += nominated
+                line.moving += moving
+                line.told = None
+                if non_preemptible:
+                    line.non_preemptible += now + nominated
+        account.owners[owner] = account.owners.get(owner, 0) + later
+
+    def in_quota(self, account: Account, pool: str, amount: int, non_preemptible: bool) -> bool:
+        """Say whether `amount` more stays within the reservation: of sessions alone, or of all it runs."""
+        return amount <= account.unreserved(pool, non_preemptible)
+
+    def over_limit(
+        self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None
+    ) -> Line | None:
+        """Find the first line whose limit `amount` more would exceed, nearest first.
+
+        `later`: count the future only, that is without those who leave. `minus`: and without these amounts.
+        """
+        for line in account.limiting(pool):
+            used = line.future if later else max(line.now, line.future)
+            if used - (minus.get(line, 0) if minus else 0) + amount > (line.quota.limit or 0):
+                return line
+        return None
+
+    def above(self, account: Account, pool: str, preemptor: Account, amount: int, minus: Mapping[Line, int]) -> bool:
+        """Say whether work of `account` may be taken for `preemptor`, who needs `amount` within its reservation.
+
+        Every level from the victim up must be above its reservation, except those that only stand over
+        both: there the preemptor's need changes nothing.
+        """
+        guarantor = preemptor.guarantor(pool) or preemptor
+        shared = guarantor.chain[1:]
+        for level in account.chain:
+            if level in shared:
+                break
+            lines = level.reserving(pool)
+            if not lines:
+                continue
+            extra = amount if level in preemptor.chain else 0
+            if not any(ln.future - minus.get(ln, 0) + extra > ln.quota.reserved for ln in lines):
+                return False
+        return True
+
+    def kept_for(self, account: Account, pool: str, later: bool = False) -> list[tuple[Line, tuple[str, ...]]]:
+        """List the other teams' lines that keep GPUs of `pool` free, with the pools they cover."""
+        return [
+            (line, line.quota.pools)
+            for line in self.holding
+            if line.held(later) and line.quota.covers(pool) and line.account not in account.chain
+        ]

@@ -1,0 +1,138 @@
+"""What you can have now, from whom, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from ..index.incremental import IncrementalEngine
+from ..phrases import count, gpus, listed, seconds
+from ..plan import Evict, Move, Numbers, Offer, Plan, Start, Victim, Waiting
+from ..state import ADMITTED, Kind, Profile, Snapshot, Workload
+
+ASKING = "?"
+"""The id of the workload that an offer puts into the snapshot."""
+
+
+class WhatIf:
+    """One snapshot, asked what one more request would get: each time as if it were the only one."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self._incremental: dict[bool, IncrementalEngine] = {}
+
+    def offer(
+        self,
+        policy: str,
+        profile: str,
+        kind: Kind = "session",
+        owner: str = "",
+        *,
+        preemptible: bool | None = None,
+        priority: int = 0,
+    ) -> Offer:
+        """Answer what a request would get right now, by asking the engine about it."""
+        asking = Workload(
+            ASKING,
+            policy,
+            profile,
+            owner=owner,
+            kind=kind,
+            priority=priority,
+            preemptible=preemptible,
+            submitted_at=self.snapshot.now,
+        )
+        incremental = self._stands(asking.non_preemptible)
+        incremental.change([asking])
+        try:
+            plan = incremental.plan(self.snapshot.now)
+            return _read(self.snapshot, asking, plan, incremental.in_quota(asking))
+        finally:
+            incremental.change((), [ASKING])
+
+    def _stands(self, non_preemptible: bool) -> IncrementalEngine:
+        """Build the world once; waiting jobs of others cannot change the answer for a session, but cost time."""
+        if non_preemptible not in self._incremental:
+            work = self.snapshot.workloads
+            promised = {w.evicted_for for w in work if w.state == "checkpointing"}
+            others = tuple(w for w in work if w.state in ADMITTED or w.id in promised or _first(w, non_preemptible))
+            self._incremental[non_preemptible] = IncrementalEngine(replace(self.snapshot, workloads=others))
+        return self._incremental[non_preemptible]
+
+
+def _first(workload: Workload, non_preemptible: bool) -> bool:
+    if workload.state != "pending":
+        return False
+    return not non_preemptible or workload.non_preemptible or bool(workload.nomination)
+
+
+def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> Offer:
+    """Find the asking workload in the plan; `in_quota`: it would be, if it had to wait."""
+    for start in plan.start:
+        if start.id == ASKING:
+            found = _answer(asking, start.message, start.numbers, start.in_quota)
+            return replace(found, code="ready_now", reason="starting", message=_ready(start))
+    for refusal in plan.refused:
+        if refusal.id == ASKING:
+            found = _answer(asking, refusal.message, refusal.numbers, False)
+            return replace(found, code="refused", reason=refusal.code)
+    waiting = next(each for each in plan.pending if each.id == ASKING)
+    found = _answer(asking, waiting.message, waiting.numbers, in_quota)
+    if waiting.code == "reclaiming":
+        return _reclaiming(snapshot, found, plan, waiting)
+    code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
+    return replace(found, code=code, reason=waiting.code)
+
+
+def _answer(asking: Workload, message: str, numbers: Numbers, in_quota: bool) -> Offer:
+    return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", message, in_quota=in_quota, numbers=numbers)
+
+
+def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
+    wait = max(0.0, (waiting.not_before or snapshot.now) - snapshot.now)
+    victims = _named(snapshot, [each for each in plan.evict if each.beneficiary == ASKING])
+    moves = [each for each in plan.move if each.beneficiary == ASKING]
+    moved = _named(snapshot, moves)
+    smaller = sum(each.rule == "shrink" for each in moves)
+    return replace(
+        found,
+        code="ready_after_reclaim",
+        reason="reclaiming",
+        message=_after(snapshot, victims, len(moved) - smaller, smaller, wait),
+        seconds=wait,
+        victims=victims,
+        moved=moved,
+    )
+
+
+def _named(snapshot: Snapshot, terminating: Sequence[Evict | Move]) -> tuple[Victim, ...]:
+    by_id = {w.id: w for w in snapshot.workloads}
+    profiles = {p.name: p for p in snapshot.profiles}
+    found = [by_id[each.id] for each in terminating]
+    return tuple(Victim(w.id, w.owner, w.policy, _held(w, profiles.get(w.profile))) for w in found)
+
+
+def _held(workload: Workload, profile: Profile | None) -> int:
+    named = sum(placed.milli * len(placed.devices) for placed in workload.placement)
+    gpus_each = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
+    return named or gpus_each * max(1, len(workload.placement))
+
+
+def _ready(start: Start) -> str:
+    if start.in_quota:
+        return "Ready now."
+    return "Ready now, over quota: it makes way when an owner needs the GPUs."
+
+
+def _after(snapshot: Snapshot, victims: Sequence[Victim], moved: int, smaller: int, wait: float) -> str:
+    labels = {p.name: p.label for p in snapshot.policies}
+    jobs = [f"{labels.get(v.policy, v.policy)}'s job {v.id} of {v.owner} ({gpus(v.gpus)})" for v in victims]
+    said = [f"{listed(jobs)} {'makes' if len(jobs) == 1 else 'make'} way"] if jobs else []
+    if moved:
+        said.append(f"{count(moved, 'job')} {'moves' if moved == 1 else 'move'} over")
+    if smaller:
+        said.append(f"{count(smaller, 'gang')} {'goes' if smaller == 1 else 'go'} on with fewer workers")
+    if not jobs and said:
+        said.append("nobody is stopped")
+    return f"Ready in {seconds(wait)} or less: {', '.join(said) if said else 'the GPUs are on their way'}."

@@ -1,0 +1,1 @@
+"""What past work tells: over-quota use and run times."""

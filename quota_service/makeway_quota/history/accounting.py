@@ -1,0 +1,170 @@
+"""Past over-quota use, which fades: who borrowed less of late goes first (`history_half_life`).
+
+A policy's history is the average of its over-quota use, in milli-GPUs, weighed by age: what was a half-life ago counts
+half. Use that stays as it is for ever gives a history of just that use. For a department all its teams count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from ..engine.rules.fair_share import decayed
+from ..engine.rules.quota import Account, Ledger, Line
+from ..engine.state import ADMITTED, Policy
+from ..store.records import Workload
+
+STEP = 100
+"""Milli-GPUs that a history grows or falls by before the engine is told: every change means work for it."""
+
+WRITE_EVERY = 1.0
+"""Seconds from one writing to the next, at least."""
+
+Held = Callable[[Workload], Iterable[tuple[str, int]]]
+"""The pools that a workload holds GPUs in, with how many milli-GPUs."""
+
+
+class Accounting:
+    """The histories of all policies, carried forward from change to change. `clock` never runs backwards.
+
+    With a half-life of 0 nothing is counted and what was known is forgotten.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.half_life = 0.0
+        self.clock = clock
+        self._at = clock()
+        self._history: dict[str, float] = {}
+        self._policies: tuple[Policy, ...] = ()
+        self._told: tuple[Policy, ...] = ()
+        self._ledger = Ledger(())
+        self._pools: tuple[str, ...] = ()
+        self._held: Held = lambda _: ()
+        self._recorded: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}
+        self._over: dict[str, int] = {}
+        self._stale = False
+        self._written: dict[str, int] | None = None
+        self._written_at = self._at - WRITE_EVERY
+        self._known = False
+
+    @property
+    def on(self) -> bool:
+        """Say whether history counts at all."""
+        return self.half_life > 0
+
+    def use(
+        self,
+        policies: tuple[Policy, ...],
+        pools: Iterable[str],
+        half_life: float,
+        held: Held,
+        rows: Iterable[Workload],
+    ) -> None:
+        """Count by these policies from now on; `rows` are all that may hold GPUs."""
+        self.advance()
+        self.half_life = half_life
+        self._policies = self._told = policies
+        self._pools, self._held = tuple(pools), held
+        self._recorded = {}
+        self._ledger = Ledger(policies if self.on else ())
+        self._history = {p.name: self._history.get(p.name, 0.0) for p in policies} if self.on else {}
+        self._stale = True
+        self._written = None
+        self.follow(rows)
+
+    def recall(self, kept: Mapping[str, float], age: float) -> None:
+        """Go on from what was written `age` seconds ago, unless it is already known.
+
+        The time between counts as what runs now, but for one half-life at most: a clock that was set wrong cannot wipe
+        out what everybody remembers. A clock that was set back counts nothing.
+        """
+        if self._known or not self.on:
+            return
+        self._known = True
+        self._history |= {name: kept[name] for name in self._history if name in kept}
+        self._at = self.clock()
+        self._carry(min(max(0.0, age), self.half_life))
+
+    def follow(self, rows: Iterable[Workload]) -> None:
+        """Take in what changed: who holds GPUs now, and who no longer."""
+        if not self.on:
+            return
+        self.advance()
+        for row in rows:
+            team, before = self._recorded.pop(row.id, ("", ()))
+            self._record(team, before, -1)
+            if row.team is not None and row.state in ADMITTED:
+                now = tuple(self._held(row))
+                self._recorded[row.id] = row.team, now
+                self._record(row.team, now, 1)
+            self._stale = True
+        self._ledger.grown.clear()
+
+    def _record(self, team: str, amounts: Iterable[tuple[str, int]], sign: int) -> None:
+        for pool, amount in amounts:
+            self._ledger.record(self._ledger.account(team), pool, False, "", now=sign * amount)
+
+    def advance(self) -> None:
+        """Let the time pass that went by."""
+        now = self.clock()
+        passed, self._at = max(0.0, now - self._at), now
+        if self.on:
+            self._carry(passed)
+
+    def _carry(self, seconds: float) -> None:
+        over = self.over()
+        for name, before in self._history.items():
+            self._history[name] = over[name] + decayed(before - over[name], seconds, self.half_life)
+
+    def over(self) -> Mapping[str, int]:
+        """Tell every policy's over-quota use now, in milli-GPUs."""
+        if self._stale:
+            self._over = {name: over_quota(self._ledger.account(name), self._pools) for name in self._history}
+            self._stale = False
+        return self._over
+
+    def history(self, name: str) -> int:
+        """Tell one policy's history in whole steps."""
+        return round(self._history.get(name, 0.0) / STEP) * STEP
+
+    def policies(self) -> tuple[Policy, ...]:
+        """Give the policies with their histories; the same object as before while these are the same."""
+        if self.on:
+            self.advance()
+            if any(self.history(policy.name) != policy.history for policy in self._told):
+                self._told = self.applied(self._policies)
+        return self._told
+
+    def applied(self, policies: tuple[Policy, ...], half_life: float = 1.0) -> tuple[Policy, ...]:
+        """Give other policies the histories of those that have the same names, if they are to count."""
+        return (
+            policies
+            if half_life <= 0
+            else tuple(replace(policy, history=self.history(policy.name)) for policy in policies)
+        )
+
+    def news(self, at_once: bool = False) -> Mapping[str, float] | None:
+        """Give what should be written now; None where that is written already (or just was, unless `at_once`).
+
+        While over-quota use stays the same, what was written can be carried forward from the store alone.
+        """
+        over = dict(self.over()) if self.on else {}
+        if over == self._written or not (at_once or self.clock() - self._written_at >= WRITE_EVERY):
+            return None
+        self.advance()
+        self._written, self._written_at = over, self.clock()
+        return {name: milli for name, milli in self._history.items() if milli > 0}
+
+
+def over_quota(account: Account, pools: Iterable[str]) -> int:
+    """Count what a policy uses beyond its reservations; pools under the same reservation count as one."""
+    under: dict[tuple[Line, ...], list[str]] = {}
+    for pool in pools:
+        guarantor = account.guarantor(pool)
+        under.setdefault(guarantor.reserving(pool) if guarantor else (), []).append(pool)
+    total = 0
+    for lines, members in under.items():
+        used = sum(account.in_pool.get(pool, 0) for pool in members)
+        total += min(used, lines[0].account.over(members[0])) if lines else used
+    return total

@@ -1,0 +1,109 @@
+"""How long work of a kind ran before, and so how long more of it will run at least: what forecasts are made from.
+
+What is promised to those who wait ("not before") has to hold, so the answer is a low quantile of what is known: of the
+same owner where there is enough of it, else of the whole team.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+from ..engine.state import ADMITTED
+from ..store.records import PastRun, Workload
+
+QUANTILE = 0.1
+"""The part of like work that may end sooner than we say."""
+
+ENOUGH = 3
+"""So many runs have to be known before anything is said."""
+
+KEPT = 50
+"""Runs remembered of each kind: the last ones."""
+
+KINDS = 20_000
+"""Kinds of work remembered: those that something was learnt of last."""
+
+Kind = tuple[str, str | None, str]
+"""Team, owner (None: anybody) and profile."""
+
+
+class Durations:
+    """The last runs of every kind of work, and what they lead one to expect."""
+
+    def __init__(self, past: Iterable[PastRun] = ()) -> None:
+        self._runs: OrderedDict[Kind, deque[float]] = OrderedDict()
+        self._answers: dict[Kind, float | None] = {}
+        self.add(past)
+
+    def add(self, past: Iterable[PastRun]) -> None:
+        """Remember runs, oldest first."""
+        for run in past:
+            if run.team is not None and run.seconds > 0:
+                for kind in ((run.team, run.owner, run.profile), (run.team, None, run.profile)):
+                    self._remember(kind, run.seconds)
+
+    def learn(self, row: Workload) -> bool:
+        """Remember how long a job ran that has ended, over all its attempts; others teach nothing.
+
+        Answers whether something is known now of the team's work on this profile that was not known before.
+        """
+        if row.kind != "job" or row.live or row.team is None:
+            return False
+        kinds: tuple[Kind, ...] = ((row.team, row.owner, row.profile), (row.team, None, row.profile))
+        before = [self._known(kind) for kind in kinds]
+        self.add((PastRun(row.team, row.owner, row.profile, row.ran),))
+        return None in before and [self._known(kind) for kind in kinds].count(None) < before.count(None)
+
+    def _remember(self, kind: Kind, seconds: float) -> None:
+        self._runs.setdefault(kind, deque(maxlen=KEPT)).append(seconds)
+        self._runs.move_to_end(kind)
+        self._answers.pop(kind, None)
+        if len(self._runs) > KINDS:
+            forgotten, _ = self._runs.popitem(last=False)
+            self._answers.pop(forgotten, None)
+
+    def expected(self, team: str, owner: str, profile: str) -> float | None:
+        """Tell how many seconds such a job runs in total, rather too few; None where too little is known."""
+        mine = self._known((team, owner, profile))
+        return mine if mine is not None else self._known((team, None, profile))
+
+    def left(self, row: Workload, now: float) -> float | None:
+        """Tell how many seconds its present attempt takes, rather too few: earlier attempts count as done.
+
+        Of a job that has outrun this already, only runs that were longer still tell anything.
+        """
+        if row.kind != "job" or row.team is None or row.state not in ADMITTED:
+            return None
+        total = self.expected(row.team, row.owner, row.profile)
+        if total is None:
+            return None
+        so_far = row.ran + max(0.0, now - row.started_at) if row.started_at is not None else row.ran
+        if total <= so_far:
+            total = self._longer((row.team, row.owner, row.profile), so_far)
+        return None if total is None else max(0.0, total - row.ran)
+
+    def _longer(self, kind: Kind, than: float) -> float | None:
+        """Tell how long work takes that has run so long already: a low quantile of the longer runs, if any."""
+        team, _, profile = kind
+        for each in (kind, (team, None, profile)):
+            longer = [seconds for seconds in self._runs.get(each, ()) if seconds > than]
+            if longer:
+                return low(longer, QUANTILE)
+        return None
+
+    def _known(self, kind: Kind) -> float | None:
+        if kind not in self._answers:
+            runs = self._runs.get(kind, ())
+            self._answers[kind] = low(runs, QUANTILE) if len(runs) >= ENOUGH else None
+        return self._answers[kind]
+
+
+def low(runs: Iterable[float], part: float) -> float:
+    """Give the length that the next run stays below in at most `part` of all cases, as far as so many can tell.
+
+    Of n runs the next one is shorter than the k-th shortest with a chance of k in n + 1; k is 1 at least.
+    """
+    ordered = sorted(runs)
+    return ordered[max(1, math.floor(part * (len(ordered) + 1))) - 1]

@@ -1,0 +1,186 @@
+"""Rows of the store as people see them on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from makeway_api.models import (
+    Attempt,
+    Checkpoint,
+    Grant,
+    Job,
+    Kind,
+    Notice,
+    Priority,
+    Reason,
+    Session,
+    State,
+)
+
+from ..store.records import Attempt as AttemptRow
+from ..store.records import Notice as NoticeRow
+from ..store.records import Place, Workload
+from ..wording import duration, gpus
+from .core import at, when
+
+
+def gpu(milli: int | float) -> float:
+    """Say milli-GPUs as devices."""
+    return milli / 1000
+
+
+def grants(placement: Sequence[Place]) -> list[Grant]:
+    """Put a placement on the wire."""
+    return [Grant(node=p.node, devices=list(p.devices), gpus=gpu(sum(p.milli))) for p in placement]
+
+
+def reason(row: Workload) -> Reason | None:
+    """Why the workload is as it is."""
+    if not row.reason_code:
+        return None
+    return Reason(
+        code=row.reason_code,
+        message=row.reason_message,
+        not_before=when(row.not_before),
+        numbers=dict(row.reason_numbers),
+    )
+
+
+def notice(row: NoticeRow | None) -> Notice | None:
+    """The notice that a workload has to make way."""
+    if row is None:
+        return None
+    return Notice(
+        reason=row.reason,
+        by_team=row.by_team,
+        by_owner=row.by_owner,
+        by_workload=row.by_workload,
+        at=at(row.at),
+        deadline=at(row.deadline),
+        rehearsal=row.kind == "rehearsal",
+    )
+
+
+def checkpoint(step: int | None, saved_at: float | None) -> Checkpoint | None:
+    """The newest checkpoint, if there is one."""
+    return None if saved_at is None and step is None else Checkpoint(step=step, saved_at=when(saved_at))
+
+
+def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), now: float = 0.0) -> Job:
+    """Put a job on the wire; `now` is needed to say how old its checkpoint is."""
+    return Job(
+        id=row.id,
+        name=row.name,
+        owner=row.owner,
+        team=row.team or "",
+        profile=row.profile,
+        gpus=gpu(row.size),
+        workers=len(row.placement) or row.workers,
+        priority=Priority(row.priority),
+        state=State(row.state),
+        reason=_job_reason(row, now),
+        over_quota=row.over_quota,
+        borrowed_from=list(row.borrowed_from),
+        attempt=row.attempt,
+        preemptions=row.preemptions,
+        failures=row.failures,
+        submitted_at=at(row.submitted_at),
+        started_at=when(row.started_at),
+        ended_at=when(row.ended_at),
+        time_limit=None if row.time_limit is None else round(row.time_limit),
+        exit_code=row.exit_code,
+        message=row.message,
+        checkpoint=checkpoint(row.checkpoint_step, row.checkpoint_at),
+        notice=notice(row.notice),
+        placement=grants(row.placement),
+        attempts=[attempt_model(a) for a in attempts],
+        command=list(row.command),
+        source=row.source,
+        clone_of=row.clone_of,
+        virtual=virtual,
+        version=row.version,
+    )
+
+
+def _job_reason(row: Workload, now: float) -> Reason | None:
+    """A running job says whether it may have to leave, and how much work that would cost (F44)."""
+    if row.state != "running":
+        return reason(row)
+    size = gpus(row.size)
+    if not row.over_quota:
+        return Reason(code="running", message=f"Runs on {size} within the team's reservation.")
+    saved = f"last checkpoint {duration(now - row.checkpoint_at)} ago" if row.checkpoint_at else "no checkpoint yet"
+    message = f"Runs over quota on {size}: it makes way when their owners need them ({saved})."
+    return Reason(code="running_over_quota", message=message)
+
+
+def attempt_model(row: AttemptRow) -> Attempt:
+    """Put one run of a job on the wire."""
+    return Attempt(
+        number=row.number,
+        started_at=at(row.started_at),
+        ended_at=when(row.ended_at),
+        placement=grants(row.placement),
+        outcome=row.outcome,
+        exit_code=row.exit_code,
+        message=row.message,
+        checkpoint=checkpoint(row.checkpoint_step, row.checkpoint_at),
+        lost_seconds=row.lost_seconds,
+        evicted_for=row.evicted_for,
+    )
+
+
+def session(row: Workload, *, virtual: bool, url: str) -> Session:
+    """Put a session and its lease on the wire."""
+    return Session(
+        id=row.id,
+        user=row.owner,
+        server=row.server,
+        profile=row.profile,
+        team=row.team,
+        gpus=gpu(row.gpus * row.workers),
+        preemptible=row.preemptible,
+        state=State(row.state),
+        phase=phase(row),
+        reason=reason(row),
+        placement=grants(row.placement),
+        env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},
+        virtual=virtual,
+        submitted_at=at(row.submitted_at),
+        started_at=when(row.started_at),
+        ended_at=when(row.ended_at),
+        expires_at=when(row.expires_at),
+        notice=notice(row.notice),
+        version=row.version,
+    )
+
+
+def phase(row: Workload) -> str:
+    """Where a session stands on its way to the user: admission, reclaim, node, granted, running or over."""
+    if not row.live:
+        return "over"
+    if row.state == "pending":
+        return {"reclaiming": "reclaim", "waiting_for_node": "node"}.get(row.reason_code, "admission")
+    return "running" if row.server_started else "granted"
+
+
+def session_env(row: Workload, virtual: bool, url: str) -> Mapping[str, str]:
+    """What the notebook's processes must know: the devices and who they are for."""
+    devices = [str(index) for place in row.placement for index in place.devices]
+    env = {
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        "NVIDIA_VISIBLE_DEVICES": ",".join(devices) or "none",
+        "MAKEWAY_URL": url,
+        "MAKEWAY_SESSION": row.id,
+        "MAKEWAY_PROFILE": row.profile,
+        "MAKEWAY_TEAM": row.team or "",
+        "MAKEWAY_GPUS": f"{gpu(row.gpus * row.workers):g}",
+    }
+    if virtual:
+        env["MAKEWAY_VIRTUAL_GPUS"] = "1"
+    return env
+
+
+def kind(row: Workload) -> Kind:
+    """What a row is."""
+    return Kind(row.kind)

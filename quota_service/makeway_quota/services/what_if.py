@@ -1,0 +1,97 @@
+"""What a world comes to when its plans are carried out, one after the other: what if the policy were another one?
+
+Time stands still meanwhile: whoever is told to leave has left in the next plan, nobody ends and nobody comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..control.apply import named
+from ..engine.plan import Plan
+from ..engine.schedule import schedule
+from ..engine.state import ADMITTED, Placement, Snapshot
+from ..engine.state import Workload as EngineWorkload
+from ..store.records import Workload
+
+MOST_PLANS = 6
+"""Plans that are carried out before it is taken as it is: two are enough but for chains of moves."""
+
+
+@dataclass(slots=True)
+class Projection:
+    """What becomes of every workload that does not just go on: id to the sentence that says why."""
+
+    starts: dict[str, str] = field(default_factory=dict)
+    leaves: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    waits: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """id to reason code and sentence; who leaves is not in it"""
+
+
+def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
+    """Carry out plans until nothing changes any more; sentences name jobs as people know them."""
+    found = Projection()
+    ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
+    for _ in range(MOST_PLANS):
+        plan = named(schedule(snapshot), rows)
+        told = [(evict.id, evict.message) for evict in plan.evict] + [(move.id, move.message) for move in plan.move]
+        for id, message in told:
+            if id in ran:
+                found.leaves.setdefault(id, message)
+            else:
+                found.starts.pop(id, None)
+        for start in plan.start:
+            if start.id not in ran:
+                found.starts[start.id] = start.message
+        found.refused |= {refusal.id: refusal.message for refusal in plan.refused}
+        found.waits = {w.id: (w.code, w.message) for w in plan.pending if w.id not in found.leaves}
+        if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
+            break
+        snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))
+    return found
+
+
+def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
+    """List the workloads as they are once the plan is done and everybody who was told to leave has left."""
+    starts = {start.id: start for start in plan.start}
+    evicted = {terminating.id for terminating in plan.evict}
+    moved = {move.id: move for move in plan.move}
+    nominations = {waiting.id: waiting.nomination for waiting in plan.pending}
+    refused = {refusal.id for refusal in plan.refused}
+    for workload in snapshot.workloads:
+        id = workload.id
+        if id in refused:
+            continue
+        if id in starts:
+            yield replace(
+                workload, state="running", placement=starts[id].placement, nomination=(), started_at=snapshot.now
+            )
+        elif id in moved:
+            yield _pending(workload, nomination=moved[id].to)
+        elif id in evicted or workload.state == "checkpointing":
+            yield from _gone(workload)
+        elif workload.state == "pending":
+            yield replace(workload, nomination=nominations.get(id, ()))
+        else:
+            yield workload
+
+
+def _gone(workload: EngineWorkload) -> Iterator[EngineWorkload]:
+    """A job waits again, a session is over."""
+    if workload.kind == "job":
+        yield _pending(workload, workload.nomination)
+
+
+def _pending(workload: EngineWorkload, nomination: Placement) -> EngineWorkload:
+    return replace(
+        workload,
+        state="pending",
+        placement=(),
+        nomination=nomination,
+        started_at=None,
+        evicted_for=None,
+        deadline=None,
+        attempt=workload.attempt + 1,
+    )

@@ -1,0 +1,111 @@
+"""The cluster that is simulated: its nodes, and who may have how much of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..engine.state import GPU, Node, Policy, Pool, Profile, QuotaLine, Settings
+from ..policy import Document
+from .trace import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedCluster:
+    """Pools, nodes, profiles and policies, named for the report."""
+
+    name: str
+    pools: tuple[Pool, ...]
+    nodes: tuple[Node, ...]
+    profiles: tuple[Profile, ...]
+    policies: tuple[Policy, ...]
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def gpus(self) -> int:
+        """Give the milli-GPUs of all nodes."""
+        return sum(node.gpus for node in self.nodes) * GPU
+
+    def reserved(self) -> dict[str, int]:
+        """Give each policy's reservation, in milli-GPUs."""
+        return {p.name: sum(line.reserved for line in p.quotas) for p in self.policies}
+
+
+def of_quotas(
+    name: str,
+    quotas: Mapping[str, int],
+    sizes: Iterable[int],
+    *,
+    node_gpus: int = 8,
+    nodes: int | None = None,
+    settings: Settings | None = None,
+    grace: float = 60.0,
+    starts_with: Sequence[Policy] = (),
+    small_first: bool = False,
+    reclaim_after: float = 0.0,
+) -> SimulatedCluster:
+    """Build one pool of equal nodes, a policy with a reservation (in GPUs) per team, and a profile per size (milli).
+
+    `small_first`: smaller profiles rank before larger ones in the pool; else they are all alike. `reclaim_after`:
+    seconds that everybody waits for free GPUs before anybody has to leave.
+    """
+    count = nodes if nodes is not None else math.ceil(sum(quotas.values()) / node_gpus)
+    teams = starts_with or tuple(Policy(team, (QuotaLine((), gpus * GPU),)) for team, gpus in sorted(quotas.items()))
+    ranks = (tuple(p.name for p in teams),)
+    profiles = tuple(
+        _profile(size, node_gpus, ranks, grace, reclaim_after) for size in sorted(set(sizes), reverse=True)
+    )
+    machines = tuple(Node(f"n{at:05}", "gpus", node_gpus) for at in range(count))
+    ranked = tuple(profile.name for profile in reversed(profiles)) if small_first else ()
+    return SimulatedCluster(
+        name, (Pool("gpus", profiles=ranked),), machines, profiles, tuple(teams), settings or Settings()
+    )
+
+
+def profile_name(milli: int) -> str:
+    """Name the profile for so many milli-GPUs."""
+    return f"gpu{milli / GPU:g}"
+
+
+def _profile(
+    milli: int, node_gpus: int, ranks: tuple[tuple[str, ...], ...], grace: float, reclaim_after: float = 0.0
+) -> Profile:
+    """Up to a node's GPUs: one worker; more: whole nodes."""
+    gpus, workers = milli, 1
+    if milli > node_gpus * GPU:
+        gpus, workers = node_gpus * GPU, math.ceil(milli / (node_gpus * GPU))
+    name = profile_name(milli)
+    return Profile(name, gpus, workers, pools=("gpus",), policies=ranks, grace=grace, reclaim_after=reclaim_after)
+
+
+def of_document(
+    name: str, document: Document, arrivals: Iterable[Arrival], *, node_gpus: int, gpus: int
+) -> SimulatedCluster:
+    """Put a policy document on equal nodes; `gpus` is how many all pools together have.
+
+    Jobs that name no profile get one of the document that has their number of GPUs, else one is made for them.
+    """
+    pools = document.pools or (Pool("gpus"),)
+    sizes = [max(1, round(gpus * part / node_gpus)) for part in _parts(document, len(pools))]
+    machines = tuple(
+        Node(f"{pool.name}-{at:05}", pool.name, node_gpus)
+        for pool, count in zip(pools, sizes, strict=True)
+        for at in range(count)
+    )
+    ranks = (tuple(p.name for p in document.policies),)
+    known = {p.gpus * p.workers for p in document.profiles}
+    wanted = sorted({a.gpus for a in arrivals if not a.profile} - known)
+    made = tuple(_profile(milli, node_gpus, ranks, document.settings.grace) for milli in wanted)
+    anywhere = tuple(pool.name for pool in pools)
+    made = tuple(Profile(p.name, p.gpus, p.workers, pools=anywhere, policies=p.policies, grace=p.grace) for p in made)
+    return SimulatedCluster(name, pools, machines, (*document.profiles, *made), document.policies, document.settings)
+
+
+def _parts(document: Document, count: int) -> list[float]:
+    """Share the GPUs between pools as their sizes in the document say, else evenly."""
+    sizes = [facts.size or 0 for facts in document.pool_facts.values()]
+    total = sum(sizes)
+    if len(sizes) != count or not total:
+        return [1 / max(1, count)] * count
+    return [size / total for size in sizes]

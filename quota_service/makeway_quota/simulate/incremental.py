@@ -1,0 +1,116 @@
+"""The engine kept incremental between the decisions of a simulation, as the service keeps it.
+
+What a simulation does not read is left out: sentences why somebody waits, and (if not asked for) forecasts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..control.engine_view import as_workload
+from ..engine.index.incremental import IncrementalEngine as Engine
+from ..engine.index.pending import Pending
+from ..engine.plan import Plan, Waiting
+from ..engine.request import need_of
+from ..engine.state import Policy, Snapshot
+from ..engine.state import Workload as Live
+from ..history.durations import Durations
+from ..store.records import Workload
+from .cluster import SimulatedCluster
+from .planner import placed
+
+ASK_EVERY = 20
+"""Decisions from one look at forecasts to the next."""
+
+
+@dataclass(slots=True)
+class Forecasts:
+    """What those who wait are told of when they start, and what came of it. `durations` is what is learnt from."""
+
+    durations: Durations
+    told: dict[str, float] = field(default_factory=dict)
+    """Id to the first time that was promised, of those who wait."""
+    early: list[float] = field(default_factory=list)
+    """Seconds from the time that was promised to the start; less than nothing where the promise did not hold."""
+
+    def follow(self, now: float, plan: Plan, pending: Pending) -> None:
+        """Note first promises and what became of them; nominations are no forecasts."""
+        for _, members, told in pending.groups:
+            if told.not_before is not None:
+                for workload in members:
+                    self.told.setdefault(workload.id, told.not_before)
+        for start in plan.start:
+            promised = self.told.pop(start.id, None)
+            if promised is not None:
+                self.early.append(now - promised)
+
+
+class IncrementalEngine:
+    """A planner whose cluster lives on. `mix` counts the jobs to come by profile, for the packing.
+
+    With `forecasts`, those who wait are asked at every ASK_EVERYth decision when they were told to start.
+    """
+
+    def __init__(
+        self, cluster: SimulatedCluster, mix: Mapping[str, int] | None = None, forecasts: Forecasts | None = None
+    ) -> None:
+        self.forecasts = forecasts
+        self._passes = 0
+        self._ends: list[tuple[float, str]] = []
+        self.engine = Engine(
+            Snapshot(0.0, cluster.settings, cluster.pools, cluster.nodes, cluster.profiles, cluster.policies)
+        )
+        for name, count in (mix or {}).items():
+            self._expect(name, count)
+
+    def _expect(self, profile: str, count: int) -> None:
+        cluster = self.engine.cluster
+        need = need_of(Live("", "", profile), cluster.profiles[profile])
+        for pool in cluster.serving(profile):
+            pool.mix[need.shape] = pool.mix.get(need.shape, 0) + count * need.least
+            pool.mixed += 1
+
+    def show(self, policies: tuple[Policy, ...]) -> None:
+        """Take the policies as they are now: with their histories."""
+        self.engine.show(replace(self.engine.shown, policies=policies))
+
+    def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
+        """Decide once. Only starts, evictions, moves and promises are in the plan."""
+        self._passes += 1
+        why = self.forecasts is not None and self._passes % ASK_EVERY == 0
+        names = sorted({*changed, *self._outrun(now)} if why else changed)
+        news = [as_workload(rows[name], placed, self._expected(rows[name], now)) for name in names if name in rows]
+        self.engine.change(news, [name for name in names if name not in rows])
+        plan = self.engine.plan(now, why=why)
+        pending = plan.pending
+        assert isinstance(pending, Pending)
+        if self.forecasts is not None:
+            self.forecasts.follow(now, plan, pending)
+        if not (pending.single or pending.groups or self.engine.cluster.nominees):
+            return plan
+        return replace(plan, pending=tuple(self._promises(plan, pending.single)))
+
+    def _expected(self, row: Workload, now: float) -> float | None:
+        if self.forecasts is None:
+            return None
+        left = self.forecasts.durations.left(row, now)
+        if left is not None and row.started_at is not None:
+            heapq.heappush(self._ends, (row.started_at + left, row.id))
+        return left
+
+    def _outrun(self, now: float) -> Iterator[str]:
+        """Name those who run longer than was expected of them."""
+        while self._ends and self._ends[0][0] <= now:
+            yield heapq.heappop(self._ends)[1]
+
+    def _promises(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
+        """List promises that were made, and those that are void now."""
+        told = single.keys() | {start.id for start in plan.start}
+        for waiting in single.values():
+            if waiting.nomination:
+                yield waiting
+        for name, workload in sorted(self.engine.cluster.nominees.items()):
+            if workload.state == "pending" and name not in told:
+                yield Waiting(name, "no_free_gpus", "place", "What was promised is not there any more.", {})

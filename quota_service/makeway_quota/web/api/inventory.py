@@ -1,0 +1,125 @@
+"""What there is and who uses it: me, pools, profiles, policies, offers, usage, decisions and the live stream."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+from makeway_api.errors import MakewayError
+from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Profile, Usage
+
+from ..auth import SCOPE, may, refusal
+from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
+from ..ports import Caller
+from ..problems import declared
+
+router = APIRouter(tags=["inventory"], responses=declared())
+open_router = APIRouter(tags=["inventory"], responses=declared())
+"""routes that need no login: they carry a signed ticket"""
+
+TICKET = "offers"
+
+
+@router.get("/me", operation_id="me", response_model=Me)
+async def me(caller: Reader, services: TheServices) -> Me:
+    """Who the caller is, and in which teams."""
+    return Me(name=caller.name, admin=caller.admin, teams=list(services.teams_of(caller)), scopes=sorted(caller.scopes))
+
+
+@router.get("/pools", operation_id="pools", response_model=list[Pool])
+async def pools(caller: Reader, services: TheServices) -> list[Pool]:
+    """Every pool with its nodes, devices and who holds them."""
+    return await services.pools(caller)
+
+
+@router.get("/profiles", operation_id="profiles", response_model=list[Profile])
+async def profiles(caller: Reader, services: TheServices) -> list[Profile]:
+    """The profiles that the caller may use."""
+    return await services.profiles(caller)
+
+
+@router.get("/policies", operation_id="policies", response_model=list[Policy])
+async def policies(caller: Reader, services: TheServices) -> list[Policy]:
+    """The policies of the caller's teams; all of them for an administrator."""
+    return await services.policies(caller)
+
+
+@router.get("/usage", operation_id="usage", response_model=Usage)
+async def usage(caller: Reader, services: TheServices) -> Usage:
+    """Who uses what now."""
+    return await services.usage(caller)
+
+
+@router.get("/offers", operation_id="offers", response_model=OfferTable)
+async def offers(
+    caller: Reader,
+    services: TheServices,
+    authenticator: TheAuthenticator,
+    user: Annotated[str | None, Query(min_length=1, max_length=255, description="another user (scope reserve)")] = None,
+    kind: Kind = Kind.SESSION,
+) -> OfferTable:
+    """What can I have now, from whom, and why not; with a ticket for live updates of the same table."""
+    name = user or caller.name
+    if name == caller.name:
+        groups = sorted(caller.groups)
+    elif may(caller, "reserve") or may(caller, "admin"):
+        groups = sorted(await authenticator.directory.groups_of(name))
+    else:
+        raise refusal(caller, ["reserve", "admin"])
+    table = await services.offers(caller, name, groups, kind.value)
+    note = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
+    return table.model_copy(update={"ticket": note})
+
+
+@open_router.get("/offers/live", operation_id="offers_live", response_model=OfferTable)
+async def offers_live(
+    services: TheServices, authenticator: TheAuthenticator, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
+) -> OfferTable:
+    """The same table anew, for the Hub's spawn page: the ticket says for whom, and works for 15 minutes."""
+    signed = authenticator.signer.read(TICKET, ticket)
+    if not isinstance(signed, list):
+        minutes = authenticator.settings.ticket_seconds // 60
+        raise MakewayError(
+            f"This page was opened more than {minutes} minutes ago: reload it.", code="ticket", status=401
+        )
+    name, kind = signed
+    groups = sorted(await authenticator.directory.groups_of(name))
+    caller = Caller(name=name, groups=frozenset(groups), scopes=frozenset({f"{SCOPE}read"}))
+    table = await services.offers(caller, name, groups, kind)
+    return table.model_copy(update={"ticket": ticket})
+
+
+@router.get("/decisions", operation_id="decisions", response_model=list[Decision])
+async def decisions(
+    caller: Reader,
+    services: TheServices,
+    workload: Name = None,
+    team: Name = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[int | None, Query(ge=0, le=BIG, description="only decisions with a smaller id")] = None,
+) -> list[Decision]:
+    """The decision log, newest first."""
+    return await services.decisions(caller, workload, team, limit, before)
+
+
+@router.get(
+    "/events",
+    operation_id="events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "A live stream"}},
+)
+async def events(
+    caller: Reader,
+    services: TheServices,
+    streams: TheStreams,
+    last_event_id: Annotated[int | None, Header(ge=0, le=BIG)] = None,
+    after: Annotated[int | None, Query(ge=0, le=BIG, description="like the header Last-Event-ID")] = None,
+) -> StreamingResponse:
+    """What happens, as it happens. Each message has an id, its kind as event, and the whole Event as JSON in data."""
+    start = last_event_id if last_event_id is not None else after
+    return StreamingResponse(
+        streams.follow(services.events(caller, start)),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    )

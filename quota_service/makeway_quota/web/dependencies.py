@@ -1,0 +1,53 @@
+"""What routes have in common: who may call them, what an id looks like, how long one may wait."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+
+from .auth import Authenticator, needs
+from .ports import Caller, Services
+from .stream import Streams
+
+MAX_WAIT = 60.0
+BIG = 2**53 - 1
+"""the largest integer that every JSON reader and database keeps exactly"""
+
+
+# Coroutines, because FastAPI would run plain functions in threads of their own: three hops for each request.
+
+
+async def services_of(request: Request) -> Services:
+    """The services that this app was made with."""
+    services: Services = request.app.state.services
+    return services
+
+
+async def streams_of(request: Request) -> Streams:
+    """The open streams of this process."""
+    streams: Streams = request.app.state.streams
+    return streams
+
+
+async def authenticator_of(request: Request) -> Authenticator:
+    """The one who knows the visitors."""
+    authenticator: Authenticator = request.app.state.authenticator
+    return authenticator
+
+
+TheServices = Annotated[Services, Depends(services_of)]
+TheStreams = Annotated[Streams, Depends(streams_of)]
+TheAuthenticator = Annotated[Authenticator, Depends(authenticator_of)]
+
+Reader = Annotated[Caller, Depends(needs("read"))]
+Submitter = Annotated[Caller, Depends(needs("submit"))]
+Toucher = Annotated[Caller, Depends(needs("submit", "manage"))]
+Manager = Annotated[Caller, Depends(needs("manage"))]
+Admin = Annotated[Caller, Depends(needs("admin"))]
+Reserver = Annotated[Caller, Depends(needs("reserve"))]
+
+Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a workload's id")]
+Name = Annotated[str | None, Query(max_length=63)]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False, description="seconds to wait for news")]
+Version = Annotated[int | None, Query(ge=0, le=BIG, description="the version that the caller already has")]

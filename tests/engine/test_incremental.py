@@ -1,0 +1,138 @@
+"""The engine that stays between decisions gives, after every change, the plan that a fresh look gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from engine.histories import happen, random_world
+from makeway_quota.engine import IncrementalEngine, Placed, Workload, schedule
+from worlds import World
+
+
+class Follower:
+    """Tells a incremental engine what changed in a world since the last time."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.known = dict(world.workloads)
+        self.incremental = IncrementalEngine(world.snapshot())
+
+    def check(self) -> None:
+        """Compare the plan of the incremental engine with that of a fresh one."""
+        world, known = self.world, self.known
+        snapshot = world.snapshot()
+        news = [w for name, w in world.workloads.items() if known.get(name) is not w]
+        gone = [name for name in known if name not in world.workloads]
+        self.incremental.show(snapshot)
+        self.incremental.change(news, gone)
+        self.known = dict(world.workloads)
+        whole = schedule(snapshot)
+        bare = self.incremental.plan(world.now, why=False)
+        assert replace(bare, pending=()) == replace(whole, pending=()), "sentences change no decision"
+        assert self.incremental.plan(world.now) == whole
+
+
+@pytest.mark.covers("F13", "F14")
+@pytest.mark.parametrize("start", range(40))
+def test_it_plans_as_if_it_saw_everything_for_the_first_time(start: int) -> None:
+    random = Random(start)
+    world = random_world(random)
+    follower = Follower(world)
+    for _ in range(40):
+        happen(world, random)
+        if random.random() < 0.15:
+            strange(world, random)
+        follower.check()
+        carry_out(world, random)
+        follower.check()
+        world.now += random.choice([1, 5, 600, -20])
+
+
+def carry_out(world: World, random: Random) -> None:
+    """Plan and do it; now and then some of those who should start do not, or somebody leaves in the same moment."""
+    plan = world.plan()
+    if random.random() < 0.25:
+        plan = replace(plan, start=tuple(start for start in plan.start if random.random() < 0.5))
+    world.apply(plan)
+    if plan.start and random.random() < 0.1:
+        world.end(random.choice(plan.start).id, state=random.choice(["succeeded", "pending"]))
+
+
+def strange(world: World, random: Random) -> None:
+    """Let something happen that the store of a plain history do not know."""
+    what = random.choice(["vague", "foreign", "cordon", "forget", "pause", "history", "rename"])
+    live = world.named("running")
+    if what == "vague" and live:
+        name = random.choice(live)
+        where = tuple(Placed(p.worker, p.node) for p in world.workloads[name].placement)
+        world.change(name, placement=where)
+    elif what in ("foreign", "cordon"):
+        name = random.choice(list(world.nodes))
+        change = {"foreign_gpus": random.choice([0, 500, 1000])} if what == "foreign" else {"cordoned": True}
+        world.nodes[name] = replace(world.nodes[name], **change)
+    elif what == "forget":
+        for name in [w.id for w in world.workloads.values() if w.state in ("succeeded", "cancelled", "failed")]:
+            del world.workloads[name]
+    elif what == "pause":
+        world.paused = random.choice([(), tuple(f"{p}/{f}" for p in list(world.policies)[:1] for f in world.profiles)])
+    elif what == "history":
+        name = random.choice(list(world.policies))
+        world.policies[name] = replace(world.policies[name], history=random.choice([0, 1000, 4000]))
+    elif what == "rename" and live:
+        name = random.choice(live)
+        world.change(name, priority=random.choice([-1, 1]))
+
+
+@pytest.mark.covers("F13")
+def test_finished_work_and_unknown_ids_change_nothing() -> None:
+    world = World().pool("p", gpus=2).team("a", reserved=2).profile("one", 1)
+    follower = Follower(world)
+    world.workloads["old"] = Workload("old", "a", "one", state="succeeded")
+    world.submit("j", "a", "one")
+    follower.check()
+    follower.incremental.change((), ["nobody", "old"])
+    assert [start.id for start in follower.incremental.plan(world.now).start] == ["j"]
+    assert [start.id for start in follower.incremental.plan(world.now).start] == ["j"], "nothing was carried out"
+
+
+@pytest.mark.covers("F13")
+def test_a_start_stays_where_it_is_once_the_world_says_the_same() -> None:
+    world = World().pool("p", nodes=2, gpus=2).team("a", reserved=4).profile("one", 1)
+    follower = Follower(world)
+    world.submit("j", "a", "one")
+    follower.check()
+    cluster = follower.incremental.cluster
+    seat = cluster.allocations["j"]
+    assert seat.fresh
+    world.step()
+    follower.check()
+    assert cluster.allocations["j"] is seat
+    assert not seat.fresh
+    assert seat.workload.state == world.workloads["j"].state
+
+
+@pytest.mark.covers("F13")
+@pytest.mark.parametrize("what", ["not at all", "elsewhere", "in another team", "and is told to go"])
+def test_a_start_that_comes_about_otherwise_is_taken_as_it_is(what: str) -> None:
+    world = World().pool("p", nodes=2, gpus=2).team("a", reserved=2).team("b", reserved=2).profile("one", 1)
+    follower = Follower(world)
+    world.submit("j", "a", "one")
+    follower.check()
+    if what != "not at all":
+        world.step()
+    if what == "elsewhere":
+        world.change("j", placement=(Placed(0, "p-2", (1,), 1000),))
+    elif what == "in another team":
+        world.change("j", policy="b")
+    elif what == "and is told to go":
+        world.change("j", state="checkpointing", deadline=world.now + 5)
+    world.jobs("k l m n o", "b", "one")
+    follower.check()
+    follower.incremental.change((), list(world.workloads))
+    left = follower.incremental.cluster
+    assert all(node.free == [1000, 1000] and not node.allocations for node in left.nodes.values()), (
+        "nothing is left behind"
+    )
+    assert not any(account.in_pool.get("p") for account in left.ledger.accounts.values())

@@ -1,0 +1,131 @@
+"""Actuator that the machines cannot carry out, and reports that cannot be true: one job's trouble stays its own."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import AttemptSeen, BackendError, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.reconcile import reconcile
+from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.store.rows import submitted
+from running import Running, running
+
+NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+
+
+class Faulty(MemoryBackend):
+    """PoolAssignment whose disk is full: `broken` names the jobs that cannot be told something, by order."""
+
+    def __init__(self) -> None:
+        super().__init__([NODE], real_time=True)
+        self.broken: dict[str, set[str]] = {"start": set(), "notice": set(), "kill": set(), "forget": set()}
+        self.error: Exception = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/state/jobs")
+
+    def _check(self, order: str, workload: str, attempt: int) -> None:
+        known = self.attempts.get((workload, attempt))
+        name = known.order.name if known else ""
+        if name in self.broken[order]:
+            raise self.error
+
+    async def start(self, order: StartOrder) -> None:
+        if order.name in self.broken["start"]:
+            raise self.error
+        await super().start(order)
+
+    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+        self._check("notice", workload, attempt)
+        await super().notice(workload, attempt, notice)
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        self._check("kill", workload, attempt)
+        await super().kill(workload, attempt)
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        self._check("forget", workload, attempt)
+        await super().forget(workload, attempt)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/state/jobs"), "No space left on device (/state/jobs)"),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "Permission denied"),
+        (OSError("the pipe broke"), "the pipe broke"),
+        (TimeoutError(), "TimeoutError"),
+        (BackendError("There is no command to run."), "There is no command to run."),
+    ],
+)
+async def test_a_job_that_cannot_be_started_fails_alone(tmp_path: Path, error: Exception, said: str) -> None:
+    backend = Faulty()
+    backend.broken["start"], backend.error = {"ill"}, error
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        ill = await run.submit("ana", "ill", profile="gpu3")
+        well = await run.submit("ana", "well", profile="gpu3")
+        assert (await run.job(well.id, "running")).state.value == "running"
+        failed = await run.job(ill.id, "failed")
+        assert failed.message == f"ill of ana could not be started: {said}"
+        assert failed.reason is not None
+        assert failed.reason.code == "could_not_start"
+        assert run.service.world.failure is None
+        assert (await run.used())["rnd"] == 3, "its GPUs are free"
+
+
+async def test_orders_that_fail_are_given_again_and_hinder_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Faulty()
+    backend.broken = {"start": set(), "notice": {"a"}, "kill": {"a"}, "forget": {"a"}}
+    with caplog.at_level(logging.WARNING, "makeway.orders"):
+        async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+            jobs = [await run.submit("ana", name, profile="gpu3") for name in "ab"]
+            for job in jobs:
+                await run.job(job.id, "running")
+            for job in jobs:
+                await run.client("ana").preempt_test(job.id)
+            await run.job(jobs[1].id, "pending", "starting", "running")
+            assert (await run.job(jobs[0].id)).state.value == "checkpointing"
+            backend.broken["notice"].clear()
+            await attempts(run, jobs[0].id, 2)
+            for job in jobs:
+                await run.client("ana").cancel(job.id)
+            await run.job(jobs[1].id, "cancelled")
+            assert (await run.job(jobs[0].id)).state.value != "cancelled"
+            backend.broken["kill"].clear()
+            await run.job(jobs[0].id, "cancelled")
+            backend.broken["forget"].clear()
+            await run.until(lambda: not backend.attempts, "all is forgotten")
+            assert run.service.world.failure is None
+    said = [r.getMessage() for r in caplog.records if "could not be" in r.getMessage()]
+    assert len(said) == len(set(said)), "each only once"
+    assert any("could not be given its notice: No space left" in line for line in said)
+
+
+async def attempts(run: Running, id: str, number: int) -> None:
+    async def there() -> bool:
+        return bool((await run.client("root").job(id)).attempt == number)
+
+    await run.until(there, f"{id} has its attempt {number}")
+
+
+@pytest.mark.parametrize("at", [math.inf, -math.inf, math.nan, 1e300, 1e10])
+def test_times_that_cannot_be_true_are_not_believed(at: float) -> None:
+    now = time.time()
+    made = submitted(NewWorkload("j-12345678", "job", "rnd", "gpu3", "ana", name="x"), now - 100)
+    row: Workload = made._replace(state="running", attempt=1, started_at=now - 60, max_failures=3)
+    for code in (0, 1, 75):
+        for phase in (Phase.EXITED, Phase.LOST, Phase.RUNNING):
+            seen = AttemptSeen(row.id, 1, phase, ended_at=at, exit_code=code, step=3, checkpoint_at=at)
+            change_set = reconcile({row.id: row}, Seen((NODE,), (seen,)), now=now, lost_budget=3)
+            for change in change_set.changes:
+                assert change.fields.get("ran", 60.0) == pytest.approx(60)
+                assert change.fields.get("checkpoint_at") is None
+                closed = change.close_attempt or {"ended_at": now, "lost_seconds": None}
+                assert closed["ended_at"] == now
+                assert closed["lost_seconds"] in (None, 0.0, pytest.approx(60))

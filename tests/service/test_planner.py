@@ -1,0 +1,59 @@
+"""The loop's engine stays on its feet, follows the store, and starts anew after trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from makeway_quota.engine import schedule
+from makeway_quota.engine.index.incremental import IncrementalEngine
+from running import Running, running
+
+
+@pytest.mark.covers("F13")
+async def test_it_plans_what_a_fresh_look_at_the_same_world_plans(tmp_path: Path) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
+        world, planner, loop = run.service.world, run.service.loop._planner, run.service.loop
+        for at in range(4):
+            job = await run.submit("ana", f"train {at}", profile="gpu3")
+        await _rest(run)
+        incremental = planner._incremental
+        await run.client("ana").cancel(job.id)
+        await _rest(run)
+        rows, now = await world.rows(), loop.clock()
+        plan = await planner.plan(rows, now)
+        assert plan == schedule(world.snapshot(rows, now))
+        assert incremental is not None
+        assert planner._incremental is incremental, "it was told what changed, not built anew"
+
+
+async def test_after_a_decision_that_failed_it_looks_at_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
+        planner = run.service.loop._planner
+        await run.until(lambda: _stood(planner), "the loop decides")
+        before = planner._incremental
+
+        def broken(self: IncrementalEngine, now: float) -> None:
+            raise RuntimeError("half way through")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(IncrementalEngine, "plan", broken)
+            await run.until(lambda: run.service.world.failure, "a cycle fails")
+        job = await run.submit("ana", "train", profile="gpu3")
+        await run.job(job.id, "running")
+        assert planner._incremental is not before
+
+
+async def _rest(run: Running) -> None:
+    """Wait until the loop has nothing more to do."""
+    before = -1
+    while before != run.service.loop.cycles:
+        before = run.service.loop.cycles
+        await asyncio.sleep(1.0)
+
+
+def _stood(planner: object) -> object:
+    return planner._incremental  # type: ignore[attr-defined]

@@ -1,0 +1,149 @@
+"""Several pools on one machine: which GPU is in which pool is the policy document's to say, at any time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from makeway_api.errors import MakewayError
+from makeway_quota import policy
+from makeway_quota.backends.base import NodeSeen
+from makeway_quota.control import pool_assignment
+from makeway_quota.store.records import Place
+from running import Running, python, running
+
+TWO = """
+version: 1
+pools:
+  - {name: h100, title: H100, nodes: {local: {gpus: [8, 9, 10, 11, 12, 13, 14, 15]}}}
+  - {name: metal, title: Metal, nodes: {local: {gpus: all}}}
+profiles:
+  - {name: gpu4, title: 4 GPUs, gpus: 4, pools: [metal, h100], policies: [dev, research]}
+  - {name: metal1, title: 1 metal GPU, gpus: 1, pools: [metal], policies: [[dev, research]]}
+  - {name: cpu, title: CPU, gpus: 0, pools: [h100], kinds: [session]}
+policies:
+  - {name: dev, groups: [rnd], quotas: [{reserved: 8, limit: 16}]}
+  - {name: research, groups: [devops], quotas: [{reserved: 8, limit: 16}]}
+"""
+ONE = """
+version: 1
+pools: [{name: h100{nodes}}]
+profiles: [{name: gpu1, gpus: 1, policies: [dev]}]
+policies: [{name: dev, groups: [rnd], quotas: [{reserved: 4}]}]
+"""
+SEES = python("import os; print('gpus', os.environ['CUDA_VISIBLE_DEVICES'], flush=True); import time; time.sleep(600)")
+
+
+async def where(run: Running) -> dict[str, list[int]]:
+    """The devices in use of every pool."""
+    pools = await run.client("root").pools()
+    return {p.name: [d.index for n in p.nodes for d in n.devices if d.holders] for p in pools}
+
+
+async def apply(run: Running, text: str) -> None:
+    """Put a document into force as `makeway policy apply` does."""
+    root = run.client("root")
+    await root.policy_apply(text, base=(await root.policy()).version)
+
+
+@pytest.mark.covers("F02", "F06", "F07")
+async def test_two_pools_of_one_machine(tmp_path: Path) -> None:
+    """Like golden scenario G2, but one after the other, with real processes on the GPUs of one machine."""
+    async with running(tmp_path, TWO, gpus=16) as run:
+        pools = {pool.name: pool for pool in await run.client("root").pools()}
+        assert {name: (pool.total, [n.name for n in pool.nodes]) for name, pool in pools.items()} == {
+            "h100": (8, ["virtual-1"]),
+            "metal": (8, ["virtual-1"]),
+        }
+        assert (await run.client("root").usage()).total == 16
+        first = await run.submit("ana", "d0", SEES, profile="gpu4")
+        assert (await run.job(first.id, "running")).placement[0].devices == [0, 1, 2, 3], "metal comes first"
+        await run.until(lambda: log(run, first.id), "the job says what it sees")
+        assert await log(run, first.id) == "gpus 0,1,2,3\n"
+        for i in range(1, 4):
+            await run.submit("ana", f"d{i}", profile="gpu4")
+        await run.until(lambda: full(run, "dev", 4), "dev is on both pools while research is idle")
+        assert await where(run) == {"metal": list(range(8)), "h100": list(range(8, 16))}
+        for i in range(4):
+            await run.submit("bo", f"r{i}", profile="gpu4")
+        await run.until(lambda: full(run, "research", 2), "research has what it reserves")
+        await run.settled()
+        states = await run.states()
+        assert {name for name, state in states.items() if state == "running"} == {"d2", "d3", "r0", "r1"}
+        placed = {j.name: j.placement[0].devices for j in (await run.client("root").jobs(state="running")).jobs}
+        assert sorted(placed["r0"] + placed["r1"]) == list(range(8)), "reclaimed in the pool that comes first"
+        assert sorted(placed["d2"] + placed["d3"]) == list(range(8, 16))
+        session = await run.session("ana", "cpu", "dev")
+        granted = await run.granted(session.id)
+        assert [g.node for g in granted.placement] == ["virtual-1"], "a divided machine has its one name"
+
+
+async def full(run: Running, team: str, count: int) -> bool:
+    return [*(await run.states(team)).values()].count("running") == count
+
+
+async def log(run: Running, id: str) -> str:
+    return str((await run.client("root").logs(id)).text)
+
+
+@pytest.mark.covers("F02", "F12")
+async def test_a_new_document_moves_gpus_between_pools(tmp_path: Path) -> None:
+    one = TWO.replace("[8, 9, 10, 11, 12, 13, 14, 15]", "[14, 15]")
+    async with running(tmp_path, one, gpus=16) as run:
+        jobs = [await run.submit("ana", f"m{i}", profile="metal1") for i in range(15)]
+        await run.until(lambda: full(run, "dev", 14), "metal is full")
+        waiting = await run.job(jobs[14].id)
+        assert waiting.reason is not None
+        assert "metal" in waiting.reason.message
+        more = await run.client("root").policy_preview(TWO.replace("[8, 9, 10, 11, 12, 13, 14, 15]", "[15]"))
+        assert [effect.name for effect in more.starts] == ["m14"]
+        await apply(run, TWO.replace("[8, 9, 10, 11, 12, 13, 14, 15]", "[15]"))
+        await run.job(jobs[14].id, "running")
+        assert (await where(run))["metal"] == list(range(15))
+        await apply(run, TWO)
+        assert (await where(run))["h100"] == list(range(8, 15)), "what runs there runs on"
+        await run.settled()
+        assert set((await run.states()).values()) == {"running"}
+
+
+@pytest.mark.covers("F02")
+@pytest.mark.parametrize("nodes", ["", ", nodes: {local: {gpus: all}}", ", nodes: {local: {gpus: [0, 1, 2, 3]}}"])
+async def test_the_only_pool_may_have_any_name(tmp_path: Path, nodes: str) -> None:
+    async with running(tmp_path, ONE.replace("{nodes}", nodes), gpus=6) as run:
+        job = await run.submit("ana", "j", profile="gpu1")
+        await run.job(job.id, "running")
+        [pool] = await run.client("root").pools()
+        assert (pool.name, pool.total) == ("h100", 4 if "3" in nodes else 6)
+
+
+async def test_more_than_a_pools_own_gpus_cannot_be_reserved(tmp_path: Path) -> None:
+    async with running(tmp_path, TWO, gpus=16) as run:
+        root = run.client("root")
+        greedy = TWO.replace("[{reserved: 8, limit: 16}]", "[{pools: [h100], reserved: 5}]")
+        check = await root.policy_validate(greedy)
+        assert [issue.message for issue in check.issues] == [
+            "10 GPUs are reserved in pool h100 (dev 5 GPUs, research 5 GPUs), but there are 8 GPUs; "
+            "reserve less or add GPUs"
+        ]
+        for nodes in ("", ", nodes: {local: {gpus: [99]}}"):
+            nowhere = greedy.replace(", nodes: {local: {gpus: [8, 9, 10, 11, 12, 13, 14, 15]}}", nodes)
+            with pytest.raises(MakewayError, match=r"there are 0 GPUs; say which GPUs are in it with nodes:"):
+                await apply(run, nowhere)
+        assert (await root.policy()).version == 1
+
+
+def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_a_stranger() -> None:
+    document = policy.read(TWO)
+    seen = NodeSeen("host", "", tuple(range(16)), cpu=64_000, memory=1600, foreign={3: 1000, 9: 250})
+    found = pool_assignment.divide([seen], document)
+    assert [(n.pool, n.cpu, n.memory, dict(n.foreign)) for n in found.nodes] == [
+        ("h100", 32_000, 800, {9: 250}),
+        ("metal", 32_000, 800, {3: 1000}),
+    ]
+    border = Place("host", (6, 7, 8), (1000,) * 3)
+    [placed] = found.placement([border])
+    assert pool_assignment.machine_of(placed.node) == "host"
+    assert placed.node == "host/metal"
+    nodes = {node.name: node for node in found.as_nodes([])}
+    assert nodes["host/metal"].foreign_devices == (3,)
+    assert nodes["host/h100"].foreign_gpus == 250

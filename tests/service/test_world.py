@@ -1,0 +1,88 @@
+"""What those who run Makeway look at: readiness, metrics, and sessions that may be asked to leave."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from makeway_api.models import JobAsk
+from makeway_quota.backends.base import Seen
+from makeway_quota.service import Service
+from makeway_quota.store.records import Workload
+from running import IDLE, PEOPLE, Running, running
+
+
+@pytest.mark.covers("N19")
+async def test_metrics_tell_gpus_teams_and_decisions(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        job = await run.submit("ana", "train", profile="gpu3")
+        await run.job(job.id, "running")
+        http = run.client("root").http
+        text = (await http.get("http://makeway.test/metrics")).text
+        assert 'makeway_gpus{state="used"} 3.0' in text
+        assert 'makeway_team_gpus{state="in_quota",team="rnd"} 3.0' in text
+        assert 'makeway_workloads{kind="job",state="running"} 1.0' in text
+        assert 'makeway_decisions_total{team="rnd",verb="start"}' in text
+
+
+async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
+        ready = await run.service.services.ready()
+        assert ready.ok, ready.checks
+
+        async def broken() -> Seen:
+            raise OSError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(run.service.backend, "observe", broken)
+            failed = await run.until(lambda: run.service.world.failure, "a cycle fails")
+            assert failed == "OSError: the disk is full"
+            ready = await run.service.services.ready()
+            assert not ready.ok
+            assert ready.checks["loop"] == "OSError: the disk is full"
+        await run.until(lambda: not run.service.world.failure, "the next cycle works")
+        assert (await run.service.services.ready()).ok
+
+
+@pytest.mark.covers("F40", "N14")
+async def test_preemptible_session_uses_idle_gpus_and_is_asked_to_leave(tmp_path: Path) -> None:
+    async with running(tmp_path, _short_grace(), MAKEWAY_TICK_SECONDS=0.2) as run:
+        refused = await run.granted((await run.session("ana", "gpu8", "rnd")).id)
+        assert refused.state == "cancelled"
+        session = await run.granted((await run.session("ana", "gpu8", "rnd", preemptible=True)).id)
+        assert session.phase == "granted"
+        job = await run.submit("bo", "owner", profile="gpu3")
+        asked = await run.until(lambda: noticed(run, session.id), "the session is asked to leave")
+        assert asked.notice.by_team == "devops"
+        await run.job(job.id, "running")
+        over = await run.client("spawner").session(session.id)
+        assert (over.phase, over.reason.code) == ("over", "made_way")
+
+
+def _short_grace() -> str:
+    from running import SAMPLE
+
+    return SAMPLE.read_text(encoding="utf-8").replace("    gpus: 8\n", "    gpus: 8\n    grace: 1\n")
+
+
+async def noticed(run: Running, id: str) -> Workload | None:
+    row = (await run.service.world.rows()).get(id)
+    return row if row and row.notice else None
+
+
+async def test_a_service_that_was_deposed_stops_deciding_and_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        told: list[bool] = []
+        await run.service.stop(stop_jobs=False)
+        again = await Service.open(run.service.config, run.service.backend)
+        await again.start(deposed=lambda: told.append(True))
+        again.store.take_term("another service", 0.0)
+        await again.services.submit(PEOPLE["ana"], JobAsk(name="late", profile="gpu1", command=IDLE))
+        for _ in range(100):
+            if told:
+                break
+            await asyncio.sleep(0.05)
+        assert told == [True]
+        assert {row.state for row in (await again.world.rows()).values()} == {"pending"}, "nothing was decided"
+        run.service = again
