@@ -174,9 +174,9 @@ def outcome(log: Sequence[Decision], said: Mapping[str, Any], share: float) -> O
 def cycle_facts(client: Client) -> tuple[int, float]:
     """How many cycles the loop made, and how long one took in the mean."""
     text = client.http.get(f"{client.url}/metrics").text
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("makeway_turn_seconds_"))
-    count = float(values["makeway_turn_seconds_count"])
-    return round(count), float(values["makeway_turn_seconds_sum"]) / max(1.0, count)
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("makeway_cycle_seconds_"))
+    count = float(values["makeway_cycle_seconds_count"])
+    return round(count), float(values["makeway_cycle_seconds_sum"]) / max(1.0, count)
 
 
 def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:

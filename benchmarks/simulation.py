@@ -23,7 +23,7 @@ from makeway_quota.control.reasons import NOT_BEFORE_SLACK
 from makeway_quota.engine.state import GPU, Settings
 from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import baseline
-from makeway_quota.simulate.cluster import Inventory, of_quotas, profile_name
+from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name
 from makeway_quota.simulate.incremental import Forecasts, IncrementalEngine
 from makeway_quota.simulate.meter import HOUR
 from makeway_quota.simulate.replay import Outcome, replay
@@ -88,7 +88,7 @@ def itp(traces: Path, rho: float) -> tuple[dict[str, int], list[Arrival]]:
 
 
 def played(
-    inventory: Inventory, arrivals: Sequence[Arrival], restart: float = 60.0, forecasts: Forecasts | None = None
+    inventory: SimulatedCluster, arrivals: Sequence[Arrival], restart: float = 60.0, forecasts: Forecasts | None = None
 ) -> Outcome:
     """Play a trace through the engine, with a word on how far it is."""
     planner = IncrementalEngine(inventory, Counter(profile_name(a.gpus) for a in arrivals), forecasts)
@@ -96,7 +96,7 @@ def played(
     return replay(inventory, arrivals, planner, restart=restart, durations=learns, progress=_progress(inventory.name))
 
 
-def as_configured(rho: float, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> Inventory:
+def as_configured(rho: float, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> SimulatedCluster:
     """Give the policy for the ITP jobs: small ones first in the pool, who ran long yields, nobody is hasty."""
     sizes, settings, patience = {a.gpus for a in arrivals}, Settings(yields_after=YIELDS_AFTER), RECLAIM_AFTER[rho]
     return of_quotas(f"ITP rho {rho}", quotas, sizes, settings=settings, small_first=True, reclaim_after=patience)

@@ -147,8 +147,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims.py",
-        "if allocation.terminating or victim.non_preemptible or not allocation.amount",
-        "if allocation.terminating or not allocation.amount",
+        "            or victim.non_preemptible\n",
+        "",
         "sessions are never victims",
     ),
     Edit(
@@ -299,13 +299,13 @@ EDITS = (
         "who loses what was on its way to be free may stop its own team's work",
     ),
     Edit(
-        "unschedulable.py",
+        "index/unschedulable.py",
         "self.kept = {hold.queue.number for hold in builder.holds.values()}",
         "self.kept: set[int] = set()",
         "who waited too long asks its own team past its hold",
     ),
     Edit(
-        "unschedulable.py",
+        "index/unschedulable.py",
         "return hold is not None and not (hold.there and hold.until is None)",
         "return False",
         "what ends in time may use what is held",
@@ -324,7 +324,7 @@ EDITS = (
         "a start that did not come about takes no room",
     ),
     Edit(
-        "unschedulable.py",
+        "index/unschedulable.py",
         "        return queue.patient or not self._may_ask(queue)",
         "        return True",
         "a team's higher priority stops its lower one",

@@ -40,8 +40,8 @@ class _Group:
 class Reasons:
     """What those who wait were told, so that only news is written.
 
-    A first reason and a nomination are written at once. Where only the words or their numbers changed, at most `pace` are
-    written a second (thousands may wait, and their numbers change with every start); the others have their cycle later.
+    A first reason and a nomination are written at once. Where only the sentence or its numbers changed, at
+    most `pace` are written a second (thousands may wait, and their numbers change with every start), the others later.
     Those who wait for the same reason are looked at together, and only when it is another than before.
     """
 

@@ -37,7 +37,7 @@ class ChangeSet:
             self.decisions.append(decision)
 
     def parts(self, most: int) -> Iterator[ChangeSet]:
-        """Divide into change_set of at most `most` changes, in their order, each with the decisions that explain them."""
+        """Divide into change sets of at most `most` changes, in order, each with the decisions that explain them."""
         said: dict[str | None, list[NewDecision]] = {}
         for decision in self.decisions:
             said.setdefault(decision.workload, []).append(decision)

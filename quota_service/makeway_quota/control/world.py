@@ -1,6 +1,6 @@
 """The world as it is now: what the machines showed last, what the store say, and the policy in force.
 
-The loop keeps it; the services reads it. `snapshot` is the only place where change_set and machines become what the engine sees.
+The loop keeps it, the services read it. Only `snapshot` turns rows and nodes into what the engine sees.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine kept on its feet between decisions: only what changed is put in its place again.
 
-`IncrementalEngine.plan` gives what `schedule` gives for the same snapshot; it is only quicker, for it does not build the
-cluster anew. What a decision does to the cluster is taken back at its end: what was decided is true once the world
-says so, and comes back as a change. Starts wait where they are until the next change, which confirms most of them.
+`IncrementalEngine.plan` returns what `schedule` returns for the same snapshot, without building the cluster anew.
+What a decision does to the cluster is undone at its end: what was decided is true once the world says so, and comes
+back as a change. Starts wait where they are until the next change, which confirms most of them.
 """
 
 from __future__ import annotations

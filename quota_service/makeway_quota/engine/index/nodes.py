@@ -1,8 +1,8 @@
 """The cluster as it is now and as it will be once everybody who was told to go has gone.
 
 Every device has two numbers: `open`, what nobody holds now, and `future`, what nobody will hold once terminating
-work has left and nominations are honoured. A start needs both, a nomination only the second; so a nomination keeps others
-off GPUs that are free already, and never counts what is still in use.
+work has left and nominations are honoured. A start needs both, a nomination only the second; so a nomination keeps
+others off GPUs that are free already, and never counts what is still in use.
 """
 
 from __future__ import annotations

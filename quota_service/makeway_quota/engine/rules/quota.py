@@ -18,8 +18,8 @@ class Line:
     """One quota line and what it counts now. All amounts are milli-GPUs.
 
     `now` is what admitted work holds, `terminating` the part of it that was told to go, `nominated` what waiting
-    work has been promised, `moving` the part of that which whoever it is for holds elsewhere until it moves, `non_preemptible`
-    what work holds or was promised that may never be stopped.
+    work is nominated for, `moving` the part of that which the workload still holds elsewhere until it moves,
+    `non_preemptible` what non-preemptible work holds or is nominated for.
     """
 
     __slots__ = (

@@ -57,7 +57,7 @@ class Preemptor:
         return any(ledger.above(ledger.account(n), pool, self.account, self.amount, {}) for n in stoppable)
 
     def may_take(self, allocation: Allocation) -> bool:
-        """Say whether this one could ever be asked, whatever how much its team uses at the moment."""
+        """Say whether this one could ever be asked, however much its team uses at the moment."""
         victim = allocation.workload
         if (
             allocation.terminating
