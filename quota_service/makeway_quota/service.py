@@ -47,7 +47,7 @@ class Service:
         self.hub = parts.hub
         self.clock = parts.clock
         self.loop = Loop(parts)
-        self.services = Services(parts, self.loop.wake)
+        self.services = Services.of(parts, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -91,6 +91,7 @@ class Service:
         await self.loop.close(stop_jobs=stop_jobs)
         if self.hub is not None:
             await self.hub.close()
+        self.services.close()
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from .engine.phrases import count, gpus, number
 
-__all__ = ["count", "duration", "gpus", "names", "number"]
+__all__ = ["count", "duration", "gpus", "gpus_are", "names", "number"]
+
+
+def gpus_are(milli: int) -> str:
+    """Return an amount of GPUs with its verb: `0.5 GPU is`, `1 GPU is`, `2 GPUs are`."""
+    return f"{gpus(milli)} {'is' if 0 < milli <= 1000 else 'are'}"
 
 
 def duration(seconds: float) -> str:

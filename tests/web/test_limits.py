@@ -158,7 +158,7 @@ async def test_a_bug_is_told_without_its_traceback(web: Portal, monkeypatch: pyt
     async def broken(caller: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(web.services, "usage", broken)
+    monkeypatch.setattr(web.services.usage, "usage", broken)
     transport = httpx2.ASGITransport(app=web.app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://hub.test") as client:
         answer = await client.get(f"{API}/usage", headers={"Authorization": "token ana"})

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import Attempt, Checkpoint, Reason, State
-from web.portal import EVIL, PREFIX, Portal
+from web.portal import EVIL, PEOPLE, PREFIX, Portal
 
 OUTSIDE = re.compile(r"""(?:src|href|action|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", re.IGNORECASE)
 
@@ -197,8 +197,8 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
     async def error(*_: Any) -> dict[str, Any]:
         return {"type": "ValueError", "message": EVIL, "traceback": ["File …\n", EVIL]}
 
-    monkeypatch.setattr(web.services, "job", one)
-    monkeypatch.setattr(web.services, "error", error)
+    monkeypatch.setattr(web.services.jobs, "job", one)
+    monkeypatch.setattr(web.services.outputs, "error", error)
     shown = words(check(await (await web.browser("root")).get(f"{PREFIX}jobs/{id}")))
     for part in ("ValueError", "step 3", "61 s", "Resume"):
         assert part in shown
@@ -208,7 +208,7 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
 async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
     browser = await web.browser("root")
     text = check(await browser.get(f"{PREFIX}policy"))
-    document = (await web.services.policy_current()).document or ""
+    document = (await web.services.policies.current(PEOPLE["root"])).document or ""
     form = xsrf(text) | {"base": "1", "comment": EVIL}
     assert "version 1 in force" in words(text)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ..backends.base import AttemptSeen, Phase, Seen
 from ..store.records import Change, NewDecision, Workload
-from ..wording import duration, gpus
+from ..wording import duration, gpus_are
 
 WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
 """How the services names workloads."""
@@ -281,4 +281,4 @@ def _name(row: Workload) -> str:
 
 def _freed(row: Workload) -> str:
     milli = row.size
-    return f"{gpus(milli)} {'is' if milli == 1000 else 'are'} free again." if milli else "its place is free again."
+    return f"{gpus_are(milli)} free again." if milli else "its place is free again."

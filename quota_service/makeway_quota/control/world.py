@@ -157,6 +157,11 @@ class World:
         return None if self._seen_at is None else time.monotonic() - self._seen_at
 
     @property
+    def assignment(self) -> PoolAssignment:
+        """Which pool every GPU is in, by the document in force; the same object while nodes and document are."""
+        return self._machines
+
+    @property
     def virtual(self) -> bool:
         """True where the GPUs are virtual."""
         return any(node.virtual for node in self.seen.nodes)
@@ -167,6 +172,11 @@ class World:
         if self._given is None:
             self._given = dict(self._rows or {})
         return self._given
+
+    async def row(self, id: str) -> Workload | None:
+        """Return one workload that has not ended, as it is now, or None."""
+        await self._follow()
+        return (self._rows or {}).get(id)
 
     async def attended(self) -> dict[str, Workload]:
         """Those of `rows` that every cycle looks at: who may hold something, not the thousands of jobs that wait."""

@@ -36,6 +36,13 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class FilesOf:
+    """The files of another workload, which a new one shares with it."""
+
+    workload: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """A running workload was asked to make way, for whom and until when."""
 

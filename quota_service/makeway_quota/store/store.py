@@ -15,6 +15,7 @@ from .records import (
     Decision,
     Event,
     File,
+    FilesOf,
     NewDecision,
     NewWorkload,
     PastRun,
@@ -80,7 +81,7 @@ class Store:
 
     def add_workloads(
         self,
-        submissions: Sequence[tuple[NewWorkload, Sequence[tuple[str, bytes, bool]], NewDecision | None]],
+        submissions: Sequence[tuple[NewWorkload, Sequence[tuple[str, bytes, bool]] | FilesOf, NewDecision | None]],
         *,
         now: float,
     ) -> list[Workload | ValueError | Conflict]:
@@ -92,7 +93,11 @@ class Store:
         able: dict[int, writes.Submission] = {}
         for at, (new, files, decision) in enumerate(submissions):
             try:
-                able[at] = writes.Submission(rows.submitted(new, now + at / 1e6), writes.digests(files), decision)
+                workload = rows.submitted(new, now + at / 1e6)
+                if isinstance(files, FilesOf):
+                    able[at] = writes.Submission(workload, {}, decision, files.workload)
+                else:
+                    able[at] = writes.Submission(workload, writes.digests(files), decision)
                 answers.append(able[at].workload)
             except ValueError as error:
                 answers.append(error)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Table, Text, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -31,6 +31,12 @@ CLOSE_ATTEMPTS = Many(
         == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
     )
 )
+SHARE_FILES = insert(files).from_select(
+    ["workload", "path", "executable", "blob"],
+    select(bindparam("new", type_=Text), files.c.path, files.c.executable, files.c.blob).where(
+        files.c.workload == bindparam("old")
+    ),
+)
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
 AT_ONCE = 10_000
 """How many rows of a table one `prune` removes at most, so that nobody waits long for it."""
@@ -43,17 +49,22 @@ class Submission:
     workload: Workload
     blobs: Mapping[File, str]
     decision: NewDecision | None = None
+    files_of: str | None = None
+    """the workload that it shares its files with, instead of having `blobs`"""
 
 
 def add_workloads(connection: Connection, submissions: Sequence[Submission]) -> list[Conflict | None]:
     """Insert submissions with their sources and files; for each, None or why its id or its server's place is taken."""
     taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
+    originals = reads.ids_taken(connection, list({s.files_of for s in submissions if s.files_of is not None}))
     places: dict[tuple[str, str], Workload] = {}
     answers: list[Conflict | None] = []
     added: list[Submission] = []
     for submission in submissions:
         new = submission.workload
         conflict = _id_taken(connection, new) if new.id in taken else None
+        if conflict is None and submission.files_of is not None and submission.files_of not in originals:
+            conflict = Conflict(f"the workload {submission.files_of} is gone, so its files cannot be shared", None)
         if conflict is None and new.kind == "session" and new.live:
             place = (new.owner, new.server)
             there = places.get(place) or reads.live_session(connection, *place)
@@ -84,6 +95,8 @@ def _insert(connection: Connection, added: Sequence[Submission]) -> None:
         connection.execute(insert(sources), told)
     write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     for submission in added:
+        if submission.files_of is not None:
+            connection.execute(SHARE_FILES, {"new": submission.workload.id, "old": submission.files_of})
         if not submission.blobs:
             continue
         for file, digest in submission.blobs.items():

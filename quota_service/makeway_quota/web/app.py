@@ -7,12 +7,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request
 
+from ..services import Services
 from . import api, assets, page_access, pages, probes, problems
 from .auth import Authenticator, Directory
 from .headers import Headers
 from .limits import Limits
 from .openapi import describe
-from .ports import Services
 from .settings import WebSettings
 from .stream import Streams
 
@@ -48,7 +48,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     assets.mount(app, settings)
     problems.install(app, _is_page(settings), pages.error_page)
     page_access.install(app)
-    app.add_middleware(Limits, settings=settings)
+    app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
     app.add_middleware(Headers, settings=settings)
     return app
 

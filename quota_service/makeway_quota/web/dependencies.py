@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from ..services import Caller, Services
 from .auth import Authenticator, needs
-from .ports import Caller, Services
 from .stream import Streams
 
 MAX_WAIT = 60.0
@@ -42,8 +42,10 @@ TheAuthenticator = Annotated[Authenticator, Depends(authenticator_of)]
 
 Reader = Annotated[Caller, Depends(needs("read"))]
 Submitter = Annotated[Caller, Depends(needs("submit"))]
-Toucher = Annotated[Caller, Depends(needs("submit", "manage"))]
-Manager = Annotated[Caller, Depends(needs("manage"))]
+Toucher = Annotated[Caller, Depends(needs("submit", some=("manage",)))]
+"""Callers who may change some jobs: the service checks which"""
+Manager = Annotated[Caller, Depends(needs(some=("manage",)))]
+"""Callers who manage some teams: the service shows no others"""
 Admin = Annotated[Caller, Depends(needs("admin"))]
 Reserver = Annotated[Caller, Depends(needs("reserve"))]
 

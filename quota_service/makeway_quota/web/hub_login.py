@@ -14,8 +14,8 @@ from makeway_api.errors import MakewayError
 from tornado.web import HTTPError
 
 from ..control.hub_client import HubApi, HubUnreachable
+from ..services import Caller
 from .auth import SCOPE, Authenticator, is_https
-from .ports import Caller
 from .settings import WebSettings
 from .tickets import same
 

@@ -21,9 +21,9 @@ from makeway_api.models import (
     Usage,
 )
 
+from ..services import Caller, Services
 from .charts import Look, bar_scale
 from .palette import colours
-from .ports import Caller, Services
 from .settings import WebSettings
 
 SHOWN = 200
@@ -97,12 +97,12 @@ class Board:
 
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Board:
     """Ask the services for everything at once; `team` narrows it to one team."""
-    usage, pools = await asyncio.gather(services.usage(caller), services.pools(caller))
+    usage, pools = await asyncio.gather(services.usage.usage(caller), services.inventory.pools(caller))
     sessions, pending, running, decisions = await asyncio.gather(
-        services.sessions(caller, True),
-        services.jobs(caller, team, State.PENDING.value, False, SHOWN, None),
-        services.jobs(caller, team, "starting,running,checkpointing", False, SHOWN, None),
-        services.decisions(caller, None, team, LOGGED, None),
+        services.sessions.sessions(caller, True),
+        services.jobs.jobs(caller, team, State.PENDING.value, False, SHOWN, None),
+        services.jobs.jobs(caller, team, "starting,running,checkpointing", False, SHOWN, None),
+        services.audit.decisions(caller, None, team, LOGGED, None),
     )
     lines = [session_line(session) for session in sessions if team is None or session.team == team]
     waiting = [line for line in lines if line.state is State.PENDING] + [job_line(job) for job in pending.jobs]
@@ -132,7 +132,7 @@ def look_of(services: Services, caller: Caller, usage: Usage, pools: Sequence[Po
     teams = {entry.team for entry in usage.teams} | holding(pools) | others
     return Look(
         classes=colours(teams - {""}),
-        titles={team: services.title(team) for team in teams},
+        titles={team: services.context.title(team) for team in teams},
         jobs=f"{settings.prefix}jobs/",
         devices=sum(len(node.devices) for pool in pools for node in pool.nodes),
         linked=None if caller.admin else frozenset(entry.team for entry in usage.teams),

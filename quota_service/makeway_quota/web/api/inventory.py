@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Profile, Usage
 
-from ..auth import SCOPE, may, refusal
+from ...services import Caller
+from ..auth import SCOPE, may, refusal, still_reads
 from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
-from ..ports import Caller
 from ..problems import declared
 
 router = APIRouter(tags=["inventory"], responses=declared())
@@ -24,31 +24,36 @@ TICKET = "offers"
 @router.get("/me", operation_id="me", response_model=Me)
 async def me(caller: Reader, services: TheServices) -> Me:
     """Who the caller is, and in which teams."""
-    return Me(name=caller.name, admin=caller.admin, teams=list(services.teams_of(caller)), scopes=sorted(caller.scopes))
+    return Me(
+        name=caller.name,
+        admin=caller.admin,
+        teams=list(services.context.teams_of(caller)),
+        scopes=sorted(caller.scopes),
+    )
 
 
 @router.get("/pools", operation_id="pools", response_model=list[Pool])
-async def pools(caller: Reader, services: TheServices) -> list[Pool]:
+async def pools(caller: Reader, services: TheServices) -> Response:
     """Every pool with its nodes, devices and who holds them."""
-    return await services.pools(caller)
+    return Response(await services.inventory.pools_json(caller), media_type="application/json")
 
 
 @router.get("/profiles", operation_id="profiles", response_model=list[Profile])
 async def profiles(caller: Reader, services: TheServices) -> list[Profile]:
     """The profiles that the caller may use."""
-    return await services.profiles(caller)
+    return await services.inventory.profiles(caller)
 
 
 @router.get("/policies", operation_id="policies", response_model=list[Policy])
 async def policies(caller: Reader, services: TheServices) -> list[Policy]:
     """The policies of the caller's teams; all of them for an administrator."""
-    return await services.policies(caller)
+    return await services.inventory.policies(caller)
 
 
 @router.get("/usage", operation_id="usage", response_model=Usage)
 async def usage(caller: Reader, services: TheServices) -> Usage:
     """Who uses what now."""
-    return await services.usage(caller)
+    return await services.usage.usage(caller)
 
 
 @router.get("/offers", operation_id="offers", response_model=OfferTable)
@@ -67,7 +72,7 @@ async def offers(
         groups = sorted(await authenticator.directory.groups_of(name))
     else:
         raise refusal(caller, ["reserve", "admin"])
-    table = await services.offers(caller, name, groups, kind.value)
+    table = await services.offers.offers(caller, name, groups, kind.value)
     note = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
     return table.model_copy(update={"ticket": note})
 
@@ -86,7 +91,7 @@ async def offers_live(
     name, kind = signed
     groups = sorted(await authenticator.directory.groups_of(name))
     caller = Caller(name=name, groups=frozenset(groups), scopes=frozenset({f"{SCOPE}read"}))
-    table = await services.offers(caller, name, groups, kind)
+    table = await services.offers.offers(caller, name, groups, kind)
     return table.model_copy(update={"ticket": ticket})
 
 
@@ -100,7 +105,7 @@ async def decisions(
     before: Annotated[int | None, Query(ge=0, le=BIG, description="only decisions with a smaller id")] = None,
 ) -> list[Decision]:
     """The decision log, newest first."""
-    return await services.decisions(caller, workload, team, limit, before)
+    return await services.audit.decisions(caller, workload, team, limit, before)
 
 
 @router.get(
@@ -110,16 +115,23 @@ async def decisions(
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "A live stream"}},
 )
 async def events(
+    request: Request,
     caller: Reader,
     services: TheServices,
+    authenticator: TheAuthenticator,
     streams: TheStreams,
     last_event_id: Annotated[int | None, Header(ge=0, le=BIG)] = None,
     after: Annotated[int | None, Query(ge=0, le=BIG, description="like the header Last-Event-ID")] = None,
 ) -> StreamingResponse:
     """What happens, as it happens. Each message has an id, its kind as event, and the whole Event as JSON in data."""
+    streams.check_room(caller.name)
     start = last_event_id if last_event_id is not None else after
+
+    async def renew() -> Caller | None:
+        return await still_reads(authenticator, request)
+
     return StreamingResponse(
-        streams.follow(services.events(caller, start)),
+        streams.follow(services.audit.events(caller, start, renew), caller.name),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
