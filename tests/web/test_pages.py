@@ -228,7 +228,7 @@ async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
     assert "Version 2 is in force." in shown
     assert EVIL in shown
     stale = check(await browser.post(f"{PREFIX}policy", data=form | {"document": document, "action": "apply"}), 409)
-    assert "Somebody changed the policy meanwhile" in words(stale)
+    assert "The policy changed meanwhile" in words(stale)
     assert "as in version 1" in words(check(await browser.get(f"{PREFIX}policy?version=1")))
     check(await browser.get(f"{PREFIX}policy?version=0"), 422)
     for evil in (EVIL, "a: [", "\x01", "</textarea>" + EVIL, ""):
