@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..backends.base import NodeSeen
 from ..engine.rules.quota import Ledger
 from ..engine.rules.usage import TeamCount, count_usage, hold
 from ..policy import Document
@@ -22,7 +23,8 @@ class Record(NamedTuple):
 
 
 class UsageLedger:
-    """The usage of all rows that were added. The counts equal `usage_by_team` of the same world."""
+    """The usage of all rows that were added. The counts equal `usage_by_team` of the same world,
+    but for devices that a divided node's work still holds in a pool that it does not count in."""
 
     def __init__(self, document: Document, assignment: PoolAssignment) -> None:
         self._document = document
@@ -37,7 +39,7 @@ class UsageLedger:
         self._totals = {pool.name: 0 for pool in self._document.pools}
         for node in assignment.nodes:
             self._devices.setdefault(node.name, {})[node.pool] = node.devices
-            self._totals[node.pool] = self._totals.get(node.pool, 0) + 1000 * len(node.devices)
+            self._totals[node.pool] = self._totals.get(node.pool, 0) + usable(node)
 
     def use(self, assignment: PoolAssignment) -> set[str]:
         """Take new nodes; return the names of those whose pools or devices changed: their rows count anew."""
@@ -88,3 +90,11 @@ class UsageLedger:
     def _amount(self, place: Place, pool: str) -> int:
         devices = self._devices[place.node][pool]
         return sum(milli for index, milli in zip(place.devices, place.milli, strict=False) if index in devices)
+
+
+def usable(node: NodeSeen) -> int:
+    """Return the milli-GPUs of a node that work of Makeway can use, as the engine counts them."""
+    if not node.ready:
+        return 0
+    foreign = sum(min(milli, 1000) for index, milli in node.foreign.items() if index in node.devices)
+    return max(0, 1000 * len(node.devices) - foreign)
