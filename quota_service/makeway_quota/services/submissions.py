@@ -23,6 +23,7 @@ from .offers import OfferService
 from .refusals import refuse
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import check_process, new_job, read_files
+from .user_limits import Reservation
 
 FIRST_DECISION = 0.15
 """Seconds that a submission waits for its first decision, so that the answer can say more than `pending`."""
@@ -54,8 +55,8 @@ class SubmissionService:
         if ask.dry_run:
             return await self._dry_run(caller, ask, team, profile.name, sum(len(data) for _, data, _ in files))
         await context.learn_limits()
-        with context.limits.submitting(caller.name, 1):
-            return await self._add(caller, ask, team, profile, files)
+        with context.limits.submitting(caller.name, 1) as reservation:
+            return await self._add(caller, ask, team, profile, files, reservation)
 
     async def clone(self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any]) -> list[Job]:
         """Submit copies of a job, changed by `overrides` (fields of a submission).
@@ -74,26 +75,26 @@ class SubmissionService:
         if "files" in overrides:
             files = await context.call(read_files, ask, context.config.max_files_bytes)
         await context.learn_limits()
-        with context.limits.submitting(caller.name, many):
-            first = await self._add(caller, ask, team, profile, files)
-            rest = FilesOf(first.id)
-            return [
-                first,
-                *await asyncio.gather(*(self._add(caller, ask, team, profile, rest) for _ in range(many - 1))),
-            ]
+        with context.limits.submitting(caller.name, many) as reservation:
+            first = await self._add(caller, ask, team, profile, files, reservation)
+            rest = [self._add(caller, ask, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
+            return [first, *await asyncio.gather(*rest)]
 
     def _place(self, caller: Caller, ask: JobAsk) -> tuple[str, Profile]:
         document = self._context.document
         team = pick_team(document, caller.name, sorted(caller.groups), ask.team)
         return team, pick_profile(document, caller.name, team, ask.profile)
 
-    async def _add(self, caller: Caller, ask: JobAsk, team: str, profile: Profile, files: Files) -> Job:
+    async def _add(
+        self, caller: Caller, ask: JobAsk, team: str, profile: Profile, files: Files, reservation: Reservation
+    ) -> Job:
         context = self._context
         while True:
             new = new_job(context.document, ask, caller.name, team, profile)
             size = new.gpus * new.workers
             message = f"{caller.name} submits {new.name}: {gpus(size)} for {context.title(team)}."
             decision = NewDecision("submit", new.id, team, caller.name, "job", message, {"gpus": size / 1000})
+            reservation.expect(new.id)
             with context.world.follow(new.id) as follower:
                 try:
                     row = await self._batcher.take(new, files, decision)

@@ -26,6 +26,19 @@ class Bucket:
     at: float
 
 
+class Reservation:
+    """Room for jobs that are being written: each takes its part until the store has it."""
+
+    def __init__(self, user: str, left: int, expected: dict[str, Reservation]) -> None:
+        self.user = user
+        self.left = left
+        self._expected = expected
+
+    def expect(self, id: str) -> None:
+        """Count one of the jobs as pending, no longer as reserved, when the store has this id."""
+        self._expected[id] = self
+
+
 class UserLimits:
     """The counts of all users. Follows the store's commits, in the threads that write."""
 
@@ -48,6 +61,7 @@ class UserLimits:
         """job id to owner, for jobs that wait"""
         self._pending: Counter[str] = Counter()
         self._arriving: Counter[str] = Counter()
+        self._expected: dict[str, Reservation] = {}
         self._buckets: dict[str, Bucket] = {}
         self._followers: Counter[str] = Counter()
         self._known = False
@@ -71,6 +85,9 @@ class UserLimits:
     def _take(self, changed: Sequence[Workload]) -> None:
         with self._guard:
             for row in changed:
+                if (reservation := self._expected.pop(row.id, None)) is not None:
+                    reservation.left -= 1
+                    self._less(self._arriving, reservation.user)
                 if row.kind != "job" or self._versions.get(row.id, -1) >= row.version:
                     continue
                 if (owner := self._waits.pop(row.id, None)) is not None:
@@ -84,17 +101,20 @@ class UserLimits:
                     self._versions.pop(row.id, None)
 
     @contextmanager
-    def submitting(self, user: str, many: int) -> Iterator[None]:
+    def submitting(self, user: str, many: int) -> Iterator[Reservation]:
         """Reserve room for `many` jobs while they are written; refuse them if they exceed a limit."""
+        reservation = Reservation(user, many, self._expected)
         with self._guard:
             self._check_pending(user, many)
             self._check_rate(user, many)
             self._arriving[user] += many
         try:
-            yield
+            yield reservation
         finally:
             with self._guard:
-                self._less(self._arriving, user, many)
+                self._less(self._arriving, user, reservation.left)
+                for id in [id for id, each in self._expected.items() if each is reservation]:
+                    del self._expected[id]
 
     def _check_pending(self, user: str, many: int) -> None:
         there, most = self._pending[user] + self._arriving[user], self._most_pending
@@ -116,7 +136,7 @@ class UserLimits:
         now, most = self._clock(), float(self._per_minute)
         bucket = self._buckets.setdefault(user, Bucket(most, now))
         bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / 60)
-        bucket.at = now
+        bucket.at = max(bucket.at, now)
         if bucket.left < min(many, most):
             wait = (min(many, most) - bucket.left) * 60 / most
             raise busy(
