@@ -35,6 +35,7 @@ PEOPLE = {
     person.name: person
     for person in (
         caller("ana", "read", "submit", groups=("rnd",)),
+        caller("eve", "read", "submit", groups=("rnd",)),
         caller("bo", "read", "submit", groups=("devops",)),
         caller("lone", "read", "submit"),
         caller("eye", "read", groups=("rnd",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from typing import Any
 
 import yaml
 from makeway_api.errors import MakewayError
@@ -61,7 +61,11 @@ class PolicyService:
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=_issues(invalid))
         teams = context.managed_teams(caller)
-        return PolicyCheck(ok=True, changes=diff(_of_teams(context.document, teams), _of_teams(document, teams)))
+        if teams is None:
+            return PolicyCheck(ok=True, changes=diff(context.document, document))
+        row = await context.call(context.store.policy_current)
+        changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
+        return PolicyCheck(ok=True, changes=changes)
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, leave and wait, beyond what happens anyway."""
@@ -143,19 +147,38 @@ def _both(as_it_is: Snapshot, as_it_would_be: Snapshot, rows: Mapping[str, Workl
     return projection(as_it_is, rows), projection(as_it_would_be, rows)
 
 
-def _of_teams(document: Document, teams: Collection[str] | None) -> Document:
-    if teams is None:
-        return document
-    return replace(document, policies=tuple(p for p in document.policies if p.name in teams))
+def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:
+    """Return what changes for some teams: both documents are reduced to them first."""
+    return list(diff(*(read(_text_of_teams(text, teams), "policy.yaml") for text in (old, new))))
 
 
 def _text_of_teams(text: str, teams: Collection[str]) -> str:
     """Return a valid document with the policies of `teams` only, and a comment that says so."""
     whole = yaml.safe_load(text)
     policies = whole.get("policies") or []
-    shown = [policy for policy in policies if policy.get("name") in teams]
-    part = yaml.safe_dump({**whole, "policies": shown}, sort_keys=False, allow_unicode=True)
-    return f"# Only the policies of your teams: {len(shown)} of {len(policies)}.\n{part}"
+    by_name = {policy.get("name"): policy for policy in policies}
+    shown = {name: policy for name, policy in by_name.items() if name in teams}
+    for policy in [*shown.values()]:
+        while (parent := by_name.get(policy.get("parent"))) is not None and parent["name"] not in shown:
+            shown[parent["name"]] = {key: parent[key] for key in ("name", "title", "parent") if key in parent}
+            policy = parent
+    profiles = [_profile_of_teams(profile, shown) for profile in whole.get("profiles") or []]
+    part = {**whole, "profiles": profiles, "policies": [shown[name] for name in by_name if name in shown]}
+    many = sum(name in teams for name in shown)
+    return (
+        f"# Only the policies of your teams: {many} of {len(policies)}.\n"
+        f"{yaml.safe_dump(part, sort_keys=False, allow_unicode=True)}"
+    )
+
+
+def _profile_of_teams(profile: Mapping[str, Any], shown: Collection[str]) -> dict[str, Any]:
+    """Return a profile without the names of other teams."""
+    ranks = profile.get("policies")
+    if ranks is None:
+        return dict(profile)
+    nested = [rank if isinstance(rank, list) else [rank] for rank in ranks]
+    kept = [[name for name in rank if name in shown] for rank in nested]
+    return {**profile, "policies": [rank for rank in kept if rank]}
 
 
 def _issues(invalid: PolicyInvalid) -> list[PolicyIssue]:
