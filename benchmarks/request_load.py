@@ -22,12 +22,13 @@ from makeway_quota.web.settings import WebSettings
 API = "/services/makeway/api/v1"
 DEVICES = 8
 """on a node"""
+TEAMS = 50
 USERS = 10
 """in each team"""
 SECRET = b"a secret of the benchmark"
 
 
-def policy(nodes: int, teams: int) -> str:
+def policy(nodes: int, teams: int = TEAMS) -> str:
     """Write the document: one pool, four profiles, and teams that reserve half of the pool together."""
     each = nodes * DEVICES // teams // 2
     profiles = "\n".join(
@@ -43,7 +44,7 @@ def policy(nodes: int, teams: int) -> str:
     )
 
 
-def people(teams: int) -> dict[str, Caller]:
+def people(teams: int = TEAMS) -> dict[str, Caller]:
     """Make the users of every team and an administrator; tokens are names."""
     scopes = frozenset({"custom:makeway:read", "custom:makeway:submit"})
     found = {
@@ -54,7 +55,7 @@ def people(teams: int) -> dict[str, Caller]:
     return found | {"root": Caller("root", admin=True, scopes=scopes | {"custom:makeway:admin"})}
 
 
-def jobs(running: int, pending: int, size: int, teams: int) -> list[NewWorkload]:
+def jobs(running: int, pending: int, size: int, teams: int = TEAMS) -> list[NewWorkload]:
     """List jobs of `size` GPUs; as many as fit will run, the others wait."""
     return [
         NewWorkload(
@@ -74,12 +75,12 @@ def jobs(running: int, pending: int, size: int, teams: int) -> list[NewWorkload]
 
 @asynccontextmanager
 async def large_service(
-    nodes: int, teams: int, running: int, pending: int, size: int
+    nodes: int, running: int, pending: int, size: int
 ) -> AsyncIterator[tuple[Service, FastAPI, httpx2.AsyncClient]]:
     """Start a service whose loop runs and whose jobs all have their first decision."""
     with TemporaryDirectory(prefix="makeway-requests-") as folder:
         state = Path(folder)
-        (state / "policy.yaml").write_text(policy(nodes, teams), encoding="utf-8")
+        (state / "policy.yaml").write_text(policy(nodes), encoding="utf-8")
         environ = {
             "MAKEWAY_STATE_DIR": folder,
             "MAKEWAY_POLICY_FILE": str(state / "policy.yaml"),
@@ -90,10 +91,10 @@ async def large_service(
         service = await Service.open(load(environ=environ), MemoryBackend(seen, real_time=True))
         now = service.clock()
         for at in range(0, running + pending, 2000):
-            new = jobs(running, pending, size, teams)[at : at + 2000]
+            new = jobs(running, pending, size)[at : at + 2000]
             service.store.add_workloads([(each, (), None) for each in new], now=now + at * 1e-3)
         await service.start()
-        app = create_app(service.services, WebSettings(secret=SECRET), TokenAuth(people(teams)))
+        app = create_app(service.services, WebSettings(secret=SECRET), TokenAuth(people()))
         transport = httpx2.ASGITransport(app=app)
         client = httpx2.AsyncClient(transport=transport, base_url="http://bench.test", timeout=120)
         try:

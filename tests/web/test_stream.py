@@ -231,12 +231,12 @@ async def test_one_person_may_have_so_many_streams(web: Portal, served: str) -> 
     web.app.state.streams.settings = replace(web.app.state.streams.settings, streams_per_user=2)
     headers = {"Authorization": "token ana"}
     async with httpx2.AsyncClient() as client, AsyncExitStack() as open_streams:
+        parts = []  # a reader that is forgotten closes its stream
         for _ in range(2):
-            answer = await open_streams.enter_async_context(
-                client.stream("GET", f"{served}{API}/events", headers=headers)
-            )
-            assert answer.status_code == 200
-            assert await anext(answer.aiter_bytes())
+            stream = client.stream("GET", f"{served}{API}/events", headers=headers)
+            answer = await open_streams.enter_async_context(stream)
+            parts.append(answer.aiter_bytes())
+            assert await anext(parts[-1])
         third = await client.get(f"{served}{API}/events", headers=headers)
         assert (third.status_code, third.json()["code"]) == (429, "too_many_streams")
         assert third.json()["numbers"]["most"] == 2

@@ -1,4 +1,4 @@
-"""The web part put together: one FastAPI app for the API, the live stream, the pages and the probes."""
+"""Put the web part together: one FastAPI app for the API, the event stream, the pages and the probes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stream import Streams
 
 
 def create_app(services: Services, settings: WebSettings, directory: Directory | None = None) -> FastAPI:
-    """Make the app; people and tokens come from the Hub unless another directory is given (tests, benchmarks).
+    """Return the app; users and tokens come from the Hub unless another directory is given (tests, benchmarks).
 
     Call `app.state.streams.close()` as soon as the server is told to stop: it ends streams and long polls.
     """

@@ -1,4 +1,4 @@
-"""What routes have in common: who may call them, what an id looks like, how long one may wait."""
+"""Define the dependencies of routes: services, callers by scope, and common parameters."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ BIG = 2**53 - 1
 
 
 async def services_of(request: Request) -> Services:
-    """The services that this app was made with."""
+    """Return the services that this app was made with."""
     services: Services = request.app.state.services
     return services
 
 
 async def streams_of(request: Request) -> Streams:
-    """The open streams of this process."""
+    """Return the open streams of this process."""
     streams: Streams = request.app.state.streams
     return streams
 
 
 async def authenticator_of(request: Request) -> Authenticator:
-    """The one who knows the visitors."""
+    """Return the authenticator of this app."""
     authenticator: Authenticator = request.app.state.authenticator
     return authenticator
 

@@ -1,4 +1,4 @@
-"""What there is and who uses it: me, pools, profiles, policies, offers, usage, decisions and the live stream."""
+"""Serve the inventory: me, pools, profiles, policies, offers, usage, decisions and the event stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TICKET = "offers"
 
 @router.get("/me", operation_id="me", response_model=Me)
 async def me(caller: Reader, services: TheServices) -> Me:
-    """Who the caller is, and in which teams."""
+    """Return the caller with its teams and scopes."""
     return Me(
         name=caller.name,
         admin=caller.admin,
@@ -34,25 +34,25 @@ async def me(caller: Reader, services: TheServices) -> Me:
 
 @router.get("/pools", operation_id="pools", response_model=list[Pool])
 async def pools(caller: Reader, services: TheServices) -> Response:
-    """Every pool with its nodes, devices and who holds them."""
+    """Return every pool with its nodes, devices and the workloads that hold them."""
     return Response(await services.inventory.pools_json(caller), media_type="application/json")
 
 
 @router.get("/profiles", operation_id="profiles", response_model=list[Profile])
 async def profiles(caller: Reader, services: TheServices) -> list[Profile]:
-    """The profiles that the caller may use."""
+    """Return the profiles that the caller may use."""
     return await services.inventory.profiles(caller)
 
 
 @router.get("/policies", operation_id="policies", response_model=list[Policy])
 async def policies(caller: Reader, services: TheServices) -> list[Policy]:
-    """The policies of the caller's teams; all of them for an administrator."""
+    """Return the policies of the caller's teams; all of them for an administrator."""
     return await services.inventory.policies(caller)
 
 
 @router.get("/usage", operation_id="usage", response_model=Usage)
 async def usage(caller: Reader, services: TheServices) -> Usage:
-    """Who uses what now."""
+    """Return the usage of the caller's teams and of the cluster now."""
     return await services.usage.usage(caller)
 
 
@@ -64,7 +64,7 @@ async def offers(
     user: Annotated[str | None, Query(min_length=1, max_length=255, description="another user (scope reserve)")] = None,
     kind: Kind = Kind.SESSION,
 ) -> OfferTable:
-    """What can I have now, from whom, and why not; with a ticket for live updates of the same table."""
+    """Return what a user can have now, from which teams, and why not; with a ticket for live updates of the table."""
     name = user or caller.name
     if name == caller.name:
         groups = sorted(caller.groups)
@@ -81,7 +81,7 @@ async def offers(
 async def offers_live(
     services: TheServices, authenticator: TheAuthenticator, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
 ) -> OfferTable:
-    """The same table anew, for the Hub's spawn page: the ticket says for whom, and works for 15 minutes."""
+    """Return the same table anew for the Hub's spawn page: the ticket names the user and lasts 15 minutes."""
     signed = authenticator.signer.read(TICKET, ticket)
     if not isinstance(signed, list):
         minutes = authenticator.settings.ticket_seconds // 60
@@ -104,7 +104,7 @@ async def decisions(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=0, le=BIG, description="only decisions with a smaller id")] = None,
 ) -> list[Decision]:
-    """The decision log, newest first."""
+    """Return the decision log, newest first."""
     return await services.audit.decisions(caller, workload, team, limit, before)
 
 
@@ -123,7 +123,10 @@ async def events(
     last_event_id: Annotated[int | None, Header(ge=0, le=BIG)] = None,
     after: Annotated[int | None, Query(ge=0, le=BIG, description="like the header Last-Event-ID")] = None,
 ) -> StreamingResponse:
-    """What happens, as it happens. Each message has an id, its kind as event, and the whole Event as JSON in data."""
+    """Stream what happens. Each message has an id, its kind as event, and the whole Event as JSON in data.
+
+    A reader whose last event is not kept any more gets a `reset`: it reads everything again.
+    """
     streams.check_room(caller.name)
     start = last_event_id if last_event_id is not None else after
 

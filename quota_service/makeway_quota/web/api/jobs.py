@@ -1,4 +1,4 @@
-"""Training jobs: submit, look, follow the log, cancel, resume, clone, rehearse."""
+"""Serve training jobs: submit, show, follow the log, cancel, resume, clone, test preemption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: 
 
 
 class CloneOverrides(Ask):
-    """What is different in the copies; everything else is as in the original."""
+    """Fields that differ in the copies; all others are those of the original."""
 
     name: str | None = Field(None, max_length=200)
     team: str | None = Field(None, max_length=63)
@@ -34,7 +34,7 @@ class CloneOverrides(Ask):
 
 
 class CloneAsk(Ask):
-    """How many copies, and what is different in them."""
+    """The number of copies, and the fields that differ in them."""
 
     n: int = Field(1, ge=1, le=100)
     overrides: CloneOverrides = Field(default_factory=CloneOverrides)
@@ -56,7 +56,7 @@ class Failure(BaseModel):
     responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
 )
 async def submit(caller: Submitter, services: TheServices, ask: JobAsk) -> Response:
-    """Submit a job; with `dry_run`, only say what would happen."""
+    """Submit a job; with `dry_run`, only return what would happen."""
     answer = await services.submissions.submit(caller, ask)
     status = 200 if isinstance(answer, DryRun) else 201
     return Response(answer.model_dump_json(), status_code=status, media_type="application/json")
@@ -75,7 +75,7 @@ async def jobs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
 ) -> JobPage:
-    """The jobs that the caller may see, newest first."""
+    """Return the jobs that the caller may see, newest first."""
     return await services.jobs.jobs(caller, team, state, mine, limit, cursor)
 
 
@@ -83,13 +83,13 @@ async def jobs(
 async def job(
     id: Id, caller: Reader, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
 ) -> Job:
-    """One job; with `wait`, as soon as it is newer than `version`."""
+    """Return one job; with `wait`, as soon as it is newer than `version`."""
     return await streams.poll(lambda seconds: services.jobs.job(caller, id, seconds, version), wait)
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=declared(409))
 async def cancel(id: Id, caller: Toucher, services: TheServices) -> Job:
-    """Stop a job for good; again is fine."""
+    """Stop a job for good; a repetition changes nothing."""
     return await services.jobs.cancel(caller, id)
 
 
@@ -107,7 +107,7 @@ async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     responses=declared(409, 413, 415),
 )
 async def clone(id: Id, caller: Submitter, services: TheServices, ask: CloneAsk) -> list[Job]:
-    """Submit copies of a job."""
+    """Submit copies of a job. Its files are shared; its environment is copied for its owner only."""
     return await services.submissions.clone(
         caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True)
     )
@@ -115,13 +115,13 @@ async def clone(id: Id, caller: Submitter, services: TheServices, ask: CloneAsk)
 
 @router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))
 async def preempt_test(id: Id, caller: Toucher, services: TheServices) -> Job:
-    """Rehearse a preemption: the job gets the notice, saves, leaves and comes back."""
+    """Test the preemption of a job: it gets the notice, saves, leaves and comes back."""
     return await services.jobs.preempt_test(caller, id)
 
 
 @router.get("/{id}/events", operation_id="job_events", response_model=list[Decision])
 async def job_events(id: Id, caller: Reader, services: TheServices) -> list[Decision]:
-    """Everything that was decided about a job, oldest first."""
+    """Return everything that was decided about a job, oldest first."""
     return await services.jobs.events(caller, id)
 
 
@@ -136,7 +136,7 @@ async def logs(
     limit: Annotated[int, Query(ge=1, le=4 * 2**20, description="bytes")] = 64 * 2**10,
     wait: Wait = 0,
 ) -> LogChunk:
-    """Part of a job's log; with `wait`, as soon as there is something at `offset`."""
+    """Return part of a job's log; with `wait`, as soon as there is something at `offset`."""
     return await streams.poll(lambda seconds: services.outputs.log(caller, id, attempt, offset, limit, seconds), wait)
 
 
@@ -147,7 +147,7 @@ async def logs(
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The bytes that the job left"}},
 )
 async def result(id: Id, caller: Reader, services: TheServices) -> Response:
-    """What the job left as its result."""
+    """Return the result that the job left, in parts."""
     found = await services.outputs.result(caller, id)
     if found is None:
         raise MakewayError(
@@ -161,7 +161,7 @@ async def result(id: Id, caller: Reader, services: TheServices) -> Response:
 
 @router.get("/{id}/error", operation_id="job_error", response_model=Failure)
 async def error(id: Id, caller: Reader, services: TheServices) -> dict[str, Any]:
-    """The exception that ended the job."""
+    """Return the exception that ended the job."""
     found = await services.outputs.error(caller, id)
     if found is None:
         raise MakewayError(f"Job {id} has left no exception.", code="no_error", status=404)
