@@ -22,7 +22,7 @@ Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
 def change_set_of(
     plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seconds: float, reasons: Reasons | None = None
 ) -> ChangeSet:
-    """QueueHeads a plan into changes and decisions; `rows` is what the plan was made from."""
+    """Turn a plan into changes and decisions; `rows` is what the plan was made from."""
     change_set = ChangeSet()
     pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows) if reasons or plan.pending else []
     for start in _said(plan.start, rows):

@@ -79,7 +79,7 @@ class Loop:
         self._wake.set()
 
     async def run(self) -> None:
-        """QueueHeads until stopped. A cycle that fails is logged, told by `/readyz`, and tried again a second later."""
+        """Turn until stopped. A cycle that fails is logged, told by `/readyz`, and tried again a second later."""
         self._loop = asyncio.get_running_loop()
         gc.set_threshold(*COLLECT_AFTER)
         self.backend.on_change(self.wake)
@@ -104,7 +104,7 @@ class Loop:
                 self._wake.set()
 
     async def converge(self) -> None:
-        """QueueHeads until nothing changes any more (at most MOST_ROUNDS times)."""
+        """Turn until nothing changes any more (at most MOST_ROUNDS times)."""
         for _ in range(MOST_ROUNDS):
             began = time.monotonic()
             if not await self.cycle():

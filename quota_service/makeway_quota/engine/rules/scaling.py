@@ -68,7 +68,7 @@ class _Demand:
 
 
 def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
-    """QueueHeads waiting work that may use a pool that grows into demand for nodes, in the order of the queue."""
+    """Turn waiting work that may use a pool that grows into demand for nodes, in the order of the queue."""
     demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
     if not demands:
         return
