@@ -65,7 +65,9 @@ class Moment:
                 assert workload.priority < self.preemptor.priority, "I3"
             elif self.right == "fair_share":
                 assert workload.policy != self.preemptor.policy, "I3"
-            elif not (self.right == "own_limit" and family & self.blocked):
+            elif not victim.amount:
+                assert self.right in ("reservation", "own_policy"), "only work in quota evicts work without GPUs"
+            elif not (self.right == "own_policy" and family & {self.preemptor.policy, *self.blocked}):
                 assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.preemptor}"
 
     def above(self, victim: Workload, back: list[Allocation]) -> bool:

@@ -21,7 +21,7 @@ from .state import GPU, Workload
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
-    "own_limit": "reclaim_own_limit",
+    "own_policy": "reclaim_own_policy",
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
 }
@@ -68,6 +68,8 @@ class PlanBuilder:
             message = (
                 f"{where}, as it was promised: {uses} {gpus(used)}, more than the {number(reserved)} reserved now."
             )
+        elif not allocation.amount:
+            message = f"{where}: it requests no GPUs."
         elif in_quota:
             message = f"{where}: {uses} {number(used)} of its {gpus(reserved)} reserved."
         else:
@@ -128,7 +130,7 @@ class PlanBuilder:
                 "pool": pool,
             }
             if victim.id not in smaller:
-                rule = _BECAUSE[right]
+                rule = "reclaim_own_limit" if right == "own_policy" and asking.blocked else _BECAUSE[right]
                 self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
                 continue
             source, to = placement_of(allocation.parts), placement_of(smaller[victim.id])
@@ -152,8 +154,12 @@ class PlanBuilder:
             )
         if right == "own_team":
             return f"{asks} and has a higher priority than this {allocation.workload.kind} of the same team."
-        if right == "own_limit":
+        if not allocation.amount:
+            return f"{asks} within its reservation, and the CPU or memory that this {allocation.workload.kind} holds."
+        if right == "own_policy" and asking.blocked:
             return f"{asks} within the reservation, and {team} is at its limit; {last}."
+        if right == "own_policy":
+            return f"{asks} within the reservation and cannot be preempted; {team}'s own jobs make way for it; {last}."
         if account is preemptor:
             return f"{asks} within the reservation; {team}'s own jobs make way for it; {last}."
         beyond = f"{team} uses {gpus(used)}, {number(used - reserved)} more than its {number(reserved)} reserved"
@@ -167,7 +173,10 @@ class PlanBuilder:
         for moving in moves:
             victim = moving.allocation.workload
             source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
-            nodes = listed(sorted({p.node for p in source})), listed(sorted({p.node for p in to}))
+            old, new = moving.changes
+            nodes = tuple(listed(sorted({part.node.node.name for part in parts})) for parts in (old, new))
+            verb = "moves" if len(old) == 1 else "move"
+            whom = f"{len(old)} of its {count(len(to), 'worker')} {verb}" if len(old) < len(to) else "Moves"
             self.moved[victim.id] = Move(
                 victim.id,
                 workload.id,
@@ -175,7 +184,7 @@ class PlanBuilder:
                 to,
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
-                f"Moves from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
+                f"{whom} from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
                 {"gpus": number(moving.allocation.amount), "from": nodes[0], "to": nodes[1]},
             )
         self.decisions += 1

@@ -57,6 +57,8 @@ class Cluster:
         """Pool to policy to the lowest priority among its work there that may be stopped."""
         self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
         """Pool and policy to all the work there that may be stopped, by id."""
+        self.without_gpus: dict[str, dict[str, Allocation]] = {}
+        """Pool to the preemptible work there that holds no GPUs, by id."""
         self.yielding: set[str] = set()
         """The ids of those who ran so long that they count one priority lower."""
         self.yields_at: list[tuple[float, str]] = []
@@ -251,7 +253,11 @@ class Cluster:
         workload, pool = allocation.workload, allocation.pool.pool.name
         for line in self.account(workload).limiting(pool):
             line.see(workload.id, allocation if sign > 0 else None)
-        if workload.non_preemptible or not allocation.amount:
+        if workload.non_preemptible:
+            return
+        if not allocation.amount:
+            light = self.without_gpus.setdefault(pool, {})
+            light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
             return
         key = (pool, workload.policy)
         if sign > 0:

@@ -183,9 +183,9 @@ def _preemptors(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolSt
     if not over:
         if line is None:
             yield by("reservation")
-        elif queue.session:
-            preemptor = by("own_limit")
-            preemptor.blocked = (line,)
+        if queue.non_preemptible:
+            preemptor = by("own_policy")
+            preemptor.blocked = (line,) if line is not None else ()
             yield preemptor
     if workload.kind == "job" and cluster.settings.in_team_preemption and not queue.non_preemptible:
         yield by("own_team")

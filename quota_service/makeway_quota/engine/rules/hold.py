@@ -94,7 +94,9 @@ class Hold:
 
     def line_in_the_way(self, queue: Queue) -> Line | None:
         """Find a limit on which both count, and which has no room for both."""
-        both = self.queue.need.total + queue.need.total
+        if not queue.total:
+            return None
+        both = self.queue.total + queue.total
         for level in queue.account.chain:
             for line in level.covering(self.pool.pool.name) if level in self.queue.account.chain else ():
                 if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
@@ -103,7 +105,7 @@ class Hold:
 
     def over_capacity(self, queue: Queue) -> bool:
         """Say whether the pool's cap has no room for both."""
-        return self.cluster.over_capacity(self.pool, queue.need.total + self.queue.need.total)
+        return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
 
 
 def _shift(part: Part, need: Need, sign: int) -> None:

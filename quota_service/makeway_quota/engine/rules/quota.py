@@ -120,13 +120,13 @@ class Account:
             self._guarantors[pool] = next((account for account in self.chain if account.reserving(pool)), None)
         return self._guarantors[pool]
 
-    def over(self, pool: str) -> int:
-        """Give how far it is (or will be) beyond its reservation in `pool`."""
-        lines = self.reserving(pool)
+    def over(self, pool: str, request: int = 0, of: Account | None = None) -> int:
+        """Return by how much its usage in `pool`, with a `request` of the account `of`, will exceed its reservation."""
+        lines, more = self.reserving(pool), request if of is not None and self in of.chain else 0
         if not lines:
-            used, guarantor = self.in_pool.get(pool, 0), self.guarantor(pool)
-            return used if guarantor is None else min(used, guarantor.over(pool))
-        return max(0, max(line.future - line.quota.reserved for line in lines))
+            used, guarantor = self.in_pool.get(pool, 0) + more, self.guarantor(pool)
+            return used if guarantor is None else min(used, guarantor.over(pool, request, of))
+        return max(0, max(line.future + more - line.quota.reserved for line in lines))
 
     def shares(self, pool: str) -> tuple[int, ...]:
         """Give the shares of the departments, from the top down, and its own; kept until anything is booked."""
@@ -136,13 +136,16 @@ class Account:
         return known
 
     def unreserved(self, pool: str, non_preemptible: bool) -> int:
-        """Give how much of its reservation in `pool` is not used yet (0 without any); kept until anything is booked."""
+        """Return how much of its reservation in `pool` is unused; negative when exceeded or when nothing is reserved.
+
+        Cached until the next booking.
+        """
         known = self._unreserved[non_preemptible].get(pool)
         if known is None:
             guarantor = self.guarantor(pool)
             lines = guarantor.reserving(pool) if guarantor else ()
             rest = [line.quota.reserved - (line.non_preemptible if non_preemptible else line.taken) for line in lines]
-            known = self._unreserved[non_preemptible][pool] = max(0, min(rest, default=0))
+            known = self._unreserved[non_preemptible][pool] = min(rest, default=-1)
         return known
 
     def forget(self) -> None:
@@ -215,7 +218,10 @@ class Ledger:
         account.owners[owner] = account.owners.get(owner, 0) + later
 
     def in_quota(self, account: Account, pool: str, amount: int, non_preemptible: bool) -> bool:
-        """Say whether `amount` more stays within the reservation: of sessions alone, or of all it runs."""
+        """Whether `amount` more stays within the reservation: of non-preemptible work alone (`non_preemptible`), or of all.
+
+        A request for no GPUs does so only where the usage stays within a reservation, not by itself (rule 2).
+        """
         return amount <= account.unreserved(pool, non_preemptible)
 
     def over_limit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,8 +14,10 @@ from ..state import WEIGHTS, Workload
 from .order import rank_in_profile
 from .quota import Account, Line
 
-Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
-"""By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
+Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
+"""The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
+_IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
+"""The rights of work in quota."""
 
 _NOT_YET = -(1 << 30)
 """Before every priority: a start of this very plan is struck out before anybody who runs has to leave."""
@@ -50,23 +52,27 @@ class Preemptor:
         """Say whether there is a team at all that could be asked first."""
         if self.right == "own_team":
             return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
+        if self._without_gpus():
+            return True
         stoppable = self.cluster.stoppable.get(self.pool.pool.name, {})
         if self.right == "fair_share" or self.blocked:
             return bool(stoppable)
-        ledger, pool = self.cluster.ledger, self.pool.pool.name
-        return any(ledger.above(ledger.account(n), pool, self.account, self.amount, {}) for n in stoppable)
+        return any(self._may_ask_team(name) for name in stoppable)
 
     def may_take(self, allocation: Allocation) -> bool:
         """Say whether this one could ever be asked, however much its team uses at the moment."""
         victim = allocation.workload
-        if (
-            allocation.terminating
-            or victim.non_preemptible
-            or not allocation.amount
-            or allocation.pool is not self.pool
-        ):
+        if allocation.terminating or victim.non_preemptible or allocation.pool is not self.pool:
+            return False
+        if not allocation.amount and victim.id not in self._without_gpus():
             return False
         return self._may_stop(victim)
+
+    def _without_gpus(self) -> Mapping[str, Allocation]:
+        """Map the workloads without GPUs that may be evicted for their CPU and memory, by id (rule 2)."""
+        if self.right not in _IN_QUOTA or not (self.need.cpu or self.need.memory):
+            return {}
+        return self.cluster.without_gpus.get(self.pool.pool.name, {})
 
     def _may_stop(self, victim: Workload) -> bool:
         """Say whether somebody who may be stopped for others may be for this one."""
@@ -96,23 +102,29 @@ class Preemptor:
         return in_pool, rank_in_profile(profile, workload.policy) if profile else 0
 
     def may_ask_now(self, allocation: Allocation) -> bool:
-        """Say whether this one may be asked at this moment, given who was chosen before."""
-        return self.entitled(self.cluster.account(allocation.workload))
+        """Whether a candidate may be evicted after those chosen so far; without GPUs, it always may."""
+        return not allocation.amount or self.entitled(self.cluster.account(allocation.workload))
 
     def entitled(self, account: Account) -> bool:
         """Say whether a team may be asked at this moment, given who was chosen before."""
         name = self.pool.pool.name
         if self.right == "own_team":
             return True
-        if self.blocked and any(line.account in account.chain for line in self.blocked):
+        if self._is_own(account):
             return True
         if self.right == "fair_share":
             return account is not self.account and self._above_fair(account, name)
         return self.cluster.ledger.above(account, name, self.account, self.amount, self.minus)
 
+    def _is_own(self, account: Account) -> bool:
+        """Whether non-preemptible work may evict any job of this account: its own, or one that fills its limit (5.1)."""
+        if self.right != "own_policy":
+            return False
+        return account is self.account or any(line.account in account.chain for line in self.blocked)
+
     def may_ask(self, allocation: Allocation) -> bool:
         """Say whether this one could be asked before anybody else is chosen: who cannot be then, never can be."""
-        return self._may_ask_team(allocation.workload.policy) and self.may_take(allocation)
+        return (not allocation.amount or self._may_ask_team(allocation.workload.policy)) and self.may_take(allocation)
 
     def _may_ask_team(self, name: str) -> bool:
         known = self.first.get(name)
@@ -155,6 +167,7 @@ class Preemptor:
         for name in cluster.stoppable.get(self.pool.pool.name, {}):
             if self._may_ask_team(name):
                 yield from cluster.loose[self.pool.pool.name, name].values()
+        yield from self._without_gpus().values()
 
     def easier(self, grown: Iterable[Account]) -> set[str]:
         """Name the teams that may be asked, and give more than before these accounts came to use more."""
@@ -171,14 +184,13 @@ class Preemptor:
         }
 
     def right_over(self, account: Account) -> Right:
-        """Say by which right somebody of this account was asked: a limit only stands between their own."""
-        if self.right == "own_limit" and not any(line.account in account.chain for line in self.blocked):
-            return "reservation"
-        return self.right
+        """Return the right by which a workload of this account is evicted."""
+        return "reservation" if self.right == "own_policy" and not self._is_own(account) else self.right
 
     def _above_fair(self, account: Account, pool: str) -> bool:
         minus = max((self.minus.get(line, 0) for line in account.covering(pool)), default=0)
-        return account.over(pool) - minus > fair_over(self.cluster, account, self.pool, self.account)
+        over = account.over(pool, self.amount, self.account)
+        return over - minus > fair_over(self.cluster, account, self.pool, self.account, self.amount)
 
     def takes(self, allocation: Allocation) -> int:
         """Give the milli-GPUs that somebody has to give up; an elastic gang what one worker of the preemptor needs."""
@@ -237,19 +249,23 @@ class Preemptor:
 
 
 def within_fair_share(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    """Say whether a team stays within its fair share with one more of a queue."""
+    """Whether a policy stays within its fair share with one more of a queue, which may straddle its reservation."""
     account = queue.account
-    return account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool, account)
+    amount = queue.need.total
+    return account.over(pool.pool.name, amount, account) <= fair_over(cluster, account, pool, account, amount)
 
 
-def fair_over(cluster: Cluster, account: Account, pool: PoolState, preemptor: Account) -> int:
-    """Give how far beyond its reservation a team may fairly be: its weight's part of what nobody reserves and uses."""
+def fair_over(cluster: Cluster, account: Account, pool: PoolState, asking: Account, request: int) -> int:
+    """Return by how much a policy's usage may fairly exceed its reservation, with the request of `asking` counted.
+
+    That is its weight's part of the GPUs that are not used within a reservation.
+    """
     name = pool.pool.name
-    teams = [a for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a)]
-    weights = sum(WEIGHTS[a.policy.weight] for a in teams if a.over(name) > 0 or a is account or a is preemptor)
+    teams = [(a, a.over(name, request, asking)) for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a)]
+    weights = sum(WEIGHTS[a.policy.weight] for a, over in teams if over > 0 or a is account or a is asking)
     if not weights:
         return 0
-    within = sum(a.in_pool.get(name, 0) - a.over(name) for a in teams)
+    within = sum(a.in_pool.get(name, 0) + (request if a is asking else 0) - over for a, over in teams)
     return max(0, pool.total - within) * WEIGHTS[account.policy.weight] // weights
 
 
