@@ -140,11 +140,21 @@ class Cluster:
         return workload.priority - (workload.id in self.yielding)
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
-        """List a team's work in a pool that may be stopped, has not been told to go, and has a lower priority."""
-        yielding = self.yielding
-        for name, allocation in self.loose.get((pool.pool.name, policy), {}).items():
-            if allocation.workload.priority - (name in yielding) < priority and not allocation.terminating:
+        """List a policy's preemptible work in a pool that is not terminating and has a lower priority."""
+        for allocation in self.loose.get((pool.pool.name, policy), {}).values():
+            if not allocation.terminating and self.is_below(allocation.workload, priority):
                 yield allocation
+
+    def is_below(self, workload: Workload, priority: int) -> bool:
+        """Whether a workload has a lower priority than this, so that work of its own policy may evict it (rule 5.7)."""
+        return self.priority(workload) < priority
+
+    def is_protected(self, workload: Workload) -> bool:
+        """Whether a running workload is younger than the `min_runtime` of its profile."""
+        if workload.profile not in self.protecting:
+            return False
+        least = self.profiles[workload.profile].min_runtime
+        return workload.started_at is None or self.now - workload.started_at < least
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""

@@ -147,11 +147,7 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
     victim = allocation.workload
     if allocation.terminating or allocation.fresh or victim.non_preemptible or victim.kind != "job":
         return allocation.fresh and not allocation.terminating
-    profile = preemptor.cluster.profiles.get(victim.profile)
-    young = victim.started_at is None or (
-        profile is not None and preemptor.cluster.now - victim.started_at < profile.min_runtime
-    )
-    return not young
+    return victim.started_at is not None and not preemptor.cluster.is_protected(victim)
 
 
 def _least(preemptor: Preemptor, node: NodeState) -> int:

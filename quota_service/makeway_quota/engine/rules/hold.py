@@ -18,10 +18,10 @@ from ..index.queues import Queue
 from ..placement.fit import kept_back
 from ..request import Need
 from ..state import GPU, Workload
+from .fair_share import within_fair_share
 from .forecast import ends_at, limit_falls
 from .order import rank
 from .quota import Line
-from .victims import within_fair_share
 
 _GPUS_ALONE = Need(0, 1, 1, 0, 0)
 """What goes with a part that takes no CPU and no memory."""
@@ -244,7 +244,11 @@ def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return False
     # over its fair share it would be made to leave at once
-    return in_quota or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue, pool)
+    return (
+        in_quota
+        or cluster.settings.fair_share != "reclaim"
+        or within_fair_share(cluster.ledger, queue.account, pool, amount)
+    )
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:

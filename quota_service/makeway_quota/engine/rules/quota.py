@@ -171,11 +171,17 @@ class Ledger:
             if account.policy.parent is not None:
                 account.parent = self.accounts.get(account.policy.parent)
         self.nested = any(account.parent for account in self.accounts.values())
+        self._parents = frozenset(a.parent for a in self.accounts.values() if a.parent is not None)
         self.grown: list[Account] = []
         """Who came to use more, or was promised more, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with whose they are, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
+
+    @property
+    def teams(self) -> list[Account]:
+        """List the accounts that are no department of another."""
+        return [account for account in self.accounts.values() if account not in self._parents]
 
     def family(self, account: Account) -> Iterable[Account]:
         """List whose shares may change with an account: its own, and all where there are departments."""
@@ -237,7 +243,7 @@ class Ledger:
                 return line
         return None
 
-    def above(self, account: Account, pool: str, preemptor: Account, amount: int, minus: Mapping[Line, int]) -> bool:
+    def above(self, account: Account, pool: str, preemptor: Account, amount: int, gone: Mapping[Account, int]) -> bool:
         """Say whether work of `account` may be taken for `preemptor`, who needs `amount` within its reservation.
 
         Every level from the victim up must be above its reservation, except those that only stand over
@@ -252,7 +258,8 @@ class Ledger:
             if not lines:
                 continue
             extra = amount if level in preemptor.chain else 0
-            if not any(ln.future - minus.get(ln, 0) + extra > ln.quota.reserved for ln in lines):
+            less = gone.get(level, 0)
+            if not any(ln.future - less + extra > ln.quota.reserved for ln in lines):
                 return False
         return True
 
