@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..state import Workload
-from .cluster import Cluster
+from .cluster import Allocation, Cluster
 from .placement import count_workers
 from .queues import closed, is_patient, may_borrow
-from .quota import Request, allowed, in_quota, within_fair_share
-from .victims import Preemptor, Right
+from .quota import Request, allowed, in_quota, over_limit, within_fair_share
+from .victims import Preemptor, Right, Victims, without
 
 Exists = Callable[[Preemptor], bool]
 """Whether a preemptor has any legal victim set."""
@@ -44,21 +44,23 @@ def _rights(cluster: Cluster, workload: Workload, pool: str) -> Iterator[Right]:
         yield "own_team"
     if not quota and cluster.settings.fair_share == "reclaim":
         request = Request(levels, need.total)
-        if within_fair_share(cluster, request, pool):
+        unlimited = over_limit(cluster, levels, pool, need.total, True) is None
+        if unlimited and within_fair_share(cluster, request, pool):
             yield "fair_share"
 
 
-def may_cascade(cluster: Cluster, victim: Workload) -> bool:
-    """Whether a victim could possibly return by evicting another workload, going by the team and settings alone."""
-    if cluster.settings.fair_share == "reclaim":
+def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
+    """Whether a victim could possibly return by evicting another workload, going by teams, priorities and quotas."""
+    cluster, workload, settings = p.cluster, victim.workload, p.cluster.settings
+    if not victim.need.total or settings.fair_share == "reclaim":
+        return bool(victim.need.total)
+    pools = cluster.pools_of(workload)
+    team = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.pool in pools and a.amount]
+    lower = [
+        a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
+    ]
+    if lower and settings.in_team_preemption:
         return True
-    need, levels = cluster.need(victim), cluster.levels(victim.policy)
-    for pool in cluster.pools_of(victim):
-        lower = [
-            a
-            for a in cluster.preemptible(pool)
-            if a.workload.policy == victim.policy and cluster.priority(a.workload) < cluster.priority(victim)
-        ]
-        if (lower and cluster.settings.in_team_preemption) or in_quota(cluster, levels, pool, need.total, False):
-            return True
-    return False
+    trial = without(cluster, evicted, released=True)
+    trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.levels)
+    return any(in_quota(trial, victim.levels, pool, victim.need.total, False) for pool in pools)

@@ -9,11 +9,11 @@ from itertools import product
 from math import prod
 
 from .cascade import may_cascade, returns
-from .cluster import Allocation, Cluster, Left, Part
+from .cluster import Allocation, Left, Part
 from .placement import count_workers, find
 from .queues import Key
 from .quota import allowed, limiting, over_limit
-from .victims import Member, Preemptor, Victims, candidates, legal_order, order, set_key, without
+from .victims import Member, Preemptor, Victims, candidates, legal_order, order, set_key, shrunk, stopped, without
 
 MOST_COMBINATIONS = 1024
 """Up to so many combinations are all looked at; beyond, a stated greedy is followed."""
@@ -41,8 +41,8 @@ def select(p: Preemptor, cascades: bool = True) -> Choice | None:
     if unlimited and p.need.least == 1:
         sets = _on_one_node(p, able)
     victims = _first_without_cascade(p, sets) if cascades else next(sets, None)
-    if victims is None and _combinations(able) <= MOST_COMBINATIONS:
-        sets = _in_order(p, _all_sets(able), lambda s: fits(p, s))
+    if victims is None and _combinations(p, able) <= MOST_COMBINATIONS:
+        sets = _in_order(p, _all_sets(p, able), lambda s: fits(p, s))
         victims = _first_without_cascade(p, sets) if cascades else next(sets, None)
     elif victims is None:
         greedy = _for_a_gang(p, able) if unlimited and p.need.least > 1 else None
@@ -60,7 +60,7 @@ def fits(p: Preemptor, victims: Iterable[Member]) -> bool:
 
 
 def _could_fit(p: Preemptor, able: Sequence[Allocation]) -> bool:
-    trial = without(p.cluster, [Member(a, a.parts) for a in able])
+    trial = without(p.cluster, [stopped(a) for a in able])
     return count_workers(trial, p.pool, p.need, True) >= p.need.least
 
 
@@ -73,7 +73,7 @@ def _first_without_cascade(p: Preemptor, sets: Iterator[Victims]) -> Victims | N
         if examined >= MOST_CASCADE_CHECKS:
             break
         trial = without(p.cluster, victims, released=True)
-        trial.nomination(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
+        trial.nominate(p.workload, find(without(p.cluster, victims), p.pool, p.need, True))
         if not any(member.kind == 1 and returns(trial, member.allocation.workload, _exists) for member in victims):
             return victims
     return first
@@ -86,27 +86,26 @@ def _exists(p: Preemptor) -> bool:
 # All sets of some candidates
 
 
-def _options(victim: Allocation, node: str | None = None) -> list[Member | None]:
+def _options(p: Preemptor, victim: Allocation, node: str | None = None) -> list[Member | None]:
     """Return what may happen to a candidate: nothing, a shrink (on one node) by its highest workers, a stop."""
     extra = len(victim.parts) - victim.need.least
     found: list[Member | None] = [None]
-    if extra > 0 and not victim.fresh:
+    if extra > 0:
         names = [node] if node is not None else list(dict.fromkeys(part.node for part in victim.parts))
-        by_node = [sorted(victim.on(name), key=lambda p: -p.worker) for name in names]
+        by_node = [sorted(victim.on(name), key=lambda part: -part.worker) for name in names]
         for many in product(*(range(min(extra, len(parts)) + 1) for parts in by_node)):
-            if 0 < sum(many) <= extra:
-                found.append(
-                    Member(victim, tuple(p for n, parts in zip(many, by_node, strict=True) for p in parts[:n]))
-                )
-    return [*found, Member(victim, victim.parts)]
+            gone = [part for n, parts in zip(many, by_node, strict=True) for part in parts[:n]]
+            member = shrunk(p.cluster, victim, gone) if len(gone) <= extra else None
+            found += [member] if member else []
+    return [*found, stopped(victim)]
 
 
-def _combinations(able: Iterable[Allocation], node: str | None = None) -> int:
-    return prod(len(_options(victim, node)) for victim in able)
+def _combinations(p: Preemptor, able: Iterable[Allocation], node: str | None = None) -> int:
+    return prod(len(_options(p, victim, node)) for victim in able)
 
 
-def _all_sets(able: Iterable[Allocation], node: str | None = None) -> Iterator[Victims]:
-    for combination in product(*(_options(victim, node) for victim in able)):
+def _all_sets(p: Preemptor, able: Iterable[Allocation], node: str | None = None) -> Iterator[Victims]:
+    for combination in product(*(_options(p, victim, node) for victim in able)):
         victims = tuple(member for member in combination if member is not None)
         if victims:
             yield victims
@@ -115,22 +114,27 @@ def _all_sets(able: Iterable[Allocation], node: str | None = None) -> Iterator[V
 def _in_order(p: Preemptor, sets: Iterable[Victims], enough: Test) -> Iterator[Victims]:
     """Iterate over the minimal sets that are enough and legal, the best first."""
     for victims in sorted(sets, key=lambda s: set_key(p, s)):
-        if enough(victims) and not any(enough(less) for less in _spared(victims)):
+        if enough(victims) and not any(enough(less) for less in _spared(p, victims)):
             legal = legal_order(p, victims)
             if legal is not None:
                 yield legal
 
 
-def _spared(victims: Sequence[Member]) -> Iterator[Victims]:
+def _spared(p: Preemptor, victims: Sequence[Member]) -> Iterator[Victims]:
     """Iterate over the sets with one member less, or with one worker less given up."""
     for at, member in enumerate(victims):
         others = (*victims[:at], *victims[at + 1 :])
         yield others
-        if not member.whole:
-            for part in member.gone:
-                gone = tuple(each for each in member.gone if each is not part)
-                if gone:
-                    yield (*others, member._replace(gone=gone))
+        for less in _fewer_given_up(p, member):
+            yield (*others, less)
+
+
+def _fewer_given_up(p: Preemptor, member: Member) -> Iterator[Member]:
+    """Iterate over the ways to keep one more worker of a gang that shrinks, the lowest number first."""
+    for part in sorted(member.gone, key=lambda each: each.worker) if not member.whole else ():
+        less = shrunk(p.cluster, member.allocation, [each for each in member.gone if each is not part])
+        if less is not None:
+            yield less
 
 
 # One worker: the node where the best set is
@@ -151,21 +155,21 @@ def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, 
     left = p.cluster.future(node)
 
     def enough(victims: Sequence[Member]) -> bool:
-        return _room(p, node, left, (*chosen, *victims)) >= workers and (
+        return room_on(p, node, left, (*chosen, *victims)) >= workers and (
             bool(chosen)
             or p.need.least > 1
             or allowed(without(p.cluster, victims), p.levels, p.pool, p.need.total, True)
         )
 
-    if not enough([Member(a, a.parts) for a in here]) and _room(p, node, left, _everything(here, chosen)) < workers:
+    if not enough([stopped(a) for a in here]) and room_on(p, node, left, _everything(here, chosen)) < workers:
         return []
-    if _combinations(here, node) <= MOST_COMBINATIONS:
-        every = _in_order(p, _all_sets(here, node), enough)
+    if _combinations(p, here, node) <= MOST_COMBINATIONS:
+        every = _in_order(p, _all_sets(p, here, node), enough)
         return [s for s in every if legal_order(p, (*chosen, *s)) is not None]
-    singles = [(Member(a, a.parts),) for a in here]
+    singles = [(stopped(a),) for a in here]
     greedy = [
         _walk(p, _units(p, here, node), enough, chosen),
-        _walk(p, _by_amount(_units(p, here, node)), enough, chosen),
+        _walk(p, _by_amount(p, _units(p, here, node)), enough, chosen),
     ]
     sets = [*(s for s in singles if enough(s) and legal_order(p, (*chosen, *s))), *(s for s in greedy[:1] if s)]
     return sorted(sets or [s for s in greedy[1:] if s], key=lambda s: set_key(p, s))
@@ -173,14 +177,14 @@ def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, 
 
 def _everything(here: Iterable[Allocation], chosen: Victims) -> Victims:
     taken = {member.allocation.id for member in chosen}
-    return (*chosen, *(Member(a, a.parts) for a in here if a.id not in taken))
+    return (*chosen, *(stopped(a) for a in here if a.id not in taken))
 
 
-def _room(p: Preemptor, node: str, left: Left, victims: Iterable[Member]) -> int:
+def room_on(p: Preemptor, node: str, left: Left, victims: Iterable[Member]) -> int:
     """Count the workers that fit on a node without these victims."""
     devices, cpu, memory = list(left.devices), left.cpu, left.memory
     for member in victims:
-        for part in member.gone:
+        for part in member.freed:
             if part.node == node:
                 cpu, memory = cpu + member.allocation.need.cpu, memory + member.allocation.need.memory
                 for at in part.devices:
@@ -192,34 +196,43 @@ def _room(p: Preemptor, node: str, left: Left, victims: Iterable[Member]) -> int
 
 
 def _units(p: Preemptor, able: Sequence[Allocation], node: str | None = None) -> list[Member]:
-    """Return candidates in order of terminating: withdrawals, then extra workers one by one, then stops."""
-    extras: list[Member] = []
-    for victim in able:
-        spare = 0 if victim.fresh else max(0, len(victim.parts) - victim.need.least)
-        here = [part for part in victim.parts if node is None or part.node == node]
-        extras += [Member(victim, (part,)) for part in sorted(here, key=lambda each: -each.worker)[:spare]]
-    whole = [Member(victim, victim.parts) for victim in able]
+    """Return candidates in order of leaving: withdrawals, then extra workers one by one, then stops."""
+    whole = [stopped(victim) for victim in able]
+    extras = [unit for victim in able for unit in _extra_workers(p, victim, node)]
     return [*(m for m in whole if m.kind < 0), *extras, *(m for m in whole if m.kind > 0)]
 
 
-def _by_amount(units: Sequence[Member]) -> list[Member]:
-    return sorted(units, key=lambda m: m.amount)
+def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterator[Member]:
+    """Iterate over the workers that a gang can give up one after the other, the highest number first."""
+    here = [part for part in victim.parts if node is None or part.node == node]
+    gone: list[Part] = []
+    for part in sorted(here, key=lambda each: -each.worker):
+        gone.append(part)
+        if len(victim.parts) - len(gone) < victim.need.least or shrunk(p.cluster, victim, gone) is None:
+            return
+        unit = shrunk(p.cluster, victim, [part])
+        assert unit is not None
+        yield unit
 
 
-def _joined(victims: Victims, unit: Member) -> Victims:
+def _by_amount(p: Preemptor, units: Sequence[Member]) -> list[Member]:
+    return sorted(units, key=lambda m: (m.kind, m.amount, order(p, m.allocation), -m.gone[0].worker if m.gone else 0))
+
+
+def _joined(p: Preemptor, victims: Victims, unit: Member) -> Victims:
     """Add a unit to a set: workers of one gang become one member, and a stop includes them."""
     old = next((m for m in victims if m.allocation.id == unit.allocation.id), None)
     if old is None:
         return (*victims, unit)
     others = tuple(m for m in victims if m is not old)
-    return (*others, unit if unit.whole else old._replace(gone=(*old.gone, *unit.gone)))
+    return (*others, unit if unit.whole else shrunk(p.cluster, old.allocation, (*old.gone, *unit.gone)) or old)
 
 
 def _walk(p: Preemptor, units: Sequence[Member], enough: Test, chosen: Victims = ()) -> Victims | None:
     """Evict one unit after the other, each if it is legal then, until it is enough; then spare what is needless."""
     victims: Victims = ()
     for unit in units:
-        more = _joined(victims, unit)
+        more = _joined(p, victims, unit)
         if _counts_on_limit(p, victims, unit) and legal_order(p, (*chosen, *more)) is not None:
             victims = more
             if enough(victims):
@@ -243,9 +256,9 @@ def _without_needless(p: Preemptor, victims: Victims, enough: Test) -> Victims:
             continue
         for part in sorted(member.gone, key=lambda each: each.worker) if not member.whole else ():
             now = next(m for m in victims if m.allocation is member.allocation)
-            less = now._replace(gone=tuple(each for each in now.gone if each is not part))
-            changed = tuple(less if m is now else m for m in victims)
-            if less.gone and enough(changed):
+            less = shrunk(p.cluster, now.allocation, [each for each in now.gone if each is not part])
+            changed = tuple(less if m is now and less else m for m in victims)
+            if less is not None and enough(changed):
                 victims = changed
     legal = legal_order(p, victims)
     return victims if legal is None else legal
@@ -257,7 +270,7 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     nodes = [name for name in p.cluster.nodes_of(p.pool) if p.cluster.suits(name, p.need)]
     while True:
         left = {name: p.cluster.future(name) for name in nodes}
-        have = {name: _room(p, name, left[name], chosen) for name in nodes}
+        have = {name: room_on(p, name, left[name], chosen) for name in nodes}
         missing = p.need.least - sum(have.values())
         if missing <= 0:
             return _without_needless(p, chosen, lambda s: fits(p, s)) if fits(p, chosen) else None
@@ -267,7 +280,7 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
             here = [a for a in able if a.on(name) and a.id not in taken]
             for gain in range(1, missing + 1) if here else ():
                 for victims in _on_node(p, name, here, have[name] + gain, chosen)[:1]:
-                    rated = _rate(p, victims, gain, at)
+                    rated = _rate(p, chosen, victims, gain, at)
                     if best is None or rated < best[0]:
                         best = rated, victims
         if best is None:
@@ -275,10 +288,11 @@ def _for_a_gang(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
         chosen = (*chosen, *best[1])
 
 
-def _rate(p: Preemptor, victims: Victims, gain: int, position: int) -> Key:
+def _rate(p: Preemptor, chosen: Victims, victims: Victims, gain: int, position: int) -> Key:
     stops, amount, *rest = set_key(p, victims)
     assert isinstance(amount, int)
-    cascade = any(m.kind == 1 and may_cascade(p.cluster, m.allocation.workload) for m in victims)
+    evicted = (*chosen, *victims)
+    cascade = any(m.kind == 1 and may_cascade(p, evicted, m.allocation) for m in victims)
     return cascade, stops, Fraction(amount, gain), *rest, -gain, position
 
 
@@ -292,11 +306,6 @@ def _step_by_step(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     shrinks = _walk(p, [m for m in units if not m.whole], enough)
     if shrinks:
         return shrinks
-    singles = [(Member(a, a.parts),) for a in able]
+    singles = [(stopped(a),) for a in able]
     single = next(_in_order(p, singles, enough), None)
-    return single or _walk(p, units, enough) or _walk(p, _by_amount(units), enough)
-
-
-def trial_cluster(p: Preemptor, victims: Victims) -> Cluster:
-    """Return the cluster in which the victims are evicted."""
-    return without(p.cluster, victims)
+    return single or _walk(p, units, enough) or _walk(p, _by_amount(p, units), enough)

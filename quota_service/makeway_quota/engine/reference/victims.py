@@ -37,30 +37,49 @@ class Preemptor:
 
 
 class Member(NamedTuple):
-    """One member of a victim set: a workload, and the workers that it gives up (all: it is stopped)."""
+    """One member of a victim set: the workers that it gives up, and those on which it goes on (none: it is stopped)."""
 
     allocation: Allocation
     gone: tuple[Part, ...]
+    kept: tuple[Part, ...] = ()
 
     @property
     def whole(self) -> bool:
         """Whether the workload is stopped."""
-        return len(self.gone) == len(self.allocation.parts)
+        return not self.kept
 
     @property
-    def kept(self) -> tuple[Part, ...]:
-        """Return the parts on which it goes on."""
-        return tuple(part for part in self.allocation.parts if part not in self.gone)
+    def freed(self) -> tuple[Part, ...]:
+        """Return the parts that become free."""
+        return tuple(part for part in self.allocation.parts if part not in self.kept)
 
     @property
     def amount(self) -> int:
-        """Return the milli-GPUs that become free."""
+        """Return the milli-GPUs that are given up."""
         return self.allocation.amount if self.whole else self.allocation.need.gpus * len(self.gone)
 
     @property
     def kind(self) -> int:
         """Return -1 for a withdrawn start, 0 for a gang that shrinks, 1 for a workload that is stopped."""
         return -1 if self.allocation.fresh else int(self.whole)
+
+
+def stopped(victim: Allocation) -> Member:
+    """Return the member that stops a workload, or withdraws its start."""
+    return Member(victim, victim.parts)
+
+
+def shrunk(cluster: Cluster, victim: Allocation, gone: Sequence[Part]) -> Member | None:
+    """Return the member that goes on without some workers; None if fewer than `min_workers` could.
+
+    A worker on a node that is not usable, or whose devices are gone, cannot stay either.
+    """
+    if victim.fresh or not gone:
+        return None
+    gpus = victim.need.gpus
+    stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
+    kept = tuple(part for part in stay if part not in gone)
+    return Member(victim, tuple(gone), kept) if len(kept) >= victim.need.least else None
 
 
 Victims = tuple[Member, ...]
@@ -79,7 +98,7 @@ def without(cluster: Cluster, victims: Iterable[Member], released: bool = False)
         else:
             trial.terminating.add(victim.id)
             if not member.whole:
-                trial.nomination(victim.workload, renumbered(member.kept))
+                trial.nominate(victim.workload, renumbered(member.kept))
     return trial
 
 
