@@ -154,7 +154,7 @@ def test_only_those_move_who_have_to() -> None:
     assert [m.id for m in plan.move] == ["a2"]
 
 
-def test_a_gang_over_two_nodes_does_not_move_and_an_elastic_one_keeps_its_size() -> None:
+def test_the_smallest_job_moves() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("elastic", 1, workers=2, min_workers=1).profile("four", 4)
     world.run("a1", "a", "elastic", "p-1", "p-1").run("a2", "a", "elastic", "p-2")

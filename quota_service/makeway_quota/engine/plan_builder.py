@@ -14,14 +14,14 @@ from .plan import Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .rules.consolidation import Moving
 from .rules.hold import Hold
 from .rules.quota import Account
-from .rules.shrinking import Kept
 from .rules.usage import line_usage
+from .rules.victim_sets import SHRINK, Victim
 from .rules.victims import Preemptor, Right
 from .state import GPU, Workload
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
-    "own_limit": "reclaim_own_limit",
+    "own_policy": "reclaim_own_policy",
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
 }
@@ -68,6 +68,8 @@ class PlanBuilder:
             message = (
                 f"{where}, as it was promised: {uses} {gpus(used)}, more than the {number(reserved)} reserved now."
             )
+        elif not allocation.amount:
+            message = f"{where}: it requests no GPUs."
         elif in_quota:
             message = f"{where}: {uses} {number(used)} of its {gpus(reserved)} reserved."
         else:
@@ -103,21 +105,22 @@ class PlanBuilder:
         self.decisions += 1
         self.eased += 1
 
-    def evict(self, asking: Preemptor, victims: Sequence[Allocation], smaller: Kept) -> None:
-        """Note who leaves for a workload, in this order, and who goes on `smaller`: all were told to go already."""
-        cluster, later = self.cluster, {t.workload.policy: 0 for t in victims}
-        frees = [t.amount - t.need.gpus * len(smaller.get(t.workload.id, ())) for t in victims]
-        for allocation, amount in zip(victims, frees, strict=True):
-            later[allocation.workload.policy] += amount
-        for allocation, amount in zip(victims, frees, strict=True):
+    def evict(self, asking: Preemptor, victims: Sequence[Victim]) -> None:
+        """Record the victims of a workload, in this order; they were evicted in the cluster already."""
+        cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
+        frees = [v.allocation.amount - v.allocation.need.gpus * len(v.kept) for v in victims]
+        for each, amount in zip(victims, frees, strict=True):
+            later[each.allocation.workload.policy] += amount
+        for each, amount in zip(victims, frees, strict=True):
+            allocation = each.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
-            right = asking.right_over(account)
+            rule = self._rule(asking, account)
             pool = allocation.pool.pool.name
             reserved, used = quota_numbers(account, pool, False)
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = self._why(asking, right, used, reserved, allocation)
+            why = self._why(asking, rule, used, reserved, allocation)
             numbers: dict[str, Number] = {
                 "needs": number(asking.amount),
                 "frees": number(amount),
@@ -127,37 +130,48 @@ class PlanBuilder:
                 "for_team": asking.account.policy.name,
                 "pool": pool,
             }
-            if victim.id not in smaller:
-                rule = _BECAUSE[right]
+            if each.kind != SHRINK:
                 self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
                 continue
-            source, to = placement_of(allocation.parts), placement_of(smaller[victim.id])
+            source, to = placement_of(allocation.parts), placement_of(each.kept)
             why += f" It saves and goes on with {len(to)} of its {len(source)} workers."
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
         self.decisions += 1
         self.eased += 1
 
-    def _why(self, asking: Preemptor, right: Right, used: int, reserved: int, allocation: Allocation) -> str:
+    def _rule(self, asking: Preemptor, account: Account) -> str:
+        """Return the code of the rule by which work of an account is evicted."""
+        own_limit = asking.blocked is not None and asking.blocked.account in account.chain
+        if own_limit and asking.right in ("reservation", "own_policy"):
+            return "reclaim_own_limit"
+        own = account is asking.account
+        return "reclaim" if asking.right == "own_policy" and not own else _BECAUSE[asking.right]
+
+    def _why(self, asking: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> str:
         preemptor, account = asking.account, self.cluster.account(allocation.workload)
         team, other = account.policy.label, preemptor.policy.label
         asks = f"{who(asking.workload, other)} needs {gpus(asking.amount)}"
         newest = self.cluster.settings.victim_order == "newest"
         order = f"lowest priority, most over its share, {'last started' if newest else 'least work lost'}"
         last = f"{allocation.workload.id} leaves first ({order})"
-        if right == "own_team" and allocation.workload.priority >= asking.workload.priority:
+        if rule == "preempt_in_team" and allocation.workload.priority >= asking.workload.priority:
             long = seconds(self.cluster.settings.yields_after)
             return (
                 f"{asks}; this {allocation.workload.kind} of the same team ran for more than {long} and yields to it."
             )
-        if right == "own_team":
+        if rule == "preempt_in_team":
             return f"{asks} and has a higher priority than this {allocation.workload.kind} of the same team."
-        if right == "own_limit":
+        if not allocation.amount:
+            return f"{asks} within its reservation, and the CPU or memory that this {allocation.workload.kind} holds."
+        if rule == "reclaim_own_limit":
             return f"{asks} within the reservation, and {team} is at its limit; {last}."
+        if rule == "reclaim_own_policy":
+            return f"{asks} within the reservation and cannot be preempted; {team}'s own jobs make way for it; {last}."
         if account is preemptor:
             return f"{asks} within the reservation; {team}'s own jobs make way for it; {last}."
         beyond = f"{team} uses {gpus(used)}, {number(used - reserved)} more than its {number(reserved)} reserved"
-        if right == "fair_share":
+        if rule == "reclaim_fair_share":
             return f"{asks} within its fair share; {beyond}; {last}."
         return f"{asks} within its reservation; {beyond}; {last}."
 
@@ -167,7 +181,10 @@ class PlanBuilder:
         for moving in moves:
             victim = moving.allocation.workload
             source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
-            nodes = listed(sorted({p.node for p in source})), listed(sorted({p.node for p in to}))
+            old, new = moving.changes
+            nodes = tuple(listed(sorted({part.node.node.name for part in parts})) for parts in (old, new))
+            verb = "moves" if len(old) == 1 else "move"
+            whom = f"{len(old)} of its {count(len(to), 'worker')} {verb}" if len(old) < len(to) else "Moves"
             self.moved[victim.id] = Move(
                 victim.id,
                 workload.id,
@@ -175,7 +192,7 @@ class PlanBuilder:
                 to,
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
-                f"Moves from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
+                f"{whom} from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
                 {"gpus": number(moving.allocation.amount), "from": nodes[0], "to": nodes[1]},
             )
         self.decisions += 1

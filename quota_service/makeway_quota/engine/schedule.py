@@ -41,7 +41,7 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     if grow(cluster, builder, waiting):
         _until_nothing_changes(cluster, builder, waiting, late, why)  # who grew has a larger share now
     _let_go(builder)
-    refused = [q for q in waiting if q.session and not any(_guaranteed(cluster, q, pool) for pool in q.pools)]
+    refused = [q for q in waiting if q.session and not q.borrows and not _in_quota(q)]
     for queue in refused:
         refuse(cluster, builder, queue)
     if why:
@@ -64,7 +64,7 @@ def _until_nothing_changes(
     _keep_promises(cluster, builder, waiting)
     sessions = [q for q in waiting if q.session]
     non_preemptible = [q for q in waiting if q.non_preemptible and not q.session]
-    others = [q for q in waiting if not q.non_preemptible]
+    others = [q for q in waiting if not q.non_preemptible or q.borrows]
     before, quiet, settled = -1, False, False
     for _ in range(_ROUNDS):
         if before == builder.decisions:
@@ -187,8 +187,11 @@ def _begin(
 
 
 def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
-    """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for."""
-    if queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
+    """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for.
+
+    A workload that requests no GPUs never evicts (rule 2).
+    """
+    if not queue.total or queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
         return False
     found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
     mine = [each for each in found if each.workload is workload]

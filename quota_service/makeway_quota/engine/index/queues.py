@@ -46,7 +46,7 @@ class Queue:
     total: int = 0
     """The milli-GPUs that one of them must have to start."""
     borrows: bool = True
-    """Whether it may run over quota."""
+    """Whether it may run when it is not in quota; what requests no GPUs always may."""
     equivalent: int = 0
     """The same number for all queues with the same account, pools and firmness."""
     wish: int = 0
@@ -232,7 +232,7 @@ class PendingQueues:
         )
         queue.session = w.non_preemptible and w.kind == "session"
         queue.total = need.total
-        queue.borrows = not w.non_preemptible and queue.account.policy.weight != "None"
+        queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")
         queue.equivalent = self._number((w.policy, names, w.non_preemptible))
         queue.wish = self._number((need, names))
         queue.alike = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))

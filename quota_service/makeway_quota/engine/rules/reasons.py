@@ -323,7 +323,9 @@ def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolS
 
 
 def _no_victims(cluster: Cluster, queue: Queue, pool: PoolState) -> str:
-    if not cluster.ledger.in_quota(queue.account, pool.pool.name, queue.need.total, queue.non_preemptible):
+    if not queue.total or not cluster.ledger.in_quota(
+        queue.account, pool.pool.name, queue.total, queue.non_preemptible
+    ):
         return ""
     if queue.patient:
         return " It waits for free GPUs before anybody has to leave for it."
