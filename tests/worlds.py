@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,8 @@ class World:
         self.workloads: dict[str, Workload] = {}
         self.paused: tuple[str, ...] = ()
         self.plans: list[Plan] = []
+        self.engine: Callable[[Snapshot], Plan] = schedule
+        """What plans: the fast engine, or the reference."""
 
     # Builders
 
@@ -113,7 +115,7 @@ class World:
 
     def plan(self) -> Plan:
         """Ask the engine."""
-        return schedule(self.snapshot())
+        return self.engine(self.snapshot())
 
     def step(self) -> Plan:
         """Plan once and carry it out; who was told to leave is still there afterwards."""
