@@ -99,6 +99,11 @@ class Inventory(Core):
             virtual=self.world.virtual,
         )
 
+    async def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the names of live workloads by id; others are left out."""
+        rows = await self.world.rows()
+        return {id: rows[id].name for id in ids if id in rows and rows[id].name}
+
     async def listing(self, caller: Caller, query: ListQuery) -> Listing:
         """Return one page of what waits or runs, as far as the caller may see it."""
         rows = await self.world.rows()

@@ -7,6 +7,9 @@ from markupsafe import Markup
 
 from .look import gpus, number
 
+MANY = 12
+"""Teams from which on a page lists them in one line each."""
+
 SEGMENTS = (
     ("guaranteed", "in sessions"),
     ("in_quota", "in quota"),
@@ -60,10 +63,37 @@ def _end(team: TeamUsage, scale: float) -> float:
 
 
 def bar_scale(teams: list[TeamUsage], total: float) -> float:
-    """One scale for all bars of a page: the largest limit, or the whole cluster where a team has none."""
-    ends = [team.limit if team.limit is not None else total for team in teams]
-    most = [max(team.used + team.lent + team.free, team.reserved) for team in teams]
-    return max([*ends, *most, 1.0]) * 1.004
+    """Return one scale for all bars of a page: the largest limit.
+
+    A team without a limit may use the whole cluster; where many teams share it, twice the largest use is shown instead,
+    for bars of one cluster's width would all be too short to read.
+    """
+    most = max([max(team.used + team.lent + team.free, team.reserved) for team in teams], default=0.0)
+    unlimited = total if len(teams) <= MANY else min(total, 2 * most)
+    ends = [team.limit if team.limit is not None else unlimited for team in teams]
+    return max([*ends, most, 1.0]) * 1.004
+
+
+def small_bar(team: TeamUsage, scale: float, colour: str) -> Markup:
+    """Return a team's bar for a long list: one tooltip for the whole of it."""
+    scale, at = max(scale, 0.001), 0.0
+    drawn = Markup("")
+    for name, _ in SEGMENTS:
+        amount = max(0.0, getattr(team, name))
+        if amount > 0:
+            piece = Markup('<rect class="{}" x="{}%" y="2" width="{}%" height="12"></rect>')
+            drawn += piece.format(f"seg {name} {colour}", number(100 * at / scale), number(100 * amount / scale))
+            at += amount
+    if team.reserved > 0:
+        x = number(100 * team.reserved / scale)
+        drawn += Markup('<line class="tick" x1="{0}%" x2="{0}%" y1="0" y2="16"></line>').format(x)
+    if team.limit is not None:
+        x = number(100 * min(_end(team, scale), scale) / scale)
+        drawn += Markup('<line class="end" x1="{0}%" x2="{0}%" y1="2" y2="14"></line>').format(x)
+    words = sentence(team)
+    return Markup(
+        '<svg class="mw-bar" role="img" aria-label="{0}" data-tip="{0}" width="100%" height="16">{1}</svg>'
+    ).format(words, drawn)
 
 
 def sentence(team: TeamUsage) -> str:

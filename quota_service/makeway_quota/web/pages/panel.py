@@ -14,7 +14,7 @@ from ..dependencies import TheServices
 from ..ports import Caller, Services
 from ..settings import WebSettings
 from .access import PageVisitor
-from .bars import bar_scale
+from .bars import MANY, bar_scale
 from .look import Look, is_large
 from .palette import colours
 from .render import is_part, page, part
@@ -52,6 +52,11 @@ class Panel:
         return self.names.get(workload, workload)
 
     @property
+    def many_teams(self) -> bool:
+        """Whether there is room for one line a team only."""
+        return len(self.teams) > MANY
+
+    @property
     def older(self) -> bool:
         """Whether the log goes on."""
         return len(self.decisions) >= LOGGED
@@ -85,10 +90,6 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         services.listing(caller, ListQuery("running", team=team or "", lines=SHOWN)),
         services.decisions(caller, None, team, LOGGED, None),
     )
-    holders = {
-        holder.workload: holder for pool in pools for node in pool.nodes for device in node.devices
-        for holder in device.holders
-    }  # fmt: skip
     return Panel(
         usage=usage,
         pools=pools,
@@ -100,12 +101,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         scale=bar_scale(list(usage.teams), usage.total),
         shown=holding([node for pool in pools for node in pool.nodes]),
         team=team,
-        names={line.id: line.name for line in (*waiting.lines, *running.lines)}
-        | {
-            decision.workload: holders[decision.workload].name or decision.workload
-            for decision in decisions
-            if decision.workload in holders and decision.workload
-        },
+        names=await services.names([decision.workload for decision in decisions if decision.workload]),
     )
 
 

@@ -130,5 +130,11 @@ def _ranges(devices: Sequence[int]) -> str:
 
 _ENV.filters.update(when=time_tag, gpus=look.gpus, number=look.number, where=where, duration=duration)
 _ENV.globals.update(
-    bar=bars.bar, cells=cells.node, heat_map=heat.heat_map, is_large=look.is_large, verbs=VERBS, states=STATES
+    bar=bars.bar,
+    small_bar=bars.small_bar,
+    cells=cells.node,
+    heat_map=heat.heat_map,
+    is_large=look.is_large,
+    verbs=VERBS,
+    states=STATES,
 )
