@@ -269,3 +269,23 @@ async def test_everything_a_page_needs_is_served_from_here(web: Portal) -> None:
         for needed in re.findall(r"@import\s+url\(([^)]+)\)|@import\s+\"([^\"]+)\"", answer.text):
             inner = httpx2.URL(f"http://hub.test{path}").join("".join(needed).strip("\"'"))
             assert (await outsider.get(inner)).status_code == 200, inner
+
+
+@pytest.mark.covers("N27")
+async def test_the_lists_of_workloads_and_nodes(web: Portal) -> None:
+    ids = await busy(web)
+    root = await web.browser("root")
+    text = check(await root.get(f"{PREFIX}workloads?state=running&team=rnd"))
+    assert "Running 4" in words(text)
+    assert f"jobs/{ids[4]}" not in text, "bo's job is of another team"
+    assert "Queue 1" in words(check(await root.get(f"{PREFIX}workloads?q=PATIENT")))
+    assert "No workload matches." in words(check(await root.get(f"{PREFIX}workloads?q=%3Cscript%3E")))
+    check(await root.get(f"{PREFIX}workloads?state=paused"), 422)
+    assert "Queue 0" in words(check(await (await web.browser("bo")).get(f"{PREFIX}workloads")))
+    assert "9 of 10" in words(check(await root.get(f"{PREFIX}nodes?state=free")))
+    assert "No node matches." in words(check(await root.get(f"{PREFIX}nodes?state=idle")))
+    shown = words(check(await root.get(f"{PREFIX}nodes/virtual-1")))
+    assert "9 of 10 GPUs in use" in shown
+    assert "Running 5" in shown
+    check(await root.get(f"{PREFIX}nodes/nope"), 404)
+    check(await (await web.browser("blind")).get(f"{PREFIX}nodes"), 403)

@@ -17,6 +17,7 @@ def node(machine: Node, look: Look) -> Markup:
 
 
 def _cell(machine: Node, device: Device, look: Look) -> Markup:
+    """Return one cell; its accessible name begins with the words that it shows."""
     wide, tall = look.cell
     tip = cell_tip(machine, device, look)
     if not device.holders:
@@ -24,17 +25,23 @@ def _cell(machine: Node, device: Device, look: Look) -> Markup:
         words = _word("idx", wide // 2, tall // 2 + 4, str(device.index), "middle")
         picture = _picture(state, wide, tall, _box("mw-box", 0, wide, tall) + words)
         return Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}">{}</span>').format(
-            tip, tip, picture
+            f"{device.index}: {tip}", tip, picture
         )
     first = device.holders[0]
-    words = Markup("") if len(device.holders) > 1 else _words(device, first, wide, tall)
+    owner = "" if len(device.holders) > 1 else _shortened(first.owner, wide // 8)
+    words = _words(device, first, owner, wide, tall) if owner else Markup("")
     over = " over" if first.over_quota else ""
     picture = _picture(f"used {look.colour(first.team)}{over}", wide, tall, _parts(device, look, wide, tall) + words)
+    label = f"{device.index} {owner}: {tip}" if owner else tip
     if first.kind is Kind.JOB and look.opens(first.team):
         whole = Markup('<a class="mw-cell" href="{}{}" aria-label="{}" data-tip="{}" data-w="{}">{}</a>')
-        return whole.format(look.jobs, first.workload, tip, tip, first.workload, picture)
+        return whole.format(look.jobs, first.workload, label, tip, first.workload, picture)
     whole = Markup('<span class="mw-cell" role="img" tabindex="0" aria-label="{}" data-tip="{}" data-w="{}">{}</span>')
-    return whole.format(tip, tip, first.workload, picture)
+    return whole.format(label, tip, first.workload, picture)
+
+
+def _shortened(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _picture(state: str, wide: int, tall: int, inside: Markup) -> Markup:
@@ -54,12 +61,9 @@ def _parts(device: Device, look: Look, wide: int, tall: int) -> Markup:
     return drawn
 
 
-def _words(device: Device, holder: Holder, wide: int, tall: int) -> Markup:
-    most = wide // 8
-    owner = holder.owner if len(holder.owner) <= most else holder.owner[: most - 1] + "…"
-    words = _word("idx ink", 7, 15, str(device.index), "start") + _word(
-        "who ink", wide // 2, tall - 13, owner, "middle"
-    )
+def _words(device: Device, holder: Holder, owner: str, wide: int, tall: int) -> Markup:
+    index = _word("idx ink", 7, 15, str(device.index), "start")
+    words = Markup("{} {}").format(index, _word("who ink", wide // 2, tall - 13, owner, "middle"))
     if holder.kind is Kind.SESSION:
         mark = Markup('<use href="#mw-session" class="ink" x="{}" y="6" width="14" height="12"></use>')
         words += mark.format(wide - 21)

@@ -8,45 +8,55 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 
 from fastapi import Request, Response
 
 from ..ports import Caller, Services
 
-MAX_AGE = 1.0
-"""Seconds that a rendering is shown again."""
+MIN_INTERVAL = 1.0
+"""Seconds between two renderings of a view; a request in between waits for the next one."""
 MOST_VIEWS = 256
-"""Renderings that are kept; the oldest goes first."""
+"""Views from which on those are forgotten that were not asked for lately."""
 
 View = tuple[Hashable, ...]
 
 
-class SharedParts:
-    """Renderings by view. A view that is being rendered is awaited, not rendered twice."""
+@dataclass(slots=True)
+class _Part:
+    """A view: when its last rendering began (monotonic seconds), and the rendering that has not begun yet."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._parts: dict[View, tuple[float, asyncio.Task[Response]]] = {}
+    began: float = float("-inf")
+    coming: asyncio.Task[Response] | None = None
+
+
+class SharedParts:
+    """Renderings by view: never one that began before it was asked for, and at most one a MIN_INTERVAL."""
+
+    def __init__(self, interval: float = MIN_INTERVAL) -> None:
+        self._interval = interval
+        self._parts: dict[View, _Part] = {}
 
     async def get(self, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
-        """Return a rendering of at most MAX_AGE; an error reaches everybody who waits for it, and is not kept."""
-        known = self._parts.get(view)
-        if known is None or (known[1].done() and self._clock() - known[0] >= MAX_AGE):
-            self._parts.pop(view, None)
-            while len(self._parts) >= MOST_VIEWS:
-                self._parts.pop(next(iter(self._parts)))
-            known = self._parts[view] = (self._clock(), asyncio.ensure_future(_call(render)))
-        try:
-            made = await asyncio.shield(known[1])
-        except Exception:
-            if self._parts.get(view) is known:
-                del self._parts[view]
-            raise
+        """Return a rendering of the world as it is now or later; an error reaches everybody who waits for it."""
+        part = self._parts.get(view)
+        if part is None:
+            self._forget_idle()
+            part = self._parts[view] = _Part()
+        if part.coming is None:
+            part.coming = asyncio.ensure_future(self._render(part, render))
+        made = await asyncio.shield(part.coming)
         return Response(made.body, status_code=made.status_code, media_type=made.media_type)
 
+    async def _render(self, part: _Part, render: Callable[[], Awaitable[Response]]) -> Response:
+        await asyncio.sleep(max(0.0, part.began + self._interval - time.monotonic()))
+        part.began, part.coming = time.monotonic(), None
+        return await render()
 
-async def _call(render: Callable[[], Awaitable[Response]]) -> Response:
-    return await render()
+    def _forget_idle(self) -> None:
+        if len(self._parts) >= MOST_VIEWS:
+            before = time.monotonic() - self._interval
+            self._parts = {view: part for view, part in self._parts.items() if part.coming or part.began > before}
 
 
 async def shared(request: Request, view: View, render: Callable[[], Awaitable[Response]]) -> Response:

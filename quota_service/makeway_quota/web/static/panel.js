@@ -217,8 +217,8 @@
     event.preventDefault();
     const lines = editor.value.split("\n");
     const start = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
-    editor.focus();
+    editor.blur();
     editor.setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
-    editor.scrollTop = Math.max(0, (line - 6) * parseFloat(getComputedStyle(editor).lineHeight));
+    editor.focus(); // after the selection, so that the browser scrolls to it
   });
 })();
