@@ -39,6 +39,7 @@ from ..policy import Document
 from ..store.records import Workload
 from .caller import Caller
 from .core import Core, at
+from .listing import Listing, ListQuery, list_workloads
 from .views import gpu
 
 OFFER_CODES = {"wait": "waits"}
@@ -97,6 +98,16 @@ class Inventory(Core):
             free=free,
             virtual=self.world.virtual,
         )
+
+    async def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the names of live workloads by id; others are left out."""
+        rows = await self.world.rows()
+        return {id: rows[id].name for id in ids if id in rows and rows[id].name}
+
+    async def listing(self, caller: Caller, query: ListQuery) -> Listing:
+        """Return one page of what waits or runs, as far as the caller may see it."""
+        rows = await self.world.rows()
+        return list_workloads(rows.values(), self.visible_teams(caller), caller.name, query)
 
     async def metrics(self) -> bytes:
         """Everything that Prometheus may scrape, as of now."""

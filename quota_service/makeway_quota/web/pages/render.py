@@ -1,9 +1,11 @@
-"""Templates with everything escaped, and the few words that they need: ago, gpus, where."""
+"""Render templates, everything escaped, in a thread of the requests' own; and the filters that templates use."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from makeway_api.models import Grant
 from markupsafe import Markup
 
-from ..wording import duration
-from . import assets, charts
-from .auth import Visitor
-from .settings import WebSettings
+from ...wording import duration
+from .. import assets
+from ..auth import Visitor
+from ..settings import WebSettings
+from . import bars, cells, heat, look
 
 _ENV = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -62,13 +65,34 @@ STATES = {
 }
 
 
-def page(request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """Render a template for a visitor."""
+async def page(
+    request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any
+) -> HTMLResponse:
+    """Return a template, rendered for a visitor outside the event loop: a large page takes tens of milliseconds."""
     settings: WebSettings = request.app.state.settings
-    text = _ENV.get_template(template).render(
-        settings=settings, prefix=settings.prefix, hub=settings.hub, visitor=visitor, asset=_asset(settings), **values
+    render = partial(
+        _ENV.get_template(template).render,
+        settings=settings,
+        prefix=settings.prefix,
+        hub=settings.hub,
+        visitor=visitor,
+        asset=_asset(settings),
+        **values,
     )
+    executor = getattr(request.app.state, "executor", None)
+    text = await asyncio.get_running_loop().run_in_executor(executor, render)
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+
+def is_part(request: Request) -> bool:
+    """Whether only the changing part of a page is asked for."""
+    settings: WebSettings = request.app.state.settings
+    return request.url.path.startswith(f"{settings.prefix}live/")
+
+
+def part(request: Request, name: str) -> str:
+    """Return the template of a page, or that of its changing part."""
+    return f"_{name}.html" if is_part(request) else f"{name}.html"
 
 
 def _asset(settings: WebSettings) -> Any:
@@ -76,7 +100,7 @@ def _asset(settings: WebSettings) -> Any:
 
 
 def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
-    """Write a time; the page's script keeps `ago` and `in` fresh, and a tooltip tells the exact moment."""
+    """Return a time as HTML; the page's script keeps `ago` and `in` fresh, and a tooltip shows the exact moment."""
     if moment is None:
         return Markup("–")
     exact = moment.astimezone(UTC)
@@ -90,7 +114,7 @@ def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
 
 
 def where(placement: Sequence[Grant]) -> str:
-    """Say where something runs: node1: 0–2, node2: 5."""
+    """Return a placement as text: node1: 0–2, node2: 5."""
     return ", ".join(f"{grant.node}: {_ranges(grant.devices)}" if grant.devices else grant.node for grant in placement)
 
 
@@ -104,5 +128,13 @@ def _ranges(devices: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-_ENV.filters.update(when=time_tag, gpus=charts.gpus, number=charts.number, where=where, duration=duration)
-_ENV.globals.update(charts=charts, verbs=VERBS, states=STATES)
+_ENV.filters.update(when=time_tag, gpus=look.gpus, number=look.number, where=where, duration=duration)
+_ENV.globals.update(
+    bar=bars.bar,
+    small_bar=bars.small_bar,
+    cells=cells.node,
+    heat_map=heat.heat_map,
+    is_large=look.is_large,
+    verbs=VERBS,
+    states=STATES,
+)

@@ -9,12 +9,12 @@ from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyAsk
 
-from .auth import Visitor, may
-from .dependencies import TheServices
-from .page_access import PageVisitor
-from .ports import Services
+from ..auth import Visitor, may
+from ..dependencies import TheServices
+from ..ports import Services
+from ..settings import WebSettings
+from .access import PageVisitor
 from .render import page
-from .settings import WebSettings
 
 router = APIRouter()
 
@@ -77,7 +77,7 @@ async def change(
 async def _page(request: Request, visitor: Visitor, services: Services, status: int = 200, **values: Any) -> Response:
     known = {"check": None, "preview": None, "problem": None, "notice": None, "comment": ""} | values
     current, history = await services.policy_current(), await services.policy_history()
-    return page(request, "policy.html", visitor, status=status, current=current, history=history[:200], **known)
+    return await page(request, "policy.html", visitor, status=status, current=current, history=history[:200], **known)
 
 
 def _only_admins(visitor: Visitor) -> None:

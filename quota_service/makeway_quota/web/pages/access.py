@@ -1,4 +1,4 @@
-"""Who may open a page: somebody logged in who may read; a stranger is sent to log in first."""
+"""Access to pages: a visitor who is logged in and may read; others are sent to the Hub's login."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
 
-from .auth import Authenticator, Visitor, may, refusal
+from ..auth import Authenticator, Visitor, may, refusal
 
 
 class NeedsLogin(Exception):
-    """Nobody is logged in; the answer is the way to the Hub's login."""
+    """The visitor is not logged in; the answer is a redirect to the Hub's login."""
 
 
 async def page_visitor(request: Request) -> Visitor:
-    """Name the visitor of a page."""
+    """Return the visitor of a page; NeedsLogin without one, a refusal without the scope `read`."""
     authenticator: Authenticator = request.app.state.authenticator
     visitor = await authenticator.visitor(request)
     if visitor is None:
