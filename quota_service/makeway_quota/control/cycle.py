@@ -19,6 +19,7 @@ from ..store.errors import Deposed
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
+from .names import names_of
 from .planner import Planner
 from .reasons import Reasons
 from .reconcile import ChangeSet, reconcile
@@ -124,7 +125,14 @@ class Loop:
         changed = await self._commit(settled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         plan = await self._planner.plan(rows, now)
-        change_set = change_set_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
+        change_set = change_set_of(
+            plan,
+            rows,
+            now=now,
+            lease_seconds=self.leases.seconds,
+            reasons=self._reasons,
+            names=names_of(self.world.document.policies, rows),
+        )
         started_now = Started()
         changed |= await self._carry_out(change_set, started_now, now)
         failed = await self.orders.give(await self.world.attended(), seen, now, started_now)
