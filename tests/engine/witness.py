@@ -88,7 +88,9 @@ class Moment:
         if any(line.lend is not None for policy in self.sums.policies.values() for line in policy.quotas):
             return
         for victim in self.victims:
-            assert not self.would_do_with(victim), f"I4: {victim.allocation.workload} need not leave for {self.preemptor}"
+            assert not self.would_do_with(victim), (
+                f"I4: {victim.allocation.workload} need not leave for {self.preemptor}"
+            )
 
     def would_do_with(self, one: Victim) -> bool:
         """Say whether the preemptor could start with this victim still there."""
