@@ -244,7 +244,8 @@ class PlanBuilder:
     def renew_promises(self) -> None:
         """Write anew where nominated workloads start and for whom they wait, after victims were spared."""
         victims: dict[str, list[Allocation]] = {}
-        for each in (*self.evicted.values(), *self.moved.values()):
+        leaves: list[Evict | Move] = [*self.evicted.values(), *self.moved.values()]
+        for each in leaves:
             victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
         for workload, _ in self.promised.values():
             nomination = self.cluster.nominations.get(workload.id)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..index.allocations import fits_later
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, Part
+from ..index.nodes import Allocation, Part, placement_of
 from ..index.queues import Queue
 from ..placement.fit import find, kept_back
 from ..plan_builder import PlanBuilder
@@ -153,7 +153,9 @@ def _promises(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
     """List the nominations that this plan made in a victim's pool, in the order in which it made them."""
     nominations = builder.cluster.nominations
     return [
-        (workload, queue, nominations[workload.id].parts)
+        (workload, queue, parts)
         for workload, queue in builder.promised.values()
-        if not workload.nomination and workload.id in nominations and nominations[workload.id].pool is victim.pool
+        if workload.id in nominations
+        and nominations[workload.id].pool is victim.pool
+        and placement_of(parts := nominations[workload.id].parts) != workload.nomination
     ]
