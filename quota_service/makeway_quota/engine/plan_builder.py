@@ -27,6 +27,13 @@ _BECAUSE: dict[Right, str] = {
 }
 
 
+_GOES_ON = " It saves and goes on with "
+
+
+def _goes_on(many: int, of: int) -> str:
+    return f"{_GOES_ON}{many} of its {of} workers."
+
+
 class PlanBuilder:
     """Collects decisions in the order in which they are made."""
 
@@ -134,7 +141,7 @@ class PlanBuilder:
                 self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
                 continue
             source, to = placement_of(allocation.parts), placement_of(each.kept)
-            why += f" It saves and goes on with {len(to)} of its {len(source)} workers."
+            why += _goes_on(len(to), len(source))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
         self.decisions += 1
@@ -206,6 +213,13 @@ class PlanBuilder:
         victims: Sequence[Allocation] = (),
     ) -> None:
         """Note that a workload starts as soon as those in its way have left."""
+        self.waiting[workload.id] = self._promise(workload, pool, parts, victims)
+        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+        self.decisions += 1
+
+    def _promise(
+        self, workload: Workload, pool: PoolState, parts: tuple[Part, ...], victims: Sequence[Allocation]
+    ) -> Waiting:
         ids, deadline = self._in_the_way(workload, parts, victims)
         names = [self._leaver(i) for i in ids]
         verb = "makes way" if len(ids) == 1 else "make way"
@@ -216,7 +230,7 @@ class PlanBuilder:
             message = f"Your {need} {verbs} being reclaimed, ready within {wait}: {listed(names)} {verb}."
         else:
             message = f"{need} {verbs} promised to {this(workload)} and about to be free."
-        self.waiting[workload.id] = Waiting(
+        return Waiting(
             workload.id,
             "reclaiming",
             "promise",
@@ -226,7 +240,32 @@ class PlanBuilder:
             placement_of(parts),
             tuple(ids),
         )
-        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+
+    def renew_promises(self) -> None:
+        """Write anew where nominated workloads start and for whom they wait, after victims were spared."""
+        victims: dict[str, list[Allocation]] = {}
+        leaves: list[Evict | Move] = [*self.evicted.values(), *self.moved.values()]
+        for each in leaves:
+            victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
+        for workload, _ in self.promised.values():
+            nomination = self.cluster.nominations.get(workload.id)
+            if nomination is not None:
+                waiting = self._promise(workload, nomination.pool, nomination.parts, victims.get(workload.id, ()))
+                self.waiting[workload.id] = waiting
+
+    def spare(self, workload: Workload) -> None:
+        """Strike out that a workload is evicted or moves."""
+        self.evicted.pop(workload.id, None)
+        self.moved.pop(workload.id, None)
+        self.decisions += 1
+
+    def keep_workers(self, allocation: Allocation, parts: tuple[Part, ...]) -> None:
+        """Record that a gang that shrinks goes on with these parts."""
+        move = self.moved[allocation.workload.id]
+        message = f"{move.message.partition(_GOES_ON)[0]}{_goes_on(len(parts), len(move.source))}"
+        frees = number(allocation.amount - allocation.need.gpus * len(parts))
+        numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
+        self.moved[move.id] = replace(move, to=placement_of(parts), message=message, numbers=numbers)
         self.decisions += 1
 
     def _in_the_way(

@@ -14,6 +14,7 @@ from .rules.hold import hold, outranked, starving
 from .rules.order import QueueHeads
 from .rules.reasons import explain, refuse
 from .rules.scaling import scale
+from .rules.sparing import spare
 from .state import Snapshot, Workload
 
 _ROUNDS = 100
@@ -40,6 +41,11 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     _until_nothing_changes(cluster, builder, waiting, late, why)
     if grow(cluster, builder, waiting):
         _until_nothing_changes(cluster, builder, waiting, late, why)  # who grew has a larger share now
+    spared: set[str] = set()
+    for _ in range(_ROUNDS):
+        if not spare(builder, spared):
+            break
+        _until_nothing_changes(cluster, builder, waiting, late, why)
     _let_go(builder)
     refused = [q for q in waiting if q.session and not q.borrows and not _in_quota(q)]
     for queue in refused:

@@ -224,7 +224,7 @@ class Ledger:
         account.owners[owner] = account.owners.get(owner, 0) + later
 
     def in_quota(self, account: Account, pool: str, amount: int, non_preemptible: bool) -> bool:
-        """Whether `amount` more stays within the reservation: of non-preemptible work alone (`non_preemptible`), or of all.
+        """Whether `amount` more stays within the reservation, counting all work or non-preemptible work alone.
 
         A request for no GPUs does so only where the usage stays within a reservation, not by itself (rule 2).
         """

@@ -107,7 +107,7 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
 
 
 def key(preemptor: Preemptor, victims: Victims) -> Key:
-    """Return what a set costs, smaller is better: stops, GPUs, then by protection, number and start (rule 5.4 b to e)."""
+    """Return what a set costs (rule 5.4 b to e): smaller is better."""
     orders = sorted(((v.kind, *preemptor.order(v.allocation)) for v in victims), reverse=True)
     given = sorted((v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone)
     return (

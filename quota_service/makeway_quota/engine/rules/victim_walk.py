@@ -35,7 +35,7 @@ def one_by_one(
     room: Room,
     may_block: Callable[[Allocation], bool] = lambda _: True,
 ) -> Victims:
-    """Choose victims in this order, each that is entitled to be evicted then, until there is room; empty if there is none.
+    """Choose victims in this order, each that is entitled to be evicted then, until there is room; else return none.
 
     `may_block`: whether a candidate counts on the limit that is in the way, if any. The needless are spared again.
     What is chosen is left in `room`, and nothing if that is empty.

@@ -179,24 +179,29 @@ class Preemptor:
 
     def order(self, allocation: Allocation) -> Order:
         """Return the place in the order of protection (rule 5.3), as it was before any victim: smaller leaves first."""
-        victim = allocation.workload
-        known = self._orders.get(victim.id)
+        known = self._orders.get(allocation.workload.id)
         if known is None:
-            account = self.cluster.account(victim)
-            started = victim.started_at if victim.started_at is not None else self.cluster.now
-            known = self._orders[victim.id] = (
-                _FIRST if allocation.fresh else account.policy.priority,
-                -account.share(self.pool.pool.name),
-                self.cluster.priority(victim),
-                self._lost(allocation) if self.cluster.settings.victim_order == "cheapest" else 0,
-                -started,
-                -victim.submitted_at,
-                victim.id,
-            )
+            known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation)
         return known
 
-    def _lost(self, allocation: Allocation) -> float:
-        """Return the work that stopping it now would lose, in milli-GPU seconds."""
-        victim = allocation.workload
-        since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
-        return allocation.amount * (self.cluster.now - max(since)) if since else 0.0
+
+def order_of(cluster: Cluster, allocation: Allocation) -> Order:
+    """Return the place of an allocation in the order of protection (rule 5.3): smaller leaves first; ends in the id."""
+    victim, account = allocation.workload, cluster.account(allocation.workload)
+    started = victim.started_at if victim.started_at is not None else cluster.now
+    return (
+        _FIRST if allocation.fresh else account.policy.priority,
+        -account.share(allocation.pool.pool.name),
+        cluster.priority(victim),
+        _lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
+        -started,
+        -victim.submitted_at,
+        victim.id,
+    )
+
+
+def _lost_work(cluster: Cluster, allocation: Allocation) -> float:
+    """Return the work that stopping an allocation now would lose, in milli-GPU seconds."""
+    victim = allocation.workload
+    since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
+    return allocation.amount * (cluster.now - max(since)) if since else 0.0
