@@ -90,7 +90,7 @@ def without(cluster: Cluster, victims: Iterable[Member], released: bool = False)
     trial = cluster.copy()
     for member in victims:
         victim = member.allocation
-        if released and member.whole:
+        if victim.fresh or (released and member.whole):
             del trial.running[victim.id]
         elif released:
             parts = renumbered(member.kept)
