@@ -90,8 +90,7 @@ def promised(
         parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)
-            builder.promise(workload, pool, parts)
-            builder.promised[workload.id] = workload, queue
+            builder.nominate(workload, queue, pool)
             return True
     return False
 
@@ -145,8 +144,7 @@ def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change:
     cluster.nominate(workload, queue.need, change.parts)
     if moves:
         builder.move(workload, moves)
-    builder.promise(workload, preemptor.pool, change.parts, [moving.allocation for moving in moves])
-    builder.promised[workload.id] = workload, queue
+    builder.nominate(workload, queue, preemptor.pool)
 
 
 def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
@@ -178,8 +176,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         if (in_quota or not queue.non_preemptible) and started(builder, queue, workload, pool, choice.parts, in_quota):
             return
     cluster.nominate(workload, queue.need, choice.parts)
-    builder.promise(workload, preemptor.pool, choice.parts, [victim.allocation for victim in victims])
-    builder.promised[workload.id] = workload, queue
+    builder.nominate(workload, queue, preemptor.pool)
 
 
 def _rights(cluster: Cluster, queue: Queue, pool: PoolState, over: bool) -> Iterator[Right]:
