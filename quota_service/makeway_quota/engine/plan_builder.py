@@ -37,7 +37,7 @@ class PlanBuilder:
         self.scaled: list[Scale] = []
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
-        self.promised: dict[str, tuple[Workload, Queue]] = {}
+        self.nominated: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
         self.groups: list[Alike] = []
@@ -192,21 +192,25 @@ class PlanBuilder:
         self.decisions += 1
         self.eased += 1
 
-    def promise(
-        self,
-        workload: Workload,
-        pool: PoolState,
-        parts: tuple[Part, ...],
-        victims: Sequence[Allocation] = (),
-    ) -> None:
-        """Note that a workload starts as soon as those in its way have left."""
-        self.waiting[workload.id] = self._promise(workload, pool, parts, victims)
+    def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
+        """Record that a workload starts at its nomination as soon as what terminates there has left."""
+        self.nominated[workload.id] = workload, queue
         self.ahead.setdefault(pool.pool.name, []).append(workload.id)
         self.decisions += 1
 
-    def _promise(
-        self, workload: Workload, pool: PoolState, parts: tuple[Part, ...], victims: Sequence[Allocation]
-    ) -> Waiting:
+    def _write_nominations(self) -> None:
+        """Write where the nominated workloads start, when, and for which workloads they wait."""
+        victims: dict[str, list[Allocation]] = {}
+        leaves: list[Evict | Move] = [*self.evicted.values(), *self.moved.values()]
+        for each in leaves:
+            victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
+        for workload, _ in self.nominated.values():
+            nomination = self.cluster.nominations.get(workload.id)
+            if nomination is not None:
+                self.waiting[workload.id] = self._reclaiming(workload, nomination, victims.get(workload.id, ()))
+
+    def _reclaiming(self, workload: Workload, nomination: Allocation, victims: Sequence[Allocation]) -> Waiting:
+        pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
         amount = number(self.cluster.need(workload).total)
         if ids:
@@ -224,18 +228,6 @@ class PlanBuilder:
             placement_of(parts),
             tuple(ids),
         )
-
-    def renew_promises(self) -> None:
-        """Write anew where nominated workloads start and for whom they wait, after victims were spared."""
-        victims: dict[str, list[Allocation]] = {}
-        evictions: tuple[Evict | Move, ...] = (*self.evicted.values(), *self.moved.values())
-        for each in evictions:
-            victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
-        for workload, _ in self.promised.values():
-            nomination = self.cluster.nominations.get(workload.id)
-            if nomination is not None:
-                waiting = self._promise(workload, nomination.pool, nomination.parts, victims.get(workload.id, ()))
-                self.waiting[workload.id] = waiting
 
     def spare(self, workload: Workload) -> None:
         """Strike out that a workload is evicted or moves."""
@@ -296,6 +288,7 @@ class PlanBuilder:
 
     def plan(self) -> Plan:
         """Write the plan."""
+        self._write_nominations()
         left = self.evicted.keys() | self.moved.keys()
         staying = self.cluster.staying
         return Plan(

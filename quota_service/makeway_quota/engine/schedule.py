@@ -90,10 +90,10 @@ def _until_nothing_changes(
             if quiet and builder.decisions == before and _holds(builder) == last:
                 break  # all were turned down when there was more room: since then there were only starts
             _serve(cluster, builder, others, Unschedulable(cluster, builder) if builder.holds else unschedulable)
-        if not builder.promised and not any(any(queue.lines.values()) for queue in waiting):
+        if not builder.nominated and not any(any(queue.lines.values()) for queue in waiting):
             _hold_nothing(builder)
             break  # nobody waits any more
-        quiet = builder.eased == eased and not builder.promised and _starts_only_take(cluster, builder)
+        quiet = builder.eased == eased and not builder.nominated and _starts_only_take(cluster, builder)
         settled = quiet and not nominated and _settled(cluster, builder, waiting, raised)
         if settled and (builder.decisions == in_quota or not (builder.holds or (why and late))):
             break  # what is held is what was held
@@ -241,7 +241,7 @@ def _kept_promise(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload
 
 def _new_promises(cluster: Cluster, builder: PlanBuilder) -> None:
     """Start whoever was promised a place by this plan, once nothing holds it back any more."""
-    for workload, queue in list(builder.promised.values()):
+    for workload, queue in list(builder.nominated.values()):
         if workload.id not in cluster.nominations:
             continue
         held = cluster.withdraw_nomination(workload)
@@ -249,8 +249,7 @@ def _new_promises(cluster: Cluster, builder: PlanBuilder) -> None:
             in_quota = _guaranteed(cluster, queue, pool)
             able = in_quota or queue.borrows
             if able and started(builder, queue, workload, pool, held, in_quota):
-                del builder.promised[workload.id]
-                del builder.waiting[workload.id]
+                del builder.nominated[workload.id]
                 break
         else:
             cluster.nominate(workload, queue.need, held)

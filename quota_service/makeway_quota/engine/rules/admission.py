@@ -90,8 +90,7 @@ def promised(
         parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)
-            builder.promise(workload, pool, parts)
-            builder.promised[workload.id] = workload, queue
+            builder.nominate(workload, queue, pool)
             return True
     return False
 
@@ -145,8 +144,7 @@ def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change:
     cluster.nominate(workload, queue.need, change.parts)
     if moves:
         builder.move(workload, moves)
-    builder.promise(workload, preemptor.pool, change.parts, [moving.allocation for moving in moves])
-    builder.promised[workload.id] = workload, queue
+    builder.nominate(workload, queue, preemptor.pool)
 
 
 def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
@@ -160,26 +158,27 @@ def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
 
 
 def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over: bool) -> None:
-    """Note who leaves and promise their GPUs. Starts of this very plan are withdrawn instead."""
-    cluster = builder.cluster
-    workload = preemptor.workload
+    """Record the victims and nominate their GPUs; starts of this very plan are withdrawn instead."""
+    cluster, workload, parts = builder.cluster, preemptor.workload, choice.parts
     victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
-    for allocation in [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]:
+    fresh = [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]
+    for allocation in fresh:
         cluster.stay(allocation)
         cluster.withdraw(allocation)
         builder.withdraw(allocation.workload)
         builder.came_from.pop(allocation.workload.id).put_back(allocation.workload)
+    if fresh:
+        parts = find(preemptor.pool, queue.need, True)  # GPUs that are free now come before those that will be
     if victims:
         builder.evict(preemptor, victims)
     for pool in queue.pools:
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
-        if (in_quota or not queue.non_preemptible) and started(builder, queue, workload, pool, choice.parts, in_quota):
+        if (in_quota or not queue.non_preemptible) and started(builder, queue, workload, pool, parts, in_quota):
             return
-    cluster.nominate(workload, queue.need, choice.parts)
-    builder.promise(workload, preemptor.pool, choice.parts, [victim.allocation for victim in victims])
-    builder.promised[workload.id] = workload, queue
+    cluster.nominate(workload, queue.need, parts)
+    builder.nominate(workload, queue, preemptor.pool)
 
 
 def _rights(cluster: Cluster, queue: Queue, pool: PoolState, over: bool) -> Iterator[Right]:

@@ -124,7 +124,7 @@ def _ask(
         if cluster.ledger.over_limit(account, name, need.total, False, minus) is not None:
             continue
         within = cluster.ledger.in_quota(account, name, need.total, queue.non_preemptible)
-        if not within and (queue.non_preemptible or account.policy.weight == "None"):
+        if not within and not queue.borrows:
             continue
         if demand.add(need):
             demand.by.append(workload.id)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ..index.allocations import fits_later
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, Part
+from ..index.nodes import Allocation, Part, placement_of
 from ..index.queues import Queue
-from ..placement.fit import find, kept_back
+from ..placement.fit import allowed, find, kept_back
 from ..plan_builder import PlanBuilder
 from ..state import Workload
 from .victims import order_of
@@ -32,8 +32,6 @@ def spare(builder: PlanBuilder, spared: set[str]) -> bool:
     for victim in able:
         if _spared(builder, victim):
             spared.add(victim.workload.id)
-    if len(spared) > before:
-        builder.renew_promises()
     return len(spared) > before
 
 
@@ -103,7 +101,9 @@ class _Places:
     def find(self, promises: Iterable[_Promise]) -> bool:
         """Nominate these in their order to whatever place is found; False if one has none."""
         for workload, queue, old in promises:
-            parts = find(old[0].node.pool, queue.need, True)
+            pool = old[0].node.pool
+            may = allowed(self.cluster, queue.account, pool, queue.total, True)
+            parts = find(pool, queue.need, True) if may else ()
             if not parts:
                 return False
             self.cluster.nominate(workload, queue.need, parts)
@@ -153,7 +153,9 @@ def _promises(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
     """List the nominations that this plan made in a victim's pool, in the order in which it made them."""
     nominations = builder.cluster.nominations
     return [
-        (workload, queue, nominations[workload.id].parts)
-        for workload, queue in builder.promised.values()
-        if not workload.nomination and workload.id in nominations and nominations[workload.id].pool is victim.pool
+        (workload, queue, parts)
+        for workload, queue in builder.nominated.values()
+        if workload.id in nominations
+        and nominations[workload.id].pool is victim.pool
+        and placement_of(parts := nominations[workload.id].parts) != workload.nomination
     ]
