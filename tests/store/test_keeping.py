@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from makeway_quota.store import Conflict, Store, StoreError, open_store
 from makeway_quota.store.database import engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun
+from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun, Place
 from makeway_quota.store.tables import attempts as attempts_table
 from makeway_quota.store.tables import blobs, files, metadata, sources
 from sqlalchemy import func, inspect, select, text
@@ -108,6 +108,45 @@ def test_what_ran_before_the_upgrade_is_added_up(url: str) -> None:
             assert connection.execute(text("SELECT ran FROM workloads")).scalar_one() == 50.0, "no clock ran backwards"
     finally:
         engine.dispose()
+
+
+OLD_JOB = {
+    **dict.fromkeys(("kind",), "job"),
+    **{"team": "rnd", "profile": "gpu1", "owner": "ana", "name": "t", "priority": "normal", "signal": "SIGTERM"},
+    **dict.fromkeys(("preemptible", "over_quota", "cancel_requested", "server_started"), False),
+    **dict.fromkeys(("attempt", "preemptions", "failures", "infra_failures", "max_failures", "min_workers"), 0),
+    **{"gpus": 1000, "workers": 1, "cpu": 0, "memory": 0, "grace": 30.0, "version": 4, "ran": 5.0},
+    **dict.fromkeys(("reason_code", "reason_message", "message", "server"), ""),
+    **dict.fromkeys(("reason_numbers", "env"), "{}"),
+    **dict.fromkeys(("borrowed_from", "placement", "command"), "[]"),
+}
+
+
+def test_a_database_of_version_3_is_upgraded_with_what_it_holds(url: str) -> None:
+    parsed = parse(url)
+    engine = engine_for(parsed, migrating=True)
+    old = [
+        OLD_JOB | {"id": "j1", "state": "pending", "submitted_at": 1.0, "claim": '[["n1",[0],[1000]]]'},
+        OLD_JOB | {"id": "j2", "state": "failed", "submitted_at": 2.0, "ended_at": 3.0, "claim": "[]"},
+    ]
+    try:
+        with engine.begin() as connection:
+            command.upgrade(alembic_config(connection), "0003")
+            for row in old:
+                names = ", ".join(row)
+                values = ", ".join(f":{name}" for name in row)
+                connection.execute(text(f"INSERT INTO workloads ({names}) VALUES ({values})"), row)
+            connection.execute(text("INSERT INTO histories (policy, milli, at) VALUES ('rnd', 500, 7)"))
+    finally:
+        engine.dispose()
+    store = open_store(url)
+    assert [(row.id, row.nomination, row.version) for row in store.active()] == [
+        ("j1", (Place("n1", (0,), (1000,)),), 4)
+    ]
+    assert [row.id for row in store.workloads(teams=["rnd"], states=["failed"])[0]] == ["j2"]
+    assert store.histories() == ({"rnd": 500.0}, 7.0)
+    assert store.commit([Change("j1", {"state": "running"}, expect_version=4)], now=8.0) == {"j1"}
+    store.close()
 
 
 def test_the_decision_log_is_read_in_pages(store: Store) -> None:

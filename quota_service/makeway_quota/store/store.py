@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import reads, rows, writes
+from . import pages, reads, rows, writes
 from .database import Database, parse
 from .errors import Conflict
 from .migrate import upgrade
@@ -133,9 +133,8 @@ class Store:
         cursor: str | None = None,
     ) -> tuple[list[Workload], str | None]:
         """Read one page, newest submission first, without `source`; the second value is the next page's cursor."""
-        conditions = reads.matching(kind, owner, teams, states)
         with self._database.read() as connection:
-            return reads.page(connection, conditions, limit, cursor)
+            return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
         """Read the files that came with a submission, by path."""
@@ -196,7 +195,7 @@ class Store:
         With `owner`, decisions about what is theirs count too, in whatever team or in none.
         """
         with self._database.read() as connection:
-            return reads.decision_log(connection, workload, teams, owner, limit, before)
+            return pages.decision_page(connection, workload, teams, owner, limit, before)
 
     def events(self, after: int, limit: int = 500) -> list[Event]:
         """Read what happened after event `after`, oldest first."""
