@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import ENDED, LIVE, Change, NewDecision, NewWorkload
+from makeway_quota.store.records import ENDED, LIVE, Cap, Change, NewDecision, NewWorkload
 from sqlalchemy import event
 
 CURSOR = "50.0~j50"
@@ -90,6 +90,19 @@ def test_no_read_scans_or_sorts_a_long_table(sqlite_url: str, name: str) -> None
             read(store)
     store.close()
     assert found
+    assert {s: bad for s, p in found if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
+
+
+def test_no_cap_counts_by_a_scan(sqlite_url: str) -> None:
+    store = open_store(sqlite_url)
+    fill(store, 100)
+    with statements(store) as found:
+        for number, cap in enumerate((Cap(2, "session", with_gpus=True), Cap(3, "job", ("pending",)))):
+            new = NewWorkload(f"n{number}", cap.kind, "rnd", "gpu1", "ana", gpus=1000)
+            store.add_workloads([(new, (), None, cap)], now=1.0)
+    store.close()
+    path = sqlite_url.removeprefix("sqlite:///")
+    assert len([s for s, _ in found if s.startswith("SELECT")]) > 4
     assert {s: bad for s, p in found if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from makeway_quota.store import Conflict, Store, StoreError, open_store
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, Notice, Place
+from makeway_quota.store import Conflict, Store, StoreError, TooMany, open_store
+from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload, Notice, Place
 
 NASTY = [
     "",
@@ -123,6 +123,43 @@ def test_of_two_who_ask_at_once_one_gets_the_session(store: Store, job) -> None:
         assert sorted(outcomes)[0] == "conflict"
         assert len(set(outcomes)) == 2
     assert len(store.active()) == 20
+
+
+@pytest.mark.covers("F25")
+def test_five_requests_at_once_do_not_pass_a_cap_of_two(store: Store, job) -> None:
+    cap = Cap(2, "session", with_gpus=True)
+    store.add_workload(job("other", kind="session", owner="bo"), now=0.0)
+    store.add_workload(job("cpu", kind="session", gpus=0, server="cpu"), now=0.0)
+    gate = threading.Barrier(5)
+    outcomes: list[str] = []
+
+    def ask(number: int) -> None:
+        gate.wait()
+        new = job(f"s{number}", kind="session", server=f"n{number}")
+        try:
+            store.add_workload(new, (), None, cap, now=1.0)
+            outcomes.append("lease")
+        except TooMany as full:
+            outcomes.append(f"refused: {full.most} of {len(full.existing)}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["lease"] * 2 + ["refused: 2 of 2"] * 3
+    assert len(store.active()) == 4
+
+
+def test_a_cap_counts_what_the_same_batch_adds_and_what_has_ended_no_more(store: Store, job) -> None:
+    cap = Cap(2, "job", ("pending",))
+    store.add_workload(job("j0"), now=0.0)
+    store.commit([Change("j0", {"state": "running"})], now=0.0)
+    answers = store.add_workloads([(job(f"j{n}"), (), None, cap) for n in range(1, 5)], now=1.0)
+    assert [type(answer).__name__ for answer in answers] == ["Workload", "Workload", "TooMany", "TooMany"]
+    store.commit([Change("j1", {"state": "cancelled", "ended_at": 2.0})], now=2.0)
+    assert store.add_workload(job("j5"), (), None, cap, now=3.0).live
+    assert store.add_workload(job("j6", owner="bo"), (), None, cap, now=3.0).live
 
 
 def test_pages_are_newest_first_and_lose_nothing(store: Store, job) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Connection, bindparam, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, select, union_all
 
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
-from .records import ENDED, Attempt, Event, File, PastRun, PolicyVersion, Workload
+from .records import ENDED, LIVE, Attempt, Cap, Event, File, PastRun, PolicyVersion, Workload
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, sources, terms, workloads
 from .tables import histories as known
 
@@ -59,6 +59,24 @@ def live_session(connection: Connection, owner: str, server: str) -> Workload | 
     query = select(*COLUMNS).where(W.kind == "session", W.owner == owner, W.server == server, LIVE_ROW)
     row = connection.execute(query).first()
     return None if row is None else rows.workload(row)
+
+
+def capped(connection: Connection, owner: str, cap: Cap, most: int) -> list[Workload]:
+    """Return the first `most` workloads of an owner that a cap counts."""
+    query = select(*COLUMNS).where(*_counted(owner, cap)).order_by(W.submitted_at).limit(most)
+    return rows.workloads(connection.execute(query).all())
+
+
+def count_capped(connection: Connection, owner: str, cap: Cap) -> int:
+    """Return how many workloads of an owner a cap counts; it stops counting at the cap."""
+    found = select(W.id).where(*_counted(owner, cap)).limit(cap.most).subquery()
+    return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
+
+
+def _counted(owner: str, cap: Cap) -> list[ColumnElement[bool] | TextClause]:
+    exactly = [] if cap.states == LIVE else [W.state.in_(cap.states)]
+    asking = [W.gpus > 0] if cap.with_gpus else []
+    return [W.owner == rows.clean(owner), LIVE_ROW, W.kind == cap.kind, *exactly, *asking]
 
 
 def files_of(connection: Connection, id: str) -> tuple[File, ...]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from . import pages, reads, rows, writes
 from .database import Database, parse
-from .errors import Conflict
+from .errors import Conflict, TooMany
 from .migrate import upgrade
 from .records import (
     Attempt,
+    Cap,
     Change,
     Decision,
     Event,
@@ -20,6 +21,7 @@ from .records import (
     PastRun,
     PolicyVersion,
     Pruned,
+    Submission,
     Workload,
 )
 
@@ -69,43 +71,46 @@ class Store:
         new: NewWorkload,
         files: Sequence[tuple[str, bytes, bool]] = (),
         decision: NewDecision | None = None,
+        cap: Cap | None = None,
         *,
         now: float,
     ) -> Workload:
-        """Remember a submission; Conflict if its id is taken or its owner's server has a live session."""
-        [answer] = self.add_workloads([(new, files, decision)], now=now)
+        """Add a submission; Conflict if its id is taken or its owner's server has a live session, TooMany by a cap."""
+        [answer] = self.add_workloads([(new, files, decision, cap)], now=now)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def add_workloads(
         self,
-        submissions: Sequence[tuple[NewWorkload, Sequence[tuple[str, bytes, bool]], NewDecision | None]],
+        submissions: Sequence[Submission | tuple[Any, ...]],
         *,
         now: float,
-    ) -> list[Workload | ValueError | Conflict]:
-        """Remember many submissions in one transaction; one that cannot be taken does not hinder the others.
+    ) -> list[Workload | ValueError | Conflict | TooMany]:
+        """Add many submissions in one transaction; one that is refused does not hinder the others.
 
-        They are a microsecond apart, so that whoever came first stays first.
+        They are a microsecond apart, so that their order stays. Each is a Submission or a tuple of its fields.
         """
-        answers: list[Workload | ValueError | Conflict] = []
-        able: dict[int, writes.Submission] = {}
-        for at, (new, files, decision) in enumerate(submissions):
+        answers: list[Workload | ValueError | Conflict | TooMany] = []
+        able: dict[int, writes.Checked] = {}
+        for at, given in enumerate(submissions):
+            new, files, decision, cap = Submission(*given)
             try:
-                able[at] = writes.Submission(rows.submitted(new, now + at / 1e6), writes.digests(files), decision)
-                answers.append(able[at].workload)
+                first = rows.submitted(new, now + at / 1e6)
+                able[at] = writes.Checked(first, writes.digests(files), decision, cap)
+                answers.append(first)
             except ValueError as error:
                 answers.append(error)
         if not able:
             return answers
         changed: list[Workload] = []
         with self._database.write(changed) as connection:
-            conflicts = writes.add_workloads(connection, list(able.values()))
-            for (at, submission), conflict in zip(able.items(), conflicts, strict=True):
-                if conflict is None:
+            refusals = writes.add_workloads(connection, list(able.values()))
+            for (at, submission), refusal in zip(able.items(), refusals, strict=True):
+                if refusal is None:
                     changed.append(submission.workload._replace(source=""))
                 else:
-                    answers[at] = conflict
+                    answers[at] = refusal
             added = {workload.id for workload in changed}
             writes.tell_workloads(connection, changed, now)
             said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
