@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from makeway_quota.store import Conflict, Store, StoreError, TooMany, open_store
+from makeway_quota.store import Conflict, Store, StoreError, TooMany, database, open_store
 from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload, Notice, Place
 
 NASTY = [
@@ -206,8 +207,31 @@ def test_the_database_is_private(sqlite_url: str) -> None:
     store.add_event("usage", None, None, {}, 1.0)
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    assert store.healthy()
     store.close()
+
+
+def test_readiness_follows_the_last_write_and_waits_for_no_lock(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    store = open_store(sqlite_url)
+    heard: list[str] = []
+    store.on_commit(lambda: heard.append("a commit"))
+    store.probe()
+    assert store.failure() is None
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert store.failure() is None
+        with pytest.raises(StoreError, match="locked"):
+            store.probe(older_than=0.0)
+        assert store.failure() == "database is locked"
+        other.execute("ROLLBACK")
+    store.probe(older_than=0.0)
+    assert store.failure() is None
+    with store._database.write():
+        assert store.failure() is None, "asked while a write is under way"
+    store.close()
+    assert heard == ["a commit"], "an empty write is no news"
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,10 @@ class Store:
         """Tell how many bytes the database takes."""
         return self._database.size()
 
-    def healthy(self) -> bool:
-        """Say whether a write could be made now."""
-        return self._database.writable()
+    def failure(self) -> str | None:
+        """Return what is wrong with the last write (None: nothing); it waits for no lock and no database."""
+        return self._database.failure()
+
+    def probe(self, older_than: float = 10.0) -> None:
+        """Begin and end an empty write, unless one succeeded in the last `older_than` seconds, for `failure`."""
+        self._database.probe(older_than)
