@@ -1,4 +1,4 @@
-"""Policy versions, forecasts, migrations, and forgetting what is old."""
+"""Policy versions, forecasts and migrations."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from makeway_quota.store import Conflict, Store, StoreError, open_store
 from makeway_quota.store.database import engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
 from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun, Place
-from makeway_quota.store.tables import attempts as attempts_table
-from makeway_quota.store.tables import blobs, files, metadata, sources
-from sqlalchemy import func, inspect, select, text
+from makeway_quota.store.tables import metadata
+from sqlalchemy import inspect, text
 
 
 def test_the_migrations_make_exactly_the_tables(url: str) -> None:
@@ -162,29 +161,3 @@ def test_the_decision_log_is_read_in_pages(store: Store) -> None:
     store.commit([], [NewDecision("wait", "s1", None, "bo", "limit", "7")], now=8.0)
     assert [d.message for d in store.decisions(teams=["rnd"], owner="bo")] == ["7", "5", "3", "1"]
     assert [d.message for d in store.decisions(owner="bo")] == ["7"]
-
-
-def test_what_is_old_is_forgotten(store: Store, job) -> None:
-    script = [("train.py", b"print(1)", False)]
-    for id, at in (("old", 0.0), ("new", 0.0), ("live", 0.0)):
-        store.add_workload(job(id, source="x"), [*script, ("id", id.encode(), False)], now=at)
-    store.commit([Change("old", {"state": "failed", "ended_at": 10.0}, open_attempt=Attempt("old", 1, 1.0))], now=10.0)
-    store.commit([], [NewDecision("wait", "old", None, None, "", "")], now=10.0)
-    store.commit([Change("new", {"state": "failed", "ended_at": 900.0})], now=900.0)
-    pruned = store.prune(1000.0, 500.0, 500.0, 500.0)
-    assert (pruned.workloads, pruned.decisions, pruned.events) == (("old",), 1, 5)
-    assert store.workload("old") is None
-    assert store.files("old") == ()
-    assert store.attempts("old") == []
-    assert len(store.files("new")) == len(store.files("live")) == 2
-    with store._database.read() as connection:
-        for table, left in ((blobs, 3), (files, 4), (sources, 2), (attempts_table, 0)):
-            assert connection.execute(select(func.count()).select_from(table)).scalar_one() == left
-
-
-def test_the_newest_event_is_never_forgotten(store: Store) -> None:
-    for number in range(3):
-        store.add_event("usage", None, None, {"n": number}, 1.0)
-    assert store.prune(1e9, 0.0, 0.0, 0.0).events == 2
-    assert store.oldest_event_id() == store.last_event_id() == 3
-    assert store.add_event("usage", None, None, {}, 2.0).id == 4

@@ -27,6 +27,9 @@ from .errors import StoreError
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
+PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL", "journal_size_limit=67108864")
+"""`auto_vacuum` comes first: it counts only before an empty file is written to."""
+
 WRITERS = 0x4D414B45
 """The advisory lock that PostgreSQL writers take ("MAKE")."""
 
@@ -79,6 +82,17 @@ class Database:
                     listener(changed)
                 except Exception:
                     log.exception("A listener of the store failed")
+
+    def run_script(self, statements: str) -> None:
+        """Run statements of SQLite outside a transaction, while nothing else writes."""
+        with self._writing:
+            connection = self.engine.raw_connection()
+            try:
+                connection.driver_connection.executescript(statements)  # type: ignore[union-attr]
+            except sqlite3.Error as error:
+                raise StoreError(f"the database cannot do this: {error}") from error
+            finally:
+                connection.close()
 
     def failure(self) -> str | None:
         """Return what is wrong with the last write, or None; it never waits, so that anybody may ask at any time."""
@@ -172,7 +186,7 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"foreign_keys={foreign_keys}"):
+        for pragma in (*PRAGMAS, f"foreign_keys={foreign_keys}"):
             connection.execute(f"PRAGMA {pragma}")
 
     def started_now(connection: Connection) -> None:

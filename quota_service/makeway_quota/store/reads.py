@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, s
 from . import rows
 from .pages import COLUMNS, W, bounded, by_id
 from .records import ENDED, LIVE, Attempt, Cap, Event, File, PastRun, PolicyVersion, Workload
-from .tables import LIVE_ROW, attempts, blobs, events, files, policies, sources, terms, workloads
+from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
 
 ATTEMPT_COLUMNS = [attempts.c[name] for name in rows.ATTEMPT_FIELDS]
@@ -47,10 +47,12 @@ def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Work
 
 
 def ids_taken(connection: Connection, ids: Sequence[str]) -> set[str]:
-    """Say which of these ids there are already."""
+    """Return those of these ids that cannot be used: of workloads, and of folders that are still to be purged."""
     found: set[str] = set()
     for begin in range(0, len(ids), 500):
-        found.update(connection.execute(select(W.id).where(W.id.in_(ids[begin : begin + 500]))).scalars())
+        some = ids[begin : begin + 500]
+        for column in (W.id, purges.c.workload):
+            found.update(connection.execute(select(column).where(column.in_(some))).scalars())
     return found
 
 

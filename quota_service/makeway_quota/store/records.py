@@ -270,12 +270,3 @@ class PolicyVersion:
     author: str
     comment: str
     document: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What `prune` removed; the backend's files of these workloads can go too."""
-
-    events: int = 0
-    decisions: int = 0
-    workloads: tuple[str, ...] = ()

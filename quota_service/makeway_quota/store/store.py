@@ -9,6 +9,7 @@ from . import pages, reads, rows, writes
 from .database import Database, parse
 from .errors import Conflict, TooMany
 from .migrate import upgrade
+from .pruning import Pruning
 from .records import (
     Attempt,
     Cap,
@@ -20,18 +21,17 @@ from .records import (
     NewWorkload,
     PastRun,
     PolicyVersion,
-    Pruned,
     Submission,
     Workload,
 )
-
-DAY = 86_400.0
+from .space import allow_give_back, free_bytes
 
 
 def open_store(url: str) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done."""
     parsed = parse(url)
     upgrade(parsed)
+    allow_give_back(parsed)
     return Store(Database(parsed))
 
 
@@ -44,6 +44,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.pruning = Pruning(database)
         self._known: dict[str, Workload] = {}
 
     def close(self) -> None:
@@ -272,21 +273,13 @@ class Store:
         with self._database.write() as connection:
             return writes.take_term(connection, holder, now)
 
-    def prune(
-        self,
-        now: float,
-        keep_events_seconds: float = 7 * DAY,
-        keep_decisions_seconds: float = 365 * DAY,
-        keep_workloads_seconds: float | None = None,
-    ) -> Pruned:
-        """Forget what is older, at most some thousands per call; workloads (None: keep all) by their end."""
-        ended = None if keep_workloads_seconds is None else now - keep_workloads_seconds
-        with self._database.write() as connection:
-            return writes.prune(connection, now - keep_events_seconds, now - keep_decisions_seconds, ended)
-
     def size(self) -> int:
-        """Tell how many bytes the database takes."""
+        """Return the bytes that the database takes on disk."""
         return self._database.size()
+
+    def free_bytes(self) -> int:
+        """Return the bytes of an SQLite file that new rows can use before it grows (0 on PostgreSQL)."""
+        return free_bytes(self._database)
 
     def failure(self) -> str | None:
         """Return what is wrong with the last write (None: nothing); it waits for no lock and no database."""

@@ -167,7 +167,6 @@ decisions = Table(
     Index("ix_decisions_workload_id", "workload", "id"),
     Index("ix_decisions_team_id", "team", "id"),
     Index("ix_decisions_owner_id", "owner", "id"),
-    Index("ix_decisions_at", "at"),
     sqlite_autoincrement=True,
 )
 
@@ -175,7 +174,7 @@ events = Table(
     "events",
     metadata,
     Column("id", Serial, primary_key=True, autoincrement=True),
-    Column("at", Double, nullable=False, index=True),
+    Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
     Column("team", Text),
     Column("owner", Text),

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows
 from .errors import Conflict, Deposed, TooMany
 from .many import Many
-from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, Pruned, Workload
+from .records import Cap, Change, File, NewDecision, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c
@@ -34,9 +34,6 @@ CLOSE_ATTEMPTS = Many(
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
 MOST_NAMED = 10
 """Workloads that the refusal of one too many brings along."""
-
-AT_ONCE = 10_000
-"""How many rows of a table one `prune` removes at most, so that nobody waits long for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,23 +272,3 @@ def take_term(connection: Connection, holder: str, now: float) -> int:
     connection.execute(insert(terms), {"term": newest + 1, "holder": rows.clean(holder), "at": now})
     connection.execute(delete(terms).where(terms.c.term < newest - 100))
     return newest + 1
-
-
-def prune(connection: Connection, events_before: float, decisions_before: float, ended_before: float | None) -> Pruned:
-    """Remove what is older, but never the newest event: who listens goes on from its id."""
-    newest = select(func.max(events.c.id)).scalar_subquery()
-    gone_events = _remove(connection, events, events.c.at < events_before, events.c.id < newest)
-    gone_decisions = _remove(connection, decisions, decisions.c.at < decisions_before)
-    gone: tuple[str, ...] = ()
-    if ended_before is not None:
-        old = (workloads.c.state.in_(ENDED), workloads.c.ended_at < ended_before)
-        query = select(workloads.c.id).where(*old).order_by(workloads.c.ended_at, workloads.c.id).limit(500)
-        gone = tuple(connection.execute(query).scalars())
-        connection.execute(delete(workloads).where(workloads.c.id.in_(gone)))
-        connection.execute(delete(blobs).where(blobs.c.digest.not_in(select(files.c.blob))))
-    return Pruned(gone_events, gone_decisions, gone)
-
-
-def _remove(connection: Connection, table: Table, *old: Any) -> int:
-    ids = select(table.c.id).where(*old).order_by(table.c.id).limit(AT_ONCE)
-    return connection.execute(delete(table).where(table.c.id.in_(ids))).rowcount

@@ -31,6 +31,8 @@ def upgrade() -> None:
     op.drop_index('ix_workloads_owner_submitted_at', 'workloads')
     for name, (columns, where) in WORKLOAD_INDEXES.items():
         op.create_index(name, 'workloads', columns, unique=False, sqlite_where=where, postgresql_where=where)
+    op.drop_index('ix_decisions_at', 'decisions')
+    op.drop_index('ix_events_at', 'events')
     op.create_index('ix_decisions_owner_id', 'decisions', ['owner', 'id'], unique=False)
     op.create_table('purges',
     sa.Column('workload', sa.Text(), nullable=False, comment='its rows are gone, its folder is still to be removed'),
@@ -50,6 +52,8 @@ def downgrade() -> None:
     op.drop_table('retention')
     op.drop_table('purges')
     op.drop_index('ix_decisions_owner_id', 'decisions')
+    op.create_index('ix_events_at', 'events', ['at'], unique=False)
+    op.create_index('ix_decisions_at', 'decisions', ['at'], unique=False)
     for name in reversed(WORKLOAD_INDEXES):
         op.drop_index(name, 'workloads')
     op.create_index('ix_workloads_owner_submitted_at', 'workloads', ['owner', 'submitted_at'], unique=False)
