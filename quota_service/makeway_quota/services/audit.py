@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
-from makeway_api.models import Decision, Event, Health
+from makeway_api.models import Decision, Event, Health, RetentionReport
 
 from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
 from .caller import Caller
 from .core import Core, at, refuse
+from .retention import retention_report
 
 HEARTBEAT = 15.0
 
@@ -55,6 +56,10 @@ class Journal(Core):
         if caller.sees_all or event.owner == caller.name or event.kind == "policy":
             return True
         return event.team is not None and event.team in self.teams_of(caller)
+
+    async def retention(self) -> RetentionReport:
+        """Return what is kept, for how long, and what the last pass removed."""
+        return await retention_report(self.store, self.config)
 
     async def health(self) -> Health:
         """Alive: the process answers."""
