@@ -239,4 +239,3 @@ async def test_the_loop_writes_while_thousands_of_rows_are_removed(store: Store,
         commits += 1
     assert (await sweeping).report["removed"]["workloads"] == 3000
     assert commits > 20
-    assert keeper.longest < 0.5, "0.05 s on an idle machine; benchmarks/soak.py reports it"
