@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..engine.phrases import gpus
+from ..engine.phrases import gpus, number
 from ..engine.state import Policy, QuotaLine
 from .document import Document
-from .issues import number
 
 MILLI = frozenset({"gpus", "capacity", "size"})
 CORES = frozenset({"cpu", "node_cpu"})
@@ -115,7 +114,7 @@ def _show(key: str, value: Any) -> str:
     if key in MILLI:
         return gpus(value)
     if key in CORES:
-        return number(value)
+        return str(number(value))
     if isinstance(value, tuple):
         return ", ".join(" = ".join(item) if isinstance(item, tuple) else str(item) for item in value)
     if isinstance(value, Mapping):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import yaml
-
+from ..engine.phrases import number
 from ..engine.state import GPU, Policy, QuotaLine
 from .check import overcommitted
 from .document import Document
-from .issues import number
+from .issues import Loc
 from .read import Sizes, read
+from .source import parse
 from .write import write
 
 
@@ -80,34 +80,25 @@ def fit_text(text: str, file: str, sizes: Sizes) -> str:
     fitted = fit(document, sizes(document) if callable(sizes) else sizes)
     if fitted is document:
         return text
-    changed = text
-    spots = [(spot, milli) for spot, milli in _spots(text, fitted) if spot.value != number(milli)]
-    for spot, milli in sorted(spots, key=lambda item: item[0].start_mark.index, reverse=True):
-        changed = changed[: spot.start_mark.index] + number(milli) + changed[spot.end_mark.index :]
+    source = parse(text)
+    spots = [(node, str(number(milli))) for loc, milli in _amounts(fitted) if (node := source.node(loc)) is not None]
+    changed = text.removeprefix("\ufeff")
+    for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):
+        if node.value != amount:
+            changed = changed[: node.start_mark.index] + amount + changed[node.end_mark.index :]
     return changed if read(changed, file) == fitted else write(fitted)
 
 
-def _spots(text: str, fitted: Document) -> Iterator[tuple[yaml.ScalarNode, int]]:
-    """Find where the document's sizes, reservations and limits stand, and what each should be."""
-    root = _keys(yaml.compose(text, Loader=yaml.SafeLoader))
-    for node in root["pools"].value:
-        keys = _keys(node)
-        yield from _spot(keys, "size", fitted.pool_facts[keys["name"].value].size)
-    for node, policy in zip(root["policies"].value, fitted.policies, strict=True):
-        quotas = _keys(node).get("quotas")
-        for line_node, line in zip(quotas.value if quotas else [], policy.quotas, strict=True):
+def _amounts(fitted: Document) -> Iterator[tuple[Loc, int]]:
+    """Yield the places of sizes, reservations and limits, and the amounts of `fitted`."""
+    for at, pool in enumerate(fitted.pools):
+        if (size := fitted.pool_facts[pool.name].size) is not None:
+            yield ("pools", at, "size"), size
+    for at, policy in enumerate(fitted.policies):
+        for line_at, line in enumerate(policy.quotas):
             for key in ("reserved", "limit", "lend"):
-                yield from _spot(_keys(line_node), key, getattr(line, key))
-
-
-def _spot(keys: Mapping[str, yaml.Node], key: str, milli: int | None) -> Iterator[tuple[yaml.ScalarNode, int]]:
-    node = keys.get(key)
-    if isinstance(node, yaml.ScalarNode) and milli is not None:
-        yield node, milli
-
-
-def _keys(node: yaml.Node | None) -> dict[str, yaml.Node]:
-    return {key.value: value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+                if (milli := getattr(line, key)) is not None:
+                    yield ("policies", at, "quotas", line_at, key), milli
 
 
 def _down(milli: float) -> int:
