@@ -8,12 +8,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, PlainSerializer, WrapValidator
+from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WrapValidator
 
-from ..engine.state import Kind, Weight
+from ..engine.state import Kind, QuotaLine, Weight
 from .issues import quote
 from .quantities import (
-    Choice,
     Cores,
     Device,
     Flag,
@@ -24,14 +23,13 @@ from .quantities import (
     Name,
     Rank,
     Seconds,
-    Text,
+    Title,
     Version,
     Workers,
     count,
     duration,
-    text,
 )
-from .tables import Many, Table, TableOf, problem
+from .tables import Many, Table, Texts, problem
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -63,12 +61,12 @@ def _env(env: dict[str, str]) -> dict[str, str]:
 class SettingsTable(Table):
     """Settings for all pools."""
 
-    victim_order: Choice[Literal["newest", "cheapest"]] = "newest"
+    victim_order: Literal["newest", "cheapest"] = "newest"
     consolidation: Flag = True
     in_team_preemption: Flag = True
     yields_after: Seconds = 0.0
     user_fairness: Flag = True
-    fair_share: Choice[Literal["order", "reclaim"]] = "order"
+    fair_share: Literal["order", "reclaim"] = "order"
     history_half_life: Seconds = 0.0
     starvation_after: Seconds = 86_400.0
     grace: Seconds = 30.0
@@ -78,10 +76,10 @@ class PoolTable(Table):
     """A pool as the engine knows it."""
 
     name: Name
-    resource: Annotated[str, text(200)] = "nvidia.com/gpu"
+    resource: Title = "nvidia.com/gpu"
     capacity: Gpus | None = None
-    kind: Choice[Literal["static", "autoscaled"]] = "static"
-    strategy: Choice[Literal["pack", "spread"]] = "pack"
+    kind: Literal["static", "autoscaled"] = "static"
+    strategy: Literal["pack", "spread"] = "pack"
     profiles: Many[Name] = ()
     consolidation: Flag = True
     max_nodes: Annotated[int, count("nodes", 100_000)] = 0
@@ -108,6 +106,8 @@ class ProfileTable(Table):
 class QuotaTable(Table):
     """One line of a quota."""
 
+    record = QuotaLine
+
     pools: Many[Name] = ()
     reserved: Gpus = 0
     limit: Gpus | None = None
@@ -118,7 +118,7 @@ class PolicyTable(Table):
     """A policy as the engine knows it."""
 
     name: Name
-    weight: Choice[Weight] = "Medium"
+    weight: Weight = "Medium"
     priority: Annotated[int, count("", 1000, -1000)] = 0
     parent: Name | None = None
     quotas: Many[QuotaTable] = ()
@@ -140,13 +140,13 @@ class PoolNodes(Table):
     """The nodes of a pool."""
 
     local: LocalNodes | None = None
-    labels: TableOf[Text] = Field(default_factory=dict)
+    labels: Texts = Field(default_factory=dict)
 
 
 class DocumentPool(PoolTable):
     """An entry of `pools`."""
 
-    title: Annotated[str, text(200)] = ""
+    title: Title = ""
     size: Gpus | None = None
     nodes: PoolNodes = PoolNodes()
 
@@ -156,18 +156,18 @@ class DocumentProfile(ProfileTable):
 
     gpus: GpusEach | None = None
     policies: Many[Rank] | None = None
-    title: Annotated[str, text(200)] = ""
-    description: Annotated[str, text(2000)] = ""
+    title: Title = ""
+    description: Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)] = ""
     kinds: Annotated[Many[Label], AfterValidator(_kinds)] = KINDS
-    image: Annotated[str, text(1000)] = ""
-    env: Annotated[TableOf[Text], AfterValidator(_env)] = Field(default_factory=dict)
-    signal: Choice[Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"]] = "SIGTERM"
+    image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] = ""
+    env: Annotated[Texts, AfterValidator(_env)] = Field(default_factory=dict)
+    signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
 
 
 class DocumentPolicy(PolicyTable):
     """An entry of `policies`."""
 
-    title: Annotated[str, text(200)] = ""
+    title: Title = ""
     groups: Many[Label] = ()
     users: Many[Label] = ()
 

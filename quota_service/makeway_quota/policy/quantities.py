@@ -7,18 +7,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, PlainSerializer, PlainValidator, ValidationInfo, WrapValidator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, StringConstraints, ValidationInfo, WrapValidator
 
 from ..engine.phrases import number
 from ..engine.state import GPU, PRIORITIES
-from .issues import closest, quote
+from .issues import quote
 from .source import Plain
 from .tables import kind, problem, wrong
 
-T = TypeVar("T")
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 WITH_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)")
@@ -78,22 +76,6 @@ class Quantity:
         return f" of {self.unit}" if self.unit else ""
 
 
-class _Choice:
-    """Validates one of the words of the Literal that it annotates."""
-
-    def __get_pydantic_core_schema__(self, words: Any, handler: object) -> CoreSchema:
-        """Return the schema of the words."""
-        choices = get_args(words)
-
-        def read(value: Any) -> str:
-            if not isinstance(value, str) or value not in choices:
-                near = closest(value, choices) if isinstance(value, str) else None
-                raise wrong(value, f"one of {', '.join(choices)}" + (f'; did you mean "{near}"?' if near else ""))
-            return str(value)
-
-        return core_schema.no_info_plain_validator_function(read)
-
-
 def _name(value: Any, info: ValidationInfo) -> str:
     slug = info.context and info.context.get("slugs")
     if not isinstance(value, str) or not (value or slug):
@@ -105,12 +87,6 @@ def _name(value: Any, info: ValidationInfo) -> str:
 
 def _rank(value: Any, names: Any, info: ValidationInfo) -> Any:
     return names(tuple(value)) if isinstance(value, list) else (_name(value, info),)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise wrong(value, "a text")
-    return str(value)
 
 
 def _flag(value: Any) -> bool:
@@ -158,20 +134,6 @@ def _time(value: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def text(most: int, least: int = 0) -> PlainValidator:
-    """Return the validator of a text or, with `least` 1, of a name that others made: of a user, a group, a resource."""
-
-    def read(value: Any) -> str:
-        found = value.strip() if isinstance(value, str) else ""
-        if not isinstance(value, str) or len(found) < least:
-            raise wrong(value, "a name" if least else "a text")
-        if len(found) > most:
-            raise problem(f"the text has {len(found)} characters, {most} are allowed; shorten it")
-        return found
-
-    return PlainValidator(read)
-
-
 def count(unit: str = "", most: float = math.inf, least: float = 0) -> PlainValidator:
     """Return the validator of a whole number."""
     return PlainValidator(Quantity(unit, most, least, whole=True))
@@ -191,10 +153,9 @@ Rank = Annotated[
     tuple[Name, ...], WrapValidator(_rank), PlainSerializer(lambda names: names if names[1:] else names[0])
 ]
 """Names that share a rank; a document may write one name without a list."""
-Label = Annotated[str, text(255, 1)]
-Text = Annotated[str, PlainValidator(_text)]
-Choice = Annotated[T, _Choice()]
-"""One of the words of a Literal."""
+Label = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=255)]
+"""A name that others made: of a user, a group."""
+Title = Annotated[str, StringConstraints(strip_whitespace=True, max_length=200)]
 Flag = Annotated[bool, PlainValidator(_flag)]
 Version = Annotated[int, PlainValidator(_version)]
 Gpus = Annotated[int, _milli_gpus, _as_written]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..engine.state import Policy, Pool, Profile, QuotaLine, Settings
+from ..engine.state import Policy, Pool, Profile, Settings
 from .check import Entries, check
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
@@ -92,10 +92,7 @@ def _document(settings: DocumentSettings, entries: Entries) -> Document:
         sessions_per_user=settings.sessions_per_user,
         pools=tuple(table.as_value(Pool) for table in pools.values()),
         profiles=tuple(_profile(table, settings, tuple(pools), tuple(policies)) for table in profiles.values()),
-        policies=tuple(
-            table.as_value(Policy, quotas=tuple(line.as_value(QuotaLine) for line in table.quotas))
-            for table in policies.values()
-        ),
+        policies=tuple(table.as_value(Policy) for table in policies.values()),
         pool_facts={name: _pool_facts(table) for name, table in pools.items()},
         profile_facts={
             name: table.as_value(

@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
-from ..engine.state import Policy, Pool, Profile
+from ..engine.state import Pool, Profile
 from .document import Document
-from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, LocalNodes, PoolNodes, QuotaTable
+from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, LocalNodes, PoolNodes
 from .tables import Table
 
 
@@ -20,7 +20,9 @@ def write(document: Document) -> str:
         "settings": settings.written(),
         "pools": [_entry(_pool(pool, document)) for pool in document.pools],
         "profiles": [_entry(_profile(profile, document)) for profile in document.profiles],
-        "policies": [_entry(_policy(policy, document)) for policy in document.policies],
+        "policies": [
+            _entry(DocumentPolicy.of(policy, document.policy_facts[policy.name])) for policy in document.policies
+        ],
     }
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=120)
 
@@ -42,11 +44,6 @@ def _profile(profile: Profile, document: Document) -> DocumentProfile:
         grace=None if profile.grace == document.settings.grace else profile.grace,
         image=facts.image or "",
     )
-
-
-def _policy(policy: Policy, document: Document) -> DocumentPolicy:
-    quotas = tuple(QuotaTable.of(line) for line in policy.quotas)
-    return DocumentPolicy.of(policy, document.policy_facts[policy.name], quotas=quotas)
 
 
 def _entry(table: Table) -> dict[str, Any]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Self, TypeVar
 
-from ..engine.state import Kind, State
+from pydantic import BeforeValidator, Field
+
+from ..engine.state import (
+    Kind,
+    Node,
+    Placed,
+    Policy,
+    Pool,
+    Profile,
+    Settings,
+    Snapshot,
+    State,
+    Workload,
+)
 from ..policy.models import PolicyTable, PoolTable, ProfileTable, SettingsTable
 from ..policy.quantities import (
-    Choice,
     Cores,
     Count,
     Flag,
@@ -17,19 +29,28 @@ from ..policy.quantities import (
     Name,
     Priority,
     Rank,
-    Text,
     Time,
     Version,
     Workers,
     duration,
 )
+from ..policy.source import Plain
 from ..policy.tables import Many, Table
 
+T = TypeVar("T")
 Duration = Annotated[float, duration()]
+
+
+class FileSettings(SettingsTable):
+    """`settings`."""
+
+    record = Settings
 
 
 class FilePool(PoolTable):
     """An entry of `pools`."""
+
+    record = Pool
 
     booting: Count = 0
 
@@ -46,6 +67,8 @@ class FileForeign(Table):
 class FileNode(Table):
     """An entry of `nodes`."""
 
+    record = Node
+
     name: Name
     pool: Name
     gpus: Count
@@ -54,12 +77,25 @@ class FileNode(Table):
     ready: Flag = True
     cordoned: Flag = False
     devices: Many[Count] = ()
-    model: Text = ""
+    model: str = ""
     foreign: FileForeign = FileForeign()
+
+    def as_value(self, kind: type[T], **computed: Any) -> T:
+        """Return the node; what is foreign has its own fields there."""
+        foreign = {f"foreign_{key}": getattr(self.foreign, key) for key in FileForeign.model_fields}
+        return super().as_value(kind, **foreign, **computed)
+
+    @classmethod
+    def of(cls, *values: object, **computed: Any) -> Self:
+        """Return the table of a node, likewise."""
+        foreign = {key: getattr(values[0], f"foreign_{key}") for key in FileForeign.model_fields}
+        return super().of(*values, foreign=FileForeign.of(**foreign), **computed)
 
 
 class FileProfile(ProfileTable):
     """An entry of `profiles`."""
+
+    record = Profile
 
     gpus: GpusEach
     policies: Many[Rank] = ()
@@ -69,38 +105,54 @@ class FileProfile(ProfileTable):
 class FilePolicy(PolicyTable):
     """An entry of `policies`. `history` is what it borrowed of late."""
 
+    record = Policy
+
     history: Gpus = 0
-    title: Text = ""
+    title: str = ""
 
 
 class FilePlaced(Table):
-    """A worker on a node; `worker` is by default its place in the list."""
+    """A worker on a node."""
+
+    record = Placed
 
     node: Name
-    worker: Count | None = None
+    worker: Count
     devices: Many[Count] = ()
-    gpu_share: Gpus = 1000
+    milli: Gpus = Field(1000, alias="gpu_share")
+
+
+def _numbered(value: Any) -> Any:
+    """Return a placement in which workers without a number have their place in the list."""
+    if not isinstance(value, list):
+        return value
+    return [{"worker": Plain(at), **each} if isinstance(each, dict) else each for at, each in enumerate(value)]
+
+
+Placement = Annotated[Many[FilePlaced], BeforeValidator(_numbered)]
 
 
 class FileWorkload(Table):
     """An entry of `workloads`."""
 
+    record = Workload
+
     id: Name
     policy: Name
     profile: Name
-    owner: Text = ""
-    kind: Choice[Kind] = "job"
+    owner: str = ""
+    kind: Kind = "job"
     priority: Priority = 0
     preemptible: Flag | None = None
     submitted_at: Time = 0.0
-    state: Choice[State] = "pending"
+    state: State = "pending"
     started_at: Time | None = None
-    placement: Many[FilePlaced] = ()
+    placement: Placement = ()
     attempt: Count = 1
     last_checkpoint_at: Time | None = None
     evicted_for: Name | None = None
     deadline: Time | None = None
-    nomination: Many[FilePlaced] = ()
+    nomination: Placement = ()
     paused: Flag = False
     failed_node: Name | None = None
     gpus: GpusEach | None = None
@@ -116,9 +168,11 @@ class FileWorkload(Table):
 class FileTable(Table):
     """The file."""
 
+    record = Snapshot
+
     version: Version
     now: Time
-    settings: SettingsTable = SettingsTable()
+    settings: FileSettings = FileSettings()
     pools: Many[FilePool] = ()
     nodes: Many[FileNode] = ()
     profiles: Many[FileProfile] = ()

@@ -7,11 +7,11 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from ..engine import Node, Placed, Policy, Pool, Profile, QuotaLine, Settings, Snapshot, Workload
+from ..engine import Snapshot
 from ..policy.issues import Issue, Loc, Problem, did_you_mean, in_order, place, quote
 from ..policy.source import Unreadable, parse
 from ..policy.tables import Table, explain
-from .models import FileForeign, FileNode, FilePlaced, FileTable
+from .models import FileTable
 
 ENOUGH = 1000
 
@@ -38,7 +38,7 @@ def read_snapshot(text: str, file: str = "snapshot") -> Snapshot:
         problems = list(islice(explain(FileTable, invalid), ENOUGH))
     if problems:
         raise SnapshotError(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
-    return _snapshot(table)
+    return table.as_value(Snapshot)
 
 
 def _inconsistencies(table: FileTable) -> Iterator[Problem]:
@@ -71,34 +71,3 @@ def _missing(loc: Loc, names: Collection[str], known: Collection[str]) -> Iterat
     for name in names:
         if name not in known:
             yield loc, f"there is no {quote(name)}; {did_you_mean(name, known)}"
-
-
-def _snapshot(table: FileTable) -> Snapshot:
-    return Snapshot(
-        now=table.now,
-        settings=table.settings.as_value(Settings),
-        pools=tuple(pool.as_value(Pool) for pool in table.pools),
-        nodes=tuple(_node(node) for node in table.nodes),
-        profiles=tuple(profile.as_value(Profile) for profile in table.profiles),
-        policies=tuple(
-            policy.as_value(Policy, quotas=tuple(line.as_value(QuotaLine) for line in policy.quotas))
-            for policy in table.policies
-        ),
-        workloads=tuple(
-            work.as_value(Workload, placement=_placement(work.placement), nomination=_placement(work.nomination))
-            for work in table.workloads
-        ),
-        paused=table.paused,
-    )
-
-
-def _node(node: FileNode) -> Node:
-    foreign = {f"foreign_{key}": getattr(node.foreign, key) for key in FileForeign.model_fields}
-    return node.as_value(Node, **foreign)
-
-
-def _placement(workers: tuple[FilePlaced, ...]) -> tuple[Placed, ...]:
-    return tuple(
-        Placed(at if placed.worker is None else placed.worker, placed.node, placed.devices, placed.gpu_share)
-        for at, placed in enumerate(workers)
-    )
