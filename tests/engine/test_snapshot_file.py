@@ -1,4 +1,4 @@
-"""The snapshot file: what it may hold, what it says when it is wrong, and what comes out."""
+"""Snapshot files: their content, their error messages, and the plan that is printed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_plan_of_a_file_as_json(tmp_path: Path) -> None:
 def test_the_plan_of_a_file_as_a_table(tmp_path: Path) -> None:
     code, text = run(tmp_path, GREEDY)
     assert code == 0
-    assert "Leave\n  j3  rnd/gpu3  for d1" in text
+    assert "Evict\n  j3  rnd/gpu3  for d1" in text
     assert "Wait\n  d1  devops/gpu3  reclaiming" in text
 
 
@@ -140,7 +140,7 @@ EVERYTHING = Snapshot(
 
 
 def test_every_field_of_the_engine_survives_being_written() -> None:
-    """Whoever adds a field to the engine adds it to the file, or the replay of a dumped pass is another plan."""
+    """Without a field, the replay of a dumped cycle would be another plan."""
     records = [EVERYTHING, EVERYTHING.settings, EVERYTHING.workloads[0], EVERYTHING.workloads[0].placement[0]]
     records += [EVERYTHING.pools[0], EVERYTHING.nodes[0], EVERYTHING.profiles[0], EVERYTHING.policies[0]]
     for record in (*records, EVERYTHING.policies[0].quotas[0]):

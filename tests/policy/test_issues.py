@@ -1,4 +1,4 @@
-"""Whatever is wrong is told with file, line, place and what to do, and all at once."""
+"""Every issue is reported with file, line, place and what to do, and all at once."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ from makeway_quota.policy import PolicyInvalid
         ("pools:\n", "version: 2\npools:\n", 1, "version", "reads version 1"),
     ],
 )
-def test_one_mistake_is_told_where_it_is(issues, good, old, new, line, where, message) -> None:
+def test_one_mistake_is_reported_where_it_is(issues, good, old, new, line, where, message) -> None:
     text = good((old, new)) if old != "pools:\n" else new + good().removeprefix(old)
     found = issues(text, file="my policy.yaml")
     assert len(found) == 1, found
@@ -97,7 +97,7 @@ def test_a_wrong_quota_line_is_named(issues, good, quota: str, key: str | None, 
     assert message in issue.message
 
 
-def test_everything_is_told_at_once_in_the_order_of_the_lines(issues, good) -> None:
+def test_everything_is_reported_at_once_in_the_order_of_the_lines(issues, good) -> None:
     text = good(("size: 10", "sise: 10"), ("gpus: 1", "gpus: x"), ("name: devops", "name: Dev Ops"))
     found = issues(text)
     assert [issue.line for issue in found] == [3, 6, 8, 14]
@@ -158,7 +158,7 @@ policies:
         ("hello", 1, 'this is "hello", expected a table'),
     ],
 )
-def test_what_is_no_policy_at_all_is_told_in_one_line(issues, text: str, line: int | None, message: str) -> None:
+def test_what_is_no_policy_at_all_is_reported_in_one_line(issues, text: str, line: int | None, message: str) -> None:
     (issue,) = issues(text)
     assert issue.line == line
     assert re.search(message, issue.message), issue.message

@@ -1,4 +1,4 @@
-"""A document that is written reads back as it was, and a difference is told in sentences."""
+"""A written document reads back as it was, and a difference is described in sentences."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
     assert bool(read) != bool(issues)
 
 
-def test_a_difference_is_told_in_sentences(sample: str) -> None:
+def test_a_difference_is_described_in_sentences(sample: str) -> None:
     old = policy.read(sample)
     text = sample.replace("reserved: 5, limit: 9", "reserved: 4.5", 1).replace(
         "victim_order: newest", "victim_order: cheapest"
@@ -192,7 +192,7 @@ def test_a_difference_is_told_in_sentences(sample: str) -> None:
     ]
 
 
-def test_a_new_order_is_told(document: Document) -> None:
+def test_a_new_order_is_described(document: Document) -> None:
     turned = policy.read(policy.write(document))
     assert policy.diff(document, turned) == []
     swapped = Document(

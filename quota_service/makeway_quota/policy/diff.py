@@ -1,4 +1,4 @@
-"""What changed between two documents, one sentence for each change."""
+"""Describe the changes between two documents, one sentence for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORDS = {
 
 
 def diff(old: Document, new: Document) -> list[str]:
-    """Name what was added, removed and changed, in the new document's order."""
+    """Return what was added, removed and changed, in the new document's order."""
     sentences = _values("Settings", _facts(old.settings), _facts(new.settings))
     sentences += _values(
         "Settings", {"sessions_per_user": old.sessions_per_user}, {"sessions_per_user": new.sessions_per_user}

@@ -1,4 +1,4 @@
-"""Make a document fit the machine that is there."""
+"""Scale a document to the real sizes of its pools."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .write import write
 
 
 def sold_out(document: Document, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Say in sentences where more is reserved than there is now, as after a node was lost."""
+    """Return a sentence for each set of pools with more reserved than exists now, as after the loss of a node."""
     return tuple(problem for problem, _, _ in overcommitted(document, sizes))
 
 
@@ -24,8 +24,8 @@ def fit(document: Document, sizes: Mapping[str, int]) -> Document:
     """Scale reservations and limits to the pools' real sizes; for the sample that a first start begins with.
 
     Only pools whose document gives a `size` are scaled. Reservations become whole GPUs, and add up to no more than
-    before (what rounding leaves goes to the teams named first); limits never fall below 1 or below the reservation.
-    A document that cannot be scaled so (capacities or departments are in the way) stays as it is.
+    before (the teams named first get what rounding leaves over); limits never fall below 1 or below the reservation.
+    A document that cannot be scaled like this, because of capacities or departments, is returned as it is.
     """
     factors = {
         name: sizes[name] * GPU / facts.size
@@ -46,7 +46,7 @@ def fit(document: Document, sizes: Mapping[str, int]) -> Document:
 
 
 def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -> tuple[Policy, ...]:
-    """Scale every quota line; `share_out`: round up while the sum over all teams allows it, else always down."""
+    """Scale every quota line. `share_out`: round up while the sum over all teams allows it, else always down."""
     wanted: dict[tuple[str, ...], float] = {}
     given: dict[tuple[str, ...], int] = {}
     sums: dict[tuple[str, ...], float] = {}
@@ -72,9 +72,9 @@ def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -
 
 
 def fit_text(text: str, file: str, sizes: Sizes) -> str:
-    """Scale a document as `fit` does, but keep its comments; PolicyInvalid where it cannot be read.
+    """Return a document scaled as by `fit`, with its comments; PolicyInvalid if it cannot be read.
 
-    The numbers are replaced where they stand. A document that this would not do right is written anew.
+    The numbers are replaced in the text. Where that does not give the scaled document, it is written anew.
     """
     document = read(text, file)
     fitted = fit(document, sizes(document) if callable(sizes) else sizes)

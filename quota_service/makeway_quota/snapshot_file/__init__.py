@@ -1,4 +1,4 @@
-"""A snapshot in a file: read it, write it, and show the plan that the engine makes of it."""
+"""Read and write snapshot files, and print the engine's plan for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write a snapshot as the document that the reader reads."""
+"""Write a snapshot as YAML or JSON."""
 
 from __future__ import annotations
 
