@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota.engine import Node, Placed, Policy, Pool, Profile, QuotaLine, Settings, Snapshot, Workload, schedule
+from makeway_quota.policy import Issue
 from makeway_quota.policy import models as policy_models
 from makeway_quota.policy.tables import Table
-from makeway_quota.snapshot_file import SnapshotError, models, read_snapshot, write_snapshot
+from makeway_quota.snapshot_file import SnapshotError, models, read_snapshot, snapshot_as_document, write_snapshot
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = texts.filter(bool)
@@ -68,7 +71,7 @@ some_nodes = one_of(
     Node,
     name=names,
     pool=names,
-    gpus=counts,
+    gpus=st.integers(0, 100_000),
     cpu=milli,
     memory=counts,
     ready=st.booleans(),
@@ -167,14 +170,14 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 
 @given(snapshots())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_snapshot_survives_its_file(snapshot: Snapshot) -> None:
     assert read_snapshot(write_snapshot(snapshot, "json")) == snapshot
     assert read_snapshot(write_snapshot(snapshot, "yaml")) == snapshot
 
 
 @given(snapshots(), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_damaged_file_is_read_or_refused_in_one_line(snapshot: Snapshot, data: st.DataObject) -> None:
     text = write_snapshot(snapshot, data.draw(st.sampled_from(["json", "yaml"])))
     begin = data.draw(st.integers(0, len(text)))
@@ -188,6 +191,45 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(snapshot: Snapshot, data:
     except SnapshotError as error:
         refused += [str(error), *(issue.message for issue in error.issues)]
     assert not any("\n" in message for message in refused)
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers()
+    | st.sampled_from(["", "x", "3", "1e300", "2h", "9" * 400 + "Gi", "all", "high", "{message}", 10**400]),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["name", "gpus", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each list or table in a document with each of its keys."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list | tuple):
+            yield from _places(inner)
+
+
+@given(snapshots(), anything, st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_value_anywhere_is_read_or_refused_with_its_line(
+    snapshot: Snapshot, value: object, data: st.DataObject
+) -> None:
+    document: Any = json.loads(json.dumps(snapshot_as_document(snapshot)))
+    places = list(_places(document))
+    table, key = data.draw(st.sampled_from(places))
+    table[key] = value
+    text = data.draw(st.sampled_from([json.dumps(document, indent=1), yaml.safe_dump(document)]))
+    issues: list[Issue] = []
+    try:
+        read_snapshot(text)
+    except SnapshotError as error:
+        issues = error.issues
+    assert all(issue.line and issue.line <= text.count("\n") + 1 and issue.message for issue in issues)
 
 
 def test_the_models_have_the_defaults_of_the_engine() -> None:
@@ -249,6 +291,20 @@ def test_json_of_other_programs_is_json(title: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("version: 1\nnow: 1e300", "snapshot:2: now: 1e300 is too large; the most is 250,000,000,000 seconds"),
+        (
+            "version: 1\nnow: 0\nnodes: [{name: n, pool: p, gpus: 1e300}]",
+            "snapshot:3: nodes[0].gpus: 1e300 is too large",
+        ),
+        (
+            "version: 1\nnow: 0\nworkloads: [{id: a, policy: b, profile: c, ran: 1e30}]",
+            "workloads[0].ran: 1e30 is too long",
+        ),
+        (
+            "version: 1\nnow: 0\nworkloads: [{id: a, policy: b, profile: c, priority: [high]}]",
+            "this is a list, expected one of",
+        ),
+        ("version: 1\nnow: 0\nsettings: {victim_order: {a: 1}}", "this is a table, expected one of newest, cheapest"),
         ('{"version": 1,\n "now": 0,\n "now": 1}', 'snapshot:3: the key "now" comes twice (first on line 2); keep one'),
         (
             '{"version": 1,\n "now": 0,\n "pools": [{"name": 1.5, "capacity": true}]}',

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota import policy
 from makeway_quota.engine.state import Policy, Pool, Profile, QuotaLine, Settings
 from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
 
+SAMPLE = Path(__file__).parents[2] / "hub_config" / "policy.yaml"
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?", fullmatch=True)
 letters = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp", "Cn", "Co"])
 texts = st.text(letters, max_size=20).map(str.strip)
@@ -169,6 +176,29 @@ def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
     filling = st.sampled_from(["", "[", "{", "- ", ": ", "-1", "null", "\n", "  ", "'", "*a", "&a ", ".inf"])
     read, issues = attempt(text[:begin] + data.draw(filling) + text[end:])
     assert bool(read) != bool(issues)
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each list or table in a document with each of its keys."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places(inner)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_value_anywhere_is_read_or_refused_with_its_line(data: st.DataObject) -> None:
+    tree = yaml.safe_load(SAMPLE.read_text("utf-8"))
+    scalars = [None, True, -1, 0.5, 10**400, 1e300, "", "x", "2h", "9" * 400 + "Gi", "all", "None", "rnd", "{message}"]
+    value = st.sampled_from([*scalars, [], {}, [[]], ["rnd", "rnd"], [{}], {"x": 1}, {"gpus": []}, {"name": None}])
+    for _ in range(data.draw(st.integers(1, 3))):
+        table, key = data.draw(st.sampled_from(list(places(tree))))
+        table[key] = data.draw(value)
+    text = data.draw(st.sampled_from([json.dumps(tree, indent=1), yaml.safe_dump(tree)]))
+    read, issues = attempt(text)
+    assert bool(read) != bool(issues)
+    assert all(issue.line and issue.line <= text.count("\n") + 1 and issue.message for issue in issues)
 
 
 def test_a_difference_is_described_in_sentences(sample: str) -> None:

@@ -24,6 +24,8 @@ SLUG = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 SLUG_RULE = (
     "small letters, digits, dots, dashes and underscores, at most 63, beginning and ending with a letter or digit"
 )
+LATEST = 250_000_000_000
+"""Seconds since the epoch that are still a date (in the year 9892)."""
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MIB = {"Mi": 1, "MiB": 1, "Gi": 1024, "GiB": 1024, "Ti": 1024 * 1024, "TiB": 1024 * 1024}
 
@@ -51,19 +53,19 @@ class Quantity:
             size, end, bound = (
                 ("small", "least", self.least) if amount < self.least else (self.large, "most", self.most)
             )
-            raise problem(f"{value} is too {size}; the {end} is {bound:,.12g} {self.unit}".rstrip())
+            raise problem(f"{value[:60]} is too {size}; the {end} is {bound:,.12g} {self.unit}".rstrip())
         if self.whole and amount != int(amount):
-            raise problem(f"{value} is not a whole number{self._of}")
+            raise problem(f"{value[:60]} is not a whole number{self._of}")
         scaled = amount * self.scale
         if self.scale > 1 and abs(scaled - round(scaled)) > 1e-6 * max(1.0, amount):
-            raise problem(f"{value} is finer than a thousandth of a {self.unit.removesuffix('s')}; round it")
+            raise problem(f"{value[:60]} is finer than a thousandth of a {self.unit.removesuffix('s')}; round it")
         return round(scaled) if self.whole or self.scale > 1 else amount
 
     def _amount(self, value: Any) -> float:
         match = WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
         if match and match[2] in self.units:
             amount = float(match[1]) * self.units[match[2]]
-            return round(amount) if self.whole else amount
+            return round(amount) if self.whole and math.isfinite(amount) else amount
         plain = value if isinstance(value, Plain) else ""
         if NOT_FINITE.fullmatch(plain) or (NUMBER.fullmatch(plain) and math.isinf(float(plain))):
             raise problem(f"{quote(plain)} is not a finite number; give a number{self._of}")
@@ -104,7 +106,7 @@ def _share(milli: int) -> int:
 
 
 def _device(value: Any) -> int:
-    if not isinstance(value, Plain) or not value.isdecimal() or int(value) >= 1024:
+    if not isinstance(value, Plain) or not re.fullmatch("[0-9]{1,4}", value) or int(value) >= 1024:
         raise wrong(value, "the number of a GPU, from 0")
     return int(value)
 
@@ -116,17 +118,17 @@ def _version(value: Any) -> int:
 
 
 def _priority(value: Any) -> int:
-    if value in PRIORITIES:
+    if isinstance(value, str) and value in PRIORITIES:
         return PRIORITIES[value]
     if not isinstance(value, Plain) or not NUMBER.fullmatch(value):
         raise wrong(value, f"one of {', '.join(PRIORITIES)}, or a number")
-    return int(Quantity(least=-math.inf, whole=True)(value))
+    return int(Quantity("", 1_000_000, -1_000_000, whole=True)(value))
 
 
 def _time(value: Any) -> float:
     """Return seconds since the epoch; a time without a zone is UTC."""
     if isinstance(value, Plain) and NUMBER.fullmatch(value):
-        return Quantity("seconds", least=-math.inf)(value)
+        return Quantity("seconds", LATEST, -LATEST)(value)
     try:
         moment = datetime.fromisoformat(value if isinstance(value, str) else "")
     except ValueError:
@@ -134,12 +136,12 @@ def _time(value: Any) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def count(unit: str = "", most: float = math.inf, least: float = 0) -> PlainValidator:
+def count(unit: str = "", most: float = 2**31, least: float = 0) -> PlainValidator:
     """Return the validator of a whole number."""
     return PlainValidator(Quantity(unit, most, least, whole=True))
 
 
-def duration(most: float = math.inf) -> PlainValidator:
+def duration(most: float) -> PlainValidator:
     """Return the validator of a duration in seconds."""
     hint = " (or write 30s, 15m, 2h, 1d)"
     return PlainValidator(Quantity("seconds", most, units=SECONDS, hint=hint, large="long"))
@@ -166,9 +168,12 @@ Mib = Annotated[int, PlainValidator(Quantity("MiB", 2**40, whole=True, units=MIB
 Count = Annotated[int, count()]
 Device = Annotated[int, PlainValidator(_device)]
 Workers = Annotated[int, count("workers", 100_000, 1)]
+Duration = Annotated[float, duration(100 * 366 * 86_400)]
+"""A measured duration."""
 Seconds = Annotated[
     float, duration(366 * 86_400), PlainSerializer(lambda value: int(value) if value % 1 == 0 else value)
 ]
+"""A duration that an administrator sets."""
 Time = Annotated[float, PlainValidator(_time)]
 """Seconds since the epoch."""
 Priority = Annotated[int, PlainValidator(_priority)]

@@ -19,6 +19,7 @@ from .issues import Issue, Loc, in_order, quote
 MAX_DEPTH = 20
 NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -66,8 +67,9 @@ class Source:
     def _steps(self, loc: Loc) -> list[tuple[Any, Any]]:
         """Return the nodes from the root to a place, as far as they exist: where each begins, and its value."""
         if self._root is None:
-            with suppress(yaml.YAMLError):  # some JSON is not YAML: without lines
-                self._root = yaml.compose(self._text, Loader=LOADER)
+            text = SURROGATES.sub(lambda pair: "?" * len(pair.group()), self._text)  # in JSON, but not in YAML
+            with suppress(yaml.YAMLError):
+                self._root = yaml.compose(text, Loader=LOADER)
         steps = [(self._root, self._root)] if self._root else []
         for part in loc if steps else ():
             node = steps[-1][1]

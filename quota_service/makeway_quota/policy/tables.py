@@ -133,7 +133,7 @@ def _message(model: type[Table], error: ErrorDetails) -> str:
         case "dict_type":
             expected = "a table such as {NAME: value}"
         case "tuple_type":
-            expected = f"a list, such as [{'…' if isinstance(value, dict) else value or '…'}]"
+            expected = f"a list, such as [{'…' if isinstance(value, dict) else str(value)[:60] or '…'}]"
         case "string_type":
             expected = "a text"
         case "string_too_short":

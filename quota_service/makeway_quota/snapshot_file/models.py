@@ -22,6 +22,7 @@ from ..policy.models import PolicyTable, PoolTable, ProfileTable, SettingsTable
 from ..policy.quantities import (
     Cores,
     Count,
+    Duration,
     Flag,
     Gpus,
     GpusEach,
@@ -32,13 +33,12 @@ from ..policy.quantities import (
     Time,
     Version,
     Workers,
-    duration,
+    count,
 )
 from ..policy.source import Plain
 from ..policy.tables import Many, Table
 
 T = TypeVar("T")
-Duration = Annotated[float, duration()]
 
 
 class FileSettings(SettingsTable):
@@ -71,7 +71,7 @@ class FileNode(Table):
 
     name: Name
     pool: Name
-    gpus: Count
+    gpus: Annotated[int, count("GPUs", 100_000)]
     cpu: Cores = 0
     memory: Mib = 0
     ready: Flag = True
