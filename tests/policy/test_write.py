@@ -214,12 +214,23 @@ def test_a_difference_is_described_in_sentences(sample: str) -> None:
         "Pool GPUs (gpu): rank of profiles gpu8, gpu3, gpu2, gpu1 → gpu4, gpu3, gpu2, gpu1.",
         "Profile 8 GPUs (gpu8) is removed.",
         "Profile 1 GPU (gpu1): teams, best rank first rnd = devops → devops, rnd.",
-        "Profile 1 GPU (gpu1): grace 30 → 60.",
+        "Profile 1 GPU (gpu1): grace 30 s → 1 min.",
         "Profile 8 GPUs (gpu4) is new.",
         "Team R&D (rnd): reserved in gpu 5 GPUs → 4.5 GPUs.",
         "Team R&D (rnd): limit in gpu 9 GPUs → none.",
         "Team DevOps (devops): groups devops → devops, ops.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [("1h", "90m", "1 h → 1 h 30 min"), ("2d", "172801", "172800 s → 172801 s"), ("0.25", "0.3", "0.2 s → 0.3 s")],
+)
+def test_durations_that_differ_are_shown_to_differ(sample: str, old: str, new: str, shown: str) -> None:
+    before, after = (
+        policy.read(sample.replace("victim_order: newest", f"yields_after: {span}")) for span in (old, new)
+    )
+    assert policy.diff(before, after) == [f"Settings: yields after {shown}."]
 
 
 def test_a_new_order_is_described(document: Document) -> None:

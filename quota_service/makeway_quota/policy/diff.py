@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..engine.phrases import gpus, number
 from ..engine.state import Policy, QuotaLine
+from ..wording import duration, gpus, number
 from .document import Document
 
 MILLI = frozenset({"gpus", "capacity", "size"})
@@ -102,7 +102,10 @@ def _values(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         before, after = old.get(key), new.get(key)
         if before != after:
             name = WORDS.get(key, key.replace("_", " "))
-            sentences.append(f"{what}: {name} {_show(key, before)} → {_show(key, after)}.")
+            said = _show(key, before), _show(key, after)
+            if said[0] == said[1]:  # durations of a day, different by seconds
+                said = f"{before:g} s", f"{after:g} s"
+            sentences.append(f"{what}: {name} {said[0]} → {said[1]}.")
     return sentences
 
 
@@ -114,9 +117,9 @@ def _show(key: str, value: Any) -> str:
     if key in MILLI:
         return gpus(value)
     if key in CORES:
-        return str(number(value))
+        return number(value)
     if isinstance(value, tuple):
         return ", ".join(" = ".join(item) if isinstance(item, tuple) else str(item) for item in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={item}" for name, item in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return duration(value) if isinstance(value, float) else str(value)

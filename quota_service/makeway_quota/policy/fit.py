@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..engine.phrases import number
 from ..engine.state import GPU, Policy, QuotaLine
+from ..wording import number
 from .check import overcommitted
 from .document import Document
 from .issues import Loc
@@ -81,7 +81,7 @@ def fit_text(text: str, file: str, sizes: Sizes) -> str:
     if fitted is document:
         return text
     source = parse(text)
-    spots = [(node, str(number(milli))) for loc, milli in _amounts(fitted) if (node := source.node(loc)) is not None]
+    spots = [(node, number(milli)) for loc, milli in _amounts(fitted) if (node := source.node(loc)) is not None]
     changed = text.removeprefix("\ufeff")
     for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):
         if node.value != amount:

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, StringConstraints, ValidationInfo, WrapValidator
 
-from ..engine.phrases import number
-from ..engine.state import GPU, PRIORITIES
+from ..engine.state import GPU, PRIORITIES, number
 from .issues import quote
 from .source import Plain
 from .tables import kind, problem, wrong
