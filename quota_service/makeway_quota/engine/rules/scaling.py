@@ -13,7 +13,7 @@ from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
 from ..phrases import count, this
 from ..placement.packing import Shape
-from ..plan import Number, Numbers, Scale, Waiting
+from ..plan import Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need
 from ..state import GPU, Workload
@@ -54,7 +54,7 @@ class _Demand:
     """How many of the first nodes have no room for a worker of a shape."""
     too_large: set[Need] = field(default_factory=set)
     """Needs for which the budget leaves no room."""
-    messages: dict[str, tuple[str, Numbers]] = field(default_factory=dict)
+    messages: dict[str, tuple[str, dict[str, Number]]] = field(default_factory=dict)
     """Kind of workload to the reason it gets where the budget is in its way."""
 
     @property
