@@ -199,6 +199,7 @@ _workload = _record(
         time_limit=maybe(not_negative),
         expected=maybe(not_negative),
         ran=not_negative,
+        avoid=listed(name),
     ),
 )
 PARTS: dict[str, Reader] = {

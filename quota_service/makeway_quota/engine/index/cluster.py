@@ -106,7 +106,7 @@ class Cluster:
     def need(self, workload: Workload) -> Need:
         """Give what a workload asks for."""
         w = workload
-        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory)
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid)
         need = self._needs.get(key)
         if need is None:
             need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))

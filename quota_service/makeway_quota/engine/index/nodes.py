@@ -122,7 +122,8 @@ class NodeState:
 
     def suits(self, need: Need) -> bool:
         """Say whether work of this need may run here at all."""
-        return self.usable and (not need.models or self.node.model in need.models)
+        suited = self.usable and (not need.models or self.node.model in need.models)
+        return suited and (not need.avoid or self.node.name not in need.avoid)
 
     def workers(self, need: Need, later: bool) -> int:
         """Count how many workers of this need the node could host, now or later."""

@@ -193,7 +193,7 @@ class _Asking:
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:
     name, wanted, booting = demand.pool.pool.name, len(demand.nodes), min(demand.pool.pool.booting, len(demand.nodes))
     message = f"Waits for a node of pool {name}: {booting} of {wanted} booting."
-    numbers = {"booting": booting, "wanted": wanted, "pool": name}
+    numbers: dict[str, Number] = {"booting": booting, "wanted": wanted, "pool": name}
     for id in demand.by:
         builder.wait_instead(Waiting(id, "waiting_for_node", "scale_up", message, numbers))
 
