@@ -57,6 +57,8 @@ class World:
         self.accounting = Accounting()
         self._view = EngineView(self.durations)
         self._followers = Followers()
+        self._kept: tuple[Mapping[str, float], float] = {}, 0.0
+        """The histories as they were read, and their age in seconds."""
         self._account(())
         store.on_change(self._committed)
 
@@ -153,8 +155,7 @@ class World:
         """Read the rows once, and take in what was committed since the last time."""
         if await self._active.read(self._read):
             self._account((self._active.found or {}).values())
-            kept, at = await asyncio.to_thread(self._store.histories)
-            self.accounting.recall(kept, self._clock() - at)
+            self.accounting.recall(*self._kept)
         taken = self._active.follow()
         for known, row in taken:
             self._view.stale.add(row.id)
@@ -166,6 +167,8 @@ class World:
 
     async def _read(self) -> list[Workload]:
         self.durations.add(await asyncio.to_thread(self._store.past_runs))
+        kept, at = await asyncio.to_thread(self._store.histories)
+        self._kept = kept, self._clock() - at
         return await asyncio.to_thread(self._store.active)
 
     # What the engine sees
