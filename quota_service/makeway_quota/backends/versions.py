@@ -30,7 +30,9 @@ class Versions(Generic[K, V]):
 
     def show(self, now: Mapping[K, V], version: int) -> bool:
         """Take the present state as `version`, where it differs from the last one; return whether it does."""
-        news = [(key, value) for key, value in now.items() if self._differs(key, value)]
+        known = self.shown
+        other = [(key, value) for key, value in now.items() if known.get(key) is not value]
+        news = [(key, value) for key, value in other if key not in known or known[key] != value]
         left = [key for key in self.shown if key not in now] if len(now) < len(self.shown) + len(news) else []
         for key, value in news:
             self.shown[key] = value
@@ -43,10 +45,6 @@ class Versions(Generic[K, V]):
             if len(self._gone) > MOST_GONE:
                 _, self._oldest = self._gone.popitem(last=False)
         return bool(news or left)
-
-    def _differs(self, key: K, value: V) -> bool:
-        known = self.shown.get(key)
-        return known is not value and known != value
 
     def since(self, version: int) -> tuple[list[V], list[K]] | None:
         """Return what changed after a version, and what is gone; None where that is not known any more."""

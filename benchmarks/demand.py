@@ -1,13 +1,12 @@
-"""What a world that changes costs: nodes that change, come and go, and the demand for nodes of a pool that grows."""
+"""How long the demand for nodes of a pool that grows takes to work out, for as many pending jobs as there may be."""
 
 from __future__ import annotations
 
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
-from makeway_quota.engine import GPU, IncrementalEngine, Node, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine import GPU, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.queues import PendingQueues
 from makeway_quota.engine.plan_builder import PlanBuilder
