@@ -28,6 +28,7 @@ class ServiceConfig:
     tick_seconds: float
     max_files_bytes: int
     max_failures_lost: int
+    start_deadline_seconds: float
     host: str
     port: int
     prefix: str
@@ -84,8 +85,19 @@ class QuotaService(Configurable):
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
     ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
     max_failures_lost = Int(
-        3, min=0, max=100, help="How often a job whose process vanished is started again (MAKEWAY_MAX_FAILURES_LOST)."
+        3,
+        min=0,
+        max=100,
+        help="How often a job whose process vanished is started again; losses with their node do not count "
+        "(MAKEWAY_MAX_FAILURES_LOST).",
     ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
+    start_deadline_seconds = Float(
+        120.0,
+        min=5.0,
+        max=86_400.0,
+        help="An attempt that was ordered to start and is not seen for so long is lost "
+        "(MAKEWAY_START_DEADLINE_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
 
 
 def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceConfig:
@@ -127,6 +139,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         tick_seconds=service.tick_seconds,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_failures_lost=service.max_failures_lost,
+        start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,
         prefix="/" + prefix.strip("/") + "/",
