@@ -70,7 +70,7 @@ class Service:
         except BaseException:
             lock.close()
             raise
-        world = World(store, document, version, clock)
+        world = World(store, document, version, clock, config.start_deadline_seconds)
         world.see(seen)
         return cls(Components(config, store, backend, world, Leases(config.lease_seconds, hub), hub, clock), lock)
 

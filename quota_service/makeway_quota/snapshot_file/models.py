@@ -163,6 +163,7 @@ class FileWorkload(Table):
     time_limit: Duration | None = None
     expected: Duration | None = None
     ran: Duration = 0.0
+    avoid: Many[Name] = ()
 
 
 class FileTable(Table):
