@@ -133,6 +133,7 @@ EVERYTHING = Snapshot(
             time_limit=8.5,
             expected=7.5,
             ran=6.5,
+            avoid=("n2",),
         ),
     ),
     paused=("a/f",),
