@@ -108,15 +108,15 @@ class _Search:
             self.offer(position)
 
 
-def node_by_node(preemptor: Preemptor) -> Victims:
-    """Return victims whose going makes room for a gang, without the needless; empty if there are none."""
+def node_by_node(preemptor: Preemptor, trial: Trial) -> Victims:
+    """Evict victims whose going makes room for a gang, without the needless; empty (and nothing changed) if none do."""
     search = _Search(preemptor)
     found = search.run()
     preemptor.gone = {}
     if not found:
         return ()
-    trial = Trial(preemptor)
     trial.become(search.chosen.values())
-    needed = without_needless(preemptor, tuple(search.chosen.values()), trial) if trial.fits() else ()
+    if trial.fits():
+        return without_needless(preemptor, tuple(search.chosen.values()), trial)
     trial.become()
-    return needed
+    return ()
