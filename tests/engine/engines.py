@@ -11,12 +11,12 @@ ENGINES: Mapping[str, Engine] = {"fast": schedule, "reference": reference.schedu
 
 
 def decided(plan: Plan) -> dict[str, dict[str, object]]:
-    """Return what a plan decides, by kind and id: everything but messages, their numbers and forecasts."""
+    """Return what a plan decides, by kind and id: everything but messages, their numbers, forecasts and whom they wait for."""
     return {
         "start": {s.id: (s.pool, s.placement, s.in_quota, s.rule) for s in plan.start},
         "evict": {e.id: (e.beneficiary, e.deadline) for e in plan.evict},
         "move": {m.id: (m.beneficiary, m.source, m.to, m.rule, m.deadline) for m in plan.move},
-        "pending": {w.id: (w.code, w.rule, w.nomination, w.waits_for) for w in plan.pending},
+        "pending": {w.id: (w.code, w.rule, w.nomination) for w in plan.pending},
         "refused": {r.id: r.code for r in plan.refused},
         "scale": {s.pool: (s.nodes, s.beneficiaries) for s in plan.scale},
         "keep": dict.fromkeys(plan.keep),

@@ -77,6 +77,8 @@ class Hold:
 
     def in_the_way(self, cluster: Cluster, queue: Queue) -> Line | None:
         """Return a limit on which both count, and which has no room for both."""
+        if not queue.need.total:
+            return None
         both = self.queue.need.total + queue.need.total
         shared = [level for level in queue.levels if level in self.queue.levels]
         for line in limiting(cluster, shared, self.pool):
@@ -87,7 +89,8 @@ class Hold:
 
     def over_capacity(self, cluster: Cluster, queue: Queue) -> bool:
         """Whether the pool's capacity has no room for both."""
-        return over_capacity(cluster, self.pool, queue.need.total + self.queue.need.total)
+        both = self.queue.need.total + queue.need.total
+        return bool(queue.need.total) and over_capacity(cluster, self.pool, both)
 
 
 def _held(cluster: Cluster, room: Opening, need: Need) -> Blocked | None:

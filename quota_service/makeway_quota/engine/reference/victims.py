@@ -116,7 +116,10 @@ def _may_evict(p: Preemptor, victim: Allocation) -> bool:
         return False
     if p.right == "own_team":
         return bool(victim.amount) and _ranks_below(p, victim.workload)
-    return bool(victim.amount) or p.right in ("reservation", "own_policy")
+    if victim.amount:
+        return True
+    in_the_way = (p.need.cpu and victim.need.cpu) or (p.need.memory and victim.need.memory)
+    return bool(in_the_way) and p.right in ("reservation", "own_policy")
 
 
 def _protected(cluster: Cluster, victim: Workload) -> bool:
