@@ -92,11 +92,13 @@ class _Search:
     def take(self, victims: Victims) -> None:
         """Choose a set, and look again at the nodes that it touches."""
         nodes: set[int] = set()
+        others: set[int] = set()
         for victim in victims:
             self.preemptor.choose(victim.allocation, victim.amount)
             self.chosen[victim.allocation.workload.id] = victim
             here = {part.node.position for part in victim.gone}
             nodes |= here
+            others.update(part.node.position for part in victim.allocation.parts)
             for position in here:
                 self.gone.setdefault(position, []).append(victim)
         for position in nodes & self.have.keys():
@@ -104,7 +106,7 @@ class _Search:
             self.have[position] = room_on(self.preemptor, self.preemptor.pool.nodes[position], self.gone[position])
             least = self.preemptor.need.least
             self.missing -= min(least, self.have[position]) - min(least, before)
-        for position in nodes & self.where.keys():
+        for position in others & self.where.keys():
             self.offer(position)
 
 
