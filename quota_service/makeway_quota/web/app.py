@@ -39,7 +39,6 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     )
     app.openapi = describe(app)  # type: ignore[method-assign]
     app.state.services = services
-    app.state.executor = services.context.threads
     app.state.settings = settings
     app.state.streams = Streams(settings)
     app.state.authenticator = Authenticator(settings, directory)
