@@ -169,7 +169,7 @@ class Store:
         with self._database.write(told) as connection:
             if term is not None:
                 writes.lead(connection, term)
-            changed = writes.change(connection, changes, self._known)
+            changed = writes.change(connection, changes, self._known, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
             writes.tell_workloads(connection, changed, now)

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from . import reads, rows
 from .errors import Conflict, Deposed, TooMany
 from .many import Many
-from .records import Cap, Change, File, NewDecision, PolicyVersion, Workload
+from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c
@@ -137,8 +137,10 @@ def lead(connection: Connection, term: int) -> None:
         raise Deposed(term, newest, holder)
 
 
-def change(connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload]) -> list[Workload]:
-    """Apply those whose expectation holds and answer what these workloads are now.
+def change(
+    connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload], now: float
+) -> list[Workload]:
+    """Apply the changes whose expectation holds and return what these workloads are now.
 
     `known` saves reading: rows that were read or written before, used where their version is still the same.
     """
@@ -154,6 +156,8 @@ def change(connection: Connection, changes: Sequence[Change], known: Mapping[str
     before = reads.current(connection, ids, known)
     numbers = _attempt_numbers(connection, [c.workload for c in changes if c.open_attempt])
     applied = [c for c in changes if c.workload in before and expected(c, before[c.workload], numbers)]
+    for c in applied:
+        _keep_end(columns[c.workload], before[c.workload], now)
     changed = [after(before[c.workload], columns[c.workload]) for c in applied]
     _update(connection, SET_WORKLOADS, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
     _update(connection, CLOSE_ATTEMPTS, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
@@ -173,8 +177,16 @@ def _update(connection: Connection, statement: Many, values: Iterable[dict[str, 
         statement.run(connection, group)
 
 
+def _keep_end(columns: dict[str, object], before: Workload, now: float) -> None:
+    """Set `ended_at` where a change sets the state alone: it is null exactly while the workload is live."""
+    if "state" in columns or "ended_at" in columns:
+        ended = columns.get("state", before.state) in ENDED
+        if ended != (columns.get("ended_at", before.ended_at) is not None):
+            columns["ended_at"] = now if ended else None
+
+
 def after(now: Workload, columns: Mapping[str, object]) -> Workload:
-    """Tell what a workload is once these columns are set."""
+    """Return a workload with these columns set and the next version."""
     return rows.changed(now, rows.decode(columns))
 
 
