@@ -21,6 +21,7 @@ _ASKED = tuple(f.name for f in fields(NewWorkload))
 _READ_ASKED = attrgetter(*_ASKED)
 _NUMBERS = frozenset({int, float, bool})
 
+_AS_IS = frozenset({type(None), bool, float})
 LARGEST = 2**63 - 1
 _COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -130,18 +131,18 @@ _PLACEMENT = ATTEMPT_FIELDS.index("placement")
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
-    """QueueHeads fields of a record into columns."""
+    """Return fields of a record as columns."""
     columns: dict[str, object] = {}
     for name, value in values.items():
         if name in _ENCODERS:
             columns[name] = _ENCODERS[name](value)
         elif name != "source":
-            columns[name] = value if value is None or value is True or value is False else clean(value)
+            columns[name] = value if type(value) in _AS_IS else clean(value)
     return columns
 
 
 def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: str) -> dict[str, object]:
-    """QueueHeads the fields of a change into columns; ValueError names those that do not exist or never change."""
+    """Return the fields of a change as columns; ValueError names those that do not exist or never change."""
     unknown = sorted(set(values) - allowed)
     if unknown:
         raise ValueError(f"a change cannot set {', '.join(unknown)} of {what}; it can set {', '.join(sorted(allowed))}")
@@ -149,7 +150,7 @@ def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: s
 
 
 def decode(columns: Mapping[str, object]) -> dict[str, Any]:
-    """QueueHeads columns back into fields of a record, just as a later read would."""
+    """Return columns as fields of a record, just as a later read would."""
     return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 
