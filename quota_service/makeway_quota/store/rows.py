@@ -9,6 +9,8 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any, cast
 
+import orjson
+
 from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
 
 WORKLOAD_FIELDS = tuple(name for name in Workload._fields if name != "source")
@@ -23,7 +25,6 @@ _NUMBERS = frozenset({int, float, bool})
 
 _AS_IS = frozenset({type(None), bool, float})
 LARGEST = 2**63 - 1
-_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def clean(value: object) -> object:
@@ -56,12 +57,12 @@ def refuse_unstorable(value: object, where: str) -> None:
 
 
 def to_json(value: object) -> str:
-    """Write compact JSON that every reader takes: no NaN or infinity (null instead), no NUL, no half surrogate."""
+    """Return compact JSON that every reader takes: null for NaN and infinity, and texts as `clean` leaves them."""
     try:
-        text = _COMPACT.encode(value)
-        if "\\u0000" not in text and "\\ud" not in text:
-            return text
-    except ValueError:
+        written = orjson.dumps(value)
+        if b"\\u0000" not in written:
+            return written.decode()
+    except TypeError:  # what orjson does not write: half surrogates, huge integers, named tuples, mappings
         pass
     return json.dumps(_plain(value), separators=(",", ":"))
 
@@ -81,11 +82,11 @@ def _mapping_to_json(value: Any) -> str:
 
 
 def _strings(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text)) if text != "[]" else ()
+    return tuple(orjson.loads(text)) if text != "[]" else ()
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(text)) if text != "{}" else {}
+    return cast(dict[str, Any], orjson.loads(text)) if text != "{}" else {}
 
 
 def _places_to_json(value: Any) -> str:
@@ -97,7 +98,7 @@ def _places_to_json(value: Any) -> str:
 def _places(text: str) -> tuple[Place, ...]:
     if text == "[]":
         return ()
-    return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in json.loads(text))
+    return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in orjson.loads(text))
 
 
 def _notice_to_json(value: Any) -> str | None:
@@ -105,7 +106,7 @@ def _notice_to_json(value: Any) -> str | None:
 
 
 def _notice(text: str | None) -> Notice | None:
-    return None if text is None else Notice(**json.loads(text))
+    return None if text is None else Notice(**orjson.loads(text))
 
 
 _ENCODERS: dict[str, Callable[[Any], str | None]] = {
