@@ -36,6 +36,13 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class FilesOf:
+    """The files of another workload, which a new one shares with it."""
+
+    workload: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """A running workload was asked to make way, for whom and until when."""
 
@@ -98,7 +105,7 @@ class Submission(NamedTuple):
     """A workload to add, with its files (path, content, executable), its line for the decision log, and a cap."""
 
     new: NewWorkload
-    files: Sequence[tuple[str, bytes, bool]] = ()
+    files: Sequence[tuple[str, bytes, bool]] | FilesOf = ()
     decision: NewDecision | None = None
     cap: Cap | None = None
 
@@ -162,6 +169,10 @@ class Workload(NamedTuple):
     clone_of: str | None
     ran: float
     """seconds that its attempts held their GPUs, those that are over"""
+    launched_at: float | None
+    """when the present attempt was ordered to start, where it was not running soon after"""
+    lost_on: tuple[str, ...]
+    """the nodes on which attempts were lost without a cause that is known, one entry a loss, the last few"""
     version: int
     source: str = ""
 
