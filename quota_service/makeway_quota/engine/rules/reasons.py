@@ -63,7 +63,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
                 "in_use_by": tuple(f"{name} {number(milli)}" for name, milli in holders),
             },
         )
-        builder.decisions += 1
+        builder.progress.decisions += 1
 
 
 def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, int]]:
