@@ -27,7 +27,17 @@ class ServiceConfig:
     lease_seconds: float
     tick_seconds: float
     max_files_bytes: int
+    max_result_bytes: int
+    max_pending_jobs: int
+    max_submissions_per_minute: int
+    max_streams: int
+    max_log_followers: int
     max_failures_lost: int
+    keep_workloads_days: float
+    keep_decisions_days: float
+    keep_events_days: float
+    keep_events: int
+    start_deadline_seconds: float
     host: str
     port: int
     prefix: str
@@ -83,9 +93,56 @@ class QuotaService(Configurable):
     max_files_mb = Int(
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
     ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
+    max_result_mb = Int(
+        500, min=0, help="Largest result that is sent to a notebook, in MB; 0: any size (MAKEWAY_MAX_RESULT_MB)."
+    ).tag(config=True, env="MAKEWAY_MAX_RESULT_MB")
+    max_pending_jobs = Int(
+        5_000, min=0, help="Pending jobs of one person; 0: no limit (MAKEWAY_MAX_PENDING_JOBS)."
+    ).tag(config=True, env="MAKEWAY_MAX_PENDING_JOBS")
+    max_submissions_per_minute = Int(
+        600,
+        min=0,
+        help="Jobs that one person may submit in a minute, clones counted one by one; 0: no limit "
+        "(MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE).",
+    ).tag(config=True, env="MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE")
+    max_streams = Int(
+        20, min=0, help="Event streams that one person may have open; 0: no limit (MAKEWAY_MAX_STREAMS)."
+    ).tag(config=True, env="MAKEWAY_MAX_STREAMS")
+    max_log_followers = Int(
+        20, min=0, help="Logs that one person may follow at the same time; 0: no limit (MAKEWAY_MAX_LOG_FOLLOWERS)."
+    ).tag(config=True, env="MAKEWAY_MAX_LOG_FOLLOWERS")
     max_failures_lost = Int(
-        3, min=0, max=100, help="How often a job whose process vanished is started again (MAKEWAY_MAX_FAILURES_LOST)."
+        3,
+        min=0,
+        max=100,
+        help="How often a job whose process vanished is started again; losses with their node do not count "
+        "(MAKEWAY_MAX_FAILURES_LOST).",
     ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
+    keep_workloads_days = Float(
+        90.0,
+        min=0.0,
+        help="Days that a workload is kept after its end, with its source, files, log, result and checkpoints; "
+        "0 for ever (MAKEWAY_KEEP_WORKLOADS_DAYS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_WORKLOADS_DAYS")
+    keep_decisions_days = Float(
+        90.0, min=0.0, help="Days that the decision log is kept; 0 for ever (MAKEWAY_KEEP_DECISIONS_DAYS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_DECISIONS_DAYS")
+    keep_events_days = Float(
+        7.0,
+        min=0.0,
+        help="Days that events of the live stream are kept for readers that come back; 0: only their number counts "
+        "(MAKEWAY_KEEP_EVENTS_DAYS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_EVENTS_DAYS")
+    keep_events = Int(
+        500_000, min=1000, help="Events of the live stream that are kept at most (MAKEWAY_KEEP_EVENTS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_EVENTS")
+    start_deadline_seconds = Float(
+        120.0,
+        min=5.0,
+        max=86_400.0,
+        help="An attempt that was ordered to start and is not seen for so long is lost "
+        "(MAKEWAY_START_DEADLINE_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
 
 
 def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceConfig:
@@ -126,7 +183,17 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         lease_seconds=service.lease_seconds,
         tick_seconds=service.tick_seconds,
         max_files_bytes=service.max_files_mb * 1_000_000,
+        max_result_bytes=service.max_result_mb * 1_000_000,
+        max_pending_jobs=service.max_pending_jobs,
+        max_submissions_per_minute=service.max_submissions_per_minute,
+        max_streams=service.max_streams,
+        max_log_followers=service.max_log_followers,
         max_failures_lost=service.max_failures_lost,
+        keep_workloads_days=service.keep_workloads_days,
+        keep_decisions_days=service.keep_decisions_days,
+        keep_events_days=service.keep_events_days,
+        keep_events=service.keep_events,
+        start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,
         prefix="/" + prefix.strip("/") + "/",

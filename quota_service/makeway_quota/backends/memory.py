@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from .base import AttemptSeen, BackendError, JobFile, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .base import AttemptSeen, BackendError, JobFile, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .versions import Changes
 
-Key = tuple[str, int]
 OVER = (Phase.EXITED, Phase.LOST)
 
 
@@ -66,6 +66,9 @@ class MemoryBackend:
         self.ignoring: set[str] = set()
         """workloads that do not leave when asked to"""
         self.starts = 0
+        self.synced = True
+        """False: what is shown is not complete yet"""
+        self.changes = Changes()
         self._wake: Callable[[], None] = lambda: None
         self._due: list[tuple[float, int, Key, str]] = []
         self._count = 0
@@ -89,10 +92,12 @@ class MemoryBackend:
             else:
                 self._end(imagined, 75, acknowledged=True, noticed=True)
 
-    async def observe(self) -> Seen:
-        """Tell every node, and every attempt that is not forgotten, after doing what is due."""
+    async def observe(self, since: int | None = None) -> Seen:
+        """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
         self._happen()
-        return Seen(tuple(self.nodes.values()), tuple(imagined.seen for imagined in self.attempts.values()))
+        return self.changes.seen(
+            self.nodes, {key: each.seen for key, each in self.attempts.items()}, since, synced=self.synced
+        )
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once."""
@@ -154,6 +159,11 @@ class MemoryBackend:
         """Read what `finish` left as the result."""
         imagined = self._any(workload, attempt)
         return imagined.result if imagined else None
+
+    async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return part of what `finish` left as the result, and the size of the whole."""
+        whole = await self.result(workload, attempt)
+        return None if whole is None else (whole[offset : offset + size], len(whole))
 
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Read what `finish` left as the exception."""
