@@ -160,7 +160,7 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     rest = sorted(
         (amount, block, order(p, member.allocation), at)
         for at, member in enumerate(victims)
-        for amount, block in _items(member)
+        for amount, block in items(member)
     )
     gone: list[tuple[Allocation, int]] = []
     done: list[int] = []
@@ -174,7 +174,7 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     return tuple(victims[at] for at in dict.fromkeys(done))
 
 
-def _items(member: Member) -> list[tuple[int, bool]]:
+def items(member: Member) -> list[tuple[int, bool]]:
     """Split a member into (milli-GPUs, whether it is a block): extra workers one by one, the rest at once."""
     victim = member.allocation
     extra = len(member.gone) if not member.whole else 0 if victim.fresh else len(victim.parts) - victim.need.least
