@@ -8,13 +8,17 @@ from typing import IO
 
 import yaml
 
-from ..engine import Snapshot, schedule
+from ..engine import Snapshot, reference, schedule
 from .records import PARTS
 from .report import plan_as_json, plan_as_text
 from .values import SnapshotError
 from .writer import VERSION, snapshot_as_document
 
+ENGINES = {"fast": schedule, "reference": reference.schedule}
+"""The engine that the service runs, and the same rules in plain code."""
+
 __all__ = [
+    "ENGINES",
     "SnapshotError",
     "plan_as_json",
     "plan_as_text",
@@ -77,8 +81,8 @@ def write_snapshot(snapshot: Snapshot, format: str = "yaml") -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
-def plan_command(argv_path: str, format: str, out: IO[str]) -> int:
-    """Show the plan for a snapshot file as `text` or `json`; 0 with a plan, 2 with one line on bad input."""
+def plan_command(argv_path: str, format: str, out: IO[str], engine: str = "fast") -> int:
+    """Write the plan of an engine for a snapshot file as `text` or `json`; return 0, or 2 with a line on bad input."""
     try:
         snapshot = read_snapshot(Path(argv_path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -88,7 +92,7 @@ def plan_command(argv_path: str, format: str, out: IO[str]) -> int:
     except SnapshotError as error:
         out.write(f"makeway-quota plan: {argv_path}: {error}\n")
         return 2
-    plan = schedule(snapshot)
+    plan = ENGINES[engine](snapshot)
     if format == "json":
         out.write(json.dumps(plan_as_json(plan), indent=2, ensure_ascii=False) + "\n")
     else:
