@@ -106,8 +106,7 @@ class Cycle:
 
         A workload that is in quota in one of its pools may start over quota in another: better than an eviction.
         """
-        self.decisions.requeue_withdrawn()
-        turn = QueueHeads(self.cluster, [queue for queue in competing if queue.members], over)
+        turn = QueueHeads(self.cluster, competing, over)
         while (following := turn.next()) is not None:
             queue, workload, at = following
             pool, held = queue.pools[at], self.decisions.drop_nomination(workload)
@@ -271,7 +270,6 @@ class Cycle:
 
     def hold_for_the_starving(self) -> None:
         """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""
-        self.decisions.requeue_withdrawn()
         for queue, workload in starving(self.cluster, self.late):
             free = [pool for pool in queue.pools if pool not in self.decisions.holds]
             if not free:

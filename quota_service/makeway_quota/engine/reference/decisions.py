@@ -38,8 +38,6 @@ class Decisions:
         self.nominated: dict[str, Queue] = {}
         """Workloads that start as soon as their devices are free, in the order of the decisions."""
         self.came_from: dict[str, Queue] = {}
-        self.withdrawn: list[tuple[Queue, Workload]] = []
-        """Workloads whose start was withdrawn: they wait again from the next class on."""
         self.ahead: dict[str, list[str]] = {}
         """Pool to the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
@@ -59,12 +57,6 @@ class Decisions:
         self.ahead[pool].remove(workload.id)
         self.count += 1
 
-    def requeue_withdrawn(self) -> None:
-        """Put the workloads whose start was withdrawn back into their queues."""
-        for queue, workload in self.withdrawn:
-            queue.members.append(workload)
-        self.withdrawn = []
-
     def nominate(self, queue: Queue, workload: Workload, parts: Sequence[Part]) -> None:
         """Nominate devices of the future for a workload: it starts there once they are free."""
         self.cluster.nominate(workload, parts)
@@ -83,7 +75,7 @@ class Decisions:
             victim = member.allocation
             if victim.fresh:
                 self.withdraw(victim.workload)
-                self.withdrawn.append((self.came_from.pop(victim.id), victim.workload))
+                self.came_from.pop(victim.id).members.append(victim.workload)
                 continue
             self.cluster.terminating.add(victim.id)
             parts = renumbered(member.kept)
