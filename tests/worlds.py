@@ -19,7 +19,9 @@ from makeway_quota.engine import (
     Workload,
     schedule,
 )
+from makeway_quota.engine.plan import Evict, Move, Offer, Refusal, Start, Waiting
 from makeway_quota.engine.state import ADMITTED
+from makeway_quota.wording import Names, sentence
 
 
 def milli(gpus: float | None) -> int | None:
@@ -214,5 +216,10 @@ class World:
         return total
 
     def reason(self, name: str) -> tuple[str, str]:
-        """Give code and sentence of a waiting workload, as of now."""
-        return next((w.code, w.message) for w in self.plan().pending if w.id == name)
+        """Return code and sentence of a waiting workload, as of now."""
+        return next((w.code, self.say(w)) for w in self.plan().pending if w.id == name)
+
+    def say(self, decision: Start | Evict | Move | Refusal | Waiting | Offer) -> str:
+        """Return the sentence of a decision, with the titles of teams."""
+        titles = {policy.name: policy.label for policy in self.policies.values()}
+        return sentence(decision.facts, Names(team=lambda name: titles.get(name, name)))

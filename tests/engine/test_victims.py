@@ -40,7 +40,7 @@ def test_non_preemptible_work_evicts_a_job_of_its_own_policy_that_fills_the_limi
     world.submit("a1", "a", "five").reconcile()
     (victim,) = world.submit("f", "a", "two", priority=priority, **more).step().evict
     assert (victim.id, victim.rule) == ("a1", "reclaim_own_limit")
-    assert "a is at its limit" in victim.message
+    assert "a is at its limit" in world.say(victim)
     assert [s.id for s in world.release().step().start] == ["f"]
 
 
@@ -96,7 +96,7 @@ def test_work_without_gpus_of_a_policy_beyond_its_reservation_is_not_in_quota() 
     world.reconcile()
     (start,) = world.submit("c", "a", "cpu").step().start
     assert not start.in_quota
-    assert start.message == "Starts on p-1: it requests no GPUs."
+    assert world.say(start) == "Starts on p-1: it requests no GPUs."
 
 
 @pytest.mark.parametrize("kind", ["session", "job"])
@@ -106,7 +106,7 @@ def test_work_without_gpus_is_evicted_where_its_cpu_keeps_guaranteed_gpus_idle(k
     plan = world.submit("b1", "b", "one", kind=kind).step()
     (victim,) = plan.evict
     assert (victim.id, victim.rule) == ("c2", "reclaim")
-    assert "the CPU or memory that this job holds" in victim.message
+    assert "the CPU or memory that this job holds" in world.say(victim)
     assert {s.id for s in world.release().step().start} == {"b1"}
     assert not world.submit("b2", "b", "one").submit("b3", "b", "one").step().evict, "over quota"
 
@@ -157,7 +157,7 @@ def test_a_gang_on_two_nodes_moves_the_worker_that_must(reserved: float) -> None
     (move,) = plan.move
     assert [p.worker for p in move.to] == [0, 1, 2]
     assert [p.devices for p in move.to[:2]] == [(0,), (1,)], "these workers stay"
-    assert move.message.startswith("1 of its 3 workers moves from p-2 to p-1, so that b's job b1")
+    assert world.say(move).startswith("1 of its 3 workers moves from p-2 to p-1, so that b's job b1")
     assert not world.plan().acts
     world.release().reconcile()
     assert world.named() == ["b1", "g"]

@@ -6,7 +6,7 @@ Every order may be repeated, so nothing here has to be remembered over a restart
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..backends.base import (
@@ -36,6 +36,8 @@ class Started:
     """The attempts that a cycle has started since it looked, and what of it could not be done, for the store."""
 
     attempts: set[tuple[str, int]] = field(default_factory=set)
+    expected: set[tuple[str, int]] = field(default_factory=set)
+    """Attempts that are not reported and must not be started again: expected, or lost."""
     failed: ChangeSet = field(default_factory=ChangeSet)
 
 
@@ -69,15 +71,26 @@ class Actuator:
             if row.kind == "session":
                 await self._session(change_set, row, now)
             else:
-                await self._job(change_set, row, reported.get((row.id, row.attempt)), now)
+                await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started_now.expected)
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         return change_set
 
-    async def _job(self, change_set: ChangeSet, row: Workload, seen: AttemptSeen | None, now: float) -> None:
+    async def _job(
+        self,
+        change_set: ChangeSet,
+        row: Workload,
+        seen: AttemptSeen | None,
+        now: float,
+        expected: Collection[tuple[str, int]],
+    ) -> None:
         if seen is None:
+            if (row.id, row.attempt) in expected:
+                if row.cancel_requested:
+                    await self._told("killed", (row.id, row.attempt), self._backend.kill(row.id, row.attempt))
+                return
             if row.cancel_requested:
                 message = f"{row.name or row.id} of {row.owner} was cancelled before it started."
                 change_set.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))

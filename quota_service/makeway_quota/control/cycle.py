@@ -19,9 +19,10 @@ from ..store.errors import Deposed
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
+from .names import names_of
 from .planner import Planner
 from .reasons import Reasons
-from .reconcile import ChangeSet, reconcile
+from .reconcile import ChangeSet, note_launched, reconcile
 
 log = logging.getLogger("makeway.loop")
 
@@ -115,21 +116,33 @@ class Loop:
     async def cycle(self) -> bool:
         """Look, reconcile, plan, write, act once; answer whether the store changed."""
         began = time.perf_counter()
-        seen = await self.backend.observe()
-        self.world.see(seen)
+        attention = self.world.attention
+        self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows()
-        settled = reconcile(rows, seen, now=now, lost_budget=self.lost_budget)
+        settled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget)
+        note_launched(settled, attention.unwritten(now))
         expired = await self.leases.reconcile((await self.world.attended()).values(), now)
         changed = await self._commit(settled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         plan = await self._planner.plan(rows, now)
-        change_set = change_set_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
+        change_set = change_set_of(
+            plan,
+            rows,
+            now=now,
+            lease_seconds=self.leases.seconds,
+            reasons=self._reasons,
+            names=names_of(self.world.document.policies, rows),
+        )
         started_now = Started()
         changed |= await self._carry_out(change_set, started_now, now)
-        failed = await self.orders.give(await self.world.attended(), seen, now, started_now)
+        await self.world.attended()  # with the commits so far
+        started_now.expected = attention.expected(now)
+        failed = await self.orders.give(attention.rows(), attention.seen(now), now, started_now)
+        attention.ordered(now)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
+        attention.done()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
         CYCLE_SECONDS.observe(time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""The plan while it is being written: what was decided, with its reason and its numbers."""
+"""The plan under construction: every decision with its rule, facts and numbers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from .index.cluster import Cluster
 from .index.nodes import Allocation, Part, PoolState, placement_of
 from .index.pending import Alike, Pending
 from .index.queues import Queue
-from .phrases import count, gpus, listed, number, seconds, this, who
-from .plan import Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .rules.consolidation import Moving
 from .rules.hold import Hold
 from .rules.quota import Account
 from .rules.usage import line_usage
 from .rules.victim_sets import SHRINK, Victim
 from .rules.victims import Preemptor, Right
-from .state import GPU, Workload
+from .state import Workload, number
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
@@ -25,13 +24,6 @@ _BECAUSE: dict[Right, str] = {
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
 }
-
-
-_GOES_ON = " It saves and goes on with "
-
-
-def _goes_on(many: int, of: int) -> str:
-    return f"{_GOES_ON}{many} of its {of} workers."
 
 
 class PlanBuilder:
@@ -48,6 +40,8 @@ class PlanBuilder:
         self.nominated: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
+        self.returned: list[tuple[Queue, str]] = []
+        """The queue and owner of each start that was withdrawn since the queues were last looked at."""
         self.groups: list[Alike] = []
         """What those are told who wait for the same reason."""
         self._instead: dict[str, Waiting] = {}
@@ -67,23 +61,18 @@ class PlanBuilder:
         account = self.cluster.account(workload)
         self.raised += any(0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool))
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
-        nodes = sorted({p.node.node.name for p in allocation.parts})
-        where = f"Starts on {listed(nodes)}"
-        team = account.policy.label
-        uses = f"{team}'s sessions use" if workload.non_preemptible else f"{team} uses"
-        if in_quota and used > reserved:  # its reservation was cut, or others use it, since it was promised this place
-            message = (
-                f"{where}, as it was promised: {uses} {gpus(used)}, more than the {number(reserved)} reserved now."
-            )
+        values: dict[str, Number] = {
+            "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
+            "team": account.policy.name,
+            "by": "sessions" if workload.non_preemptible else "all",
+            "uses": number(used),
+            "reserved": number(reserved),
+        }
+        code = "starts_in_quota" if in_quota else "starts_over_quota"
+        if in_quota and used > reserved:  # its reservation was cut or used by others since the nomination
+            code = "starts_nominated"
         elif not allocation.amount:
-            message = f"{where}: it requests no GPUs."
-        elif in_quota:
-            message = f"{where}: {uses} {number(used)} of its {gpus(reserved)} reserved."
-        else:
-            message = (
-                f"{where} over quota: {team} uses {gpus(used)} and has {number(reserved)} reserved; "
-                f"it makes way when an owner needs them."
-            )
+            code = "starts_without_gpus"
         rule = ("session_in_quota" if workload.non_preemptible else "job_in_quota") if in_quota else "over_quota"
         self.started[workload.id] = Start(
             workload.id,
@@ -91,7 +80,7 @@ class PlanBuilder:
             placement_of(allocation.parts),
             in_quota,
             rule,
-            message,
+            (Fact(code, values),),
             {"gpus": number(allocation.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
         )
         self.ahead.setdefault(pool, []).append(workload.id)
@@ -101,9 +90,9 @@ class PlanBuilder:
         """Note that a gang starts with more workers than it needs."""
         start = self.started[allocation.workload.id]
         numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
-        message = f"{start.message} It starts with {len(allocation.parts)} of {allocation.need.workers} workers."
+        fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
         placement = placement_of(allocation.parts)
-        self.started[start.id] = replace(start, placement=placement, message=message, numbers=numbers)
+        self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
 
     def withdraw(self, workload: Workload) -> None:
         """Strike a start out: somebody with a better right turned out to need these GPUs."""
@@ -141,7 +130,7 @@ class PlanBuilder:
                 self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
                 continue
             source, to = placement_of(allocation.parts), placement_of(each.kept)
-            why += _goes_on(len(to), len(source))
+            why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
         self.decisions += 1
@@ -155,43 +144,43 @@ class PlanBuilder:
         own = account is asking.account
         return "reclaim" if asking.right == "own_policy" and not own else _BECAUSE[asking.right]
 
-    def _why(self, asking: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> str:
-        preemptor, account = asking.account, self.cluster.account(allocation.workload)
-        team, other = account.policy.label, preemptor.policy.label
-        asks = f"{who(asking.workload, other)} needs {gpus(asking.amount)}"
-        newest = self.cluster.settings.victim_order == "newest"
-        order = f"lowest priority, most over its share, {'last started' if newest else 'least work lost'}"
-        last = f"{allocation.workload.id} leaves first ({order})"
-        if rule == "preempt_in_team" and allocation.workload.priority >= asking.workload.priority:
-            long = seconds(self.cluster.settings.yields_after)
-            return (
-                f"{asks}; this {allocation.workload.kind} of the same team ran for more than {long} and yields to it."
-            )
-        if rule == "preempt_in_team":
-            return f"{asks} and has a higher priority than this {allocation.workload.kind} of the same team."
-        if not allocation.amount:
-            return f"{asks} within its reservation, and the CPU or memory that this {allocation.workload.kind} holds."
-        if rule == "reclaim_own_limit":
-            return f"{asks} within the reservation, and {team} is at its limit; {last}."
-        if rule == "reclaim_own_policy":
-            return f"{asks} within the reservation and cannot be preempted; {team}'s own jobs make way for it; {last}."
-        if account is preemptor:
-            return f"{asks} within the reservation; {team}'s own jobs make way for it; {last}."
-        beyond = f"{team} uses {gpus(used)}, {number(used - reserved)} more than its {number(reserved)} reserved"
-        if rule == "reclaim_fair_share":
-            return f"{asks} within its fair share; {beyond}; {last}."
-        return f"{asks} within its reservation; {beyond}; {last}."
+    def _why(self, asking: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
+        account, victim = self.cluster.account(allocation.workload), allocation.workload
+        values: dict[str, Number] = {
+            **preemptor_values(asking.workload, asking.account),
+            "needs": number(asking.amount),
+            "victim": victim.id,
+            "victim_kind": victim.kind,
+            "victim_team": account.policy.name,
+            "uses": number(used),
+            "reserved": number(reserved),
+            "order": self.cluster.settings.victim_order,
+        }
+        code = rule
+        if rule == "preempt_in_team" and victim.priority >= asking.workload.priority:
+            code = "yield_in_team"
+            values["yields_after"] = self.cluster.settings.yields_after
+        elif rule != "preempt_in_team" and not allocation.amount:
+            code = "reclaim_cpu"
+        elif rule == "reclaim" and account is asking.account:
+            code = "reclaim_own_team"
+        return (Fact(code, values),)
 
     def move(self, workload: Workload, moves: Sequence[Moving]) -> None:
-        """Note who moves over for a workload."""
-        team = self.cluster.account(workload).policy.label
+        """Record the jobs that move so that a workload fits."""
+        account = self.cluster.account(workload)
         for moving in moves:
             victim = moving.allocation.workload
             source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
             old, new = moving.changes
-            nodes = tuple(listed(sorted({part.node.node.name for part in parts})) for parts in (old, new))
-            verb = "moves" if len(old) == 1 else "move"
-            whom = f"{len(old)} of its {count(len(to), 'worker')} {verb}" if len(old) < len(to) else "Moves"
+            left, taken = (tuple(sorted({part.node.node.name for part in parts})) for parts in (old, new))
+            values: dict[str, Number] = {
+                **preemptor_values(workload, account),
+                "from": left,
+                "to": taken,
+                "moving": len(old),
+                "workers": len(to),
+            }
             self.moved[victim.id] = Move(
                 victim.id,
                 workload.id,
@@ -199,8 +188,8 @@ class PlanBuilder:
                 to,
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
-                f"{whom} from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
-                {"gpus": number(moving.allocation.amount), "from": nodes[0], "to": nodes[1]},
+                (Fact("moves", values),),
+                {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
             )
         self.decisions += 1
         self.eased += 1
@@ -225,21 +214,18 @@ class PlanBuilder:
     def _reclaiming(self, workload: Workload, nomination: Allocation, victims: Sequence[Allocation]) -> Waiting:
         pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
-        names = [self._leaver(i) for i in ids]
-        verb = "makes way" if len(ids) == 1 else "make way"
-        amount = self.cluster.need(workload).total
-        need, verbs = gpus(amount), "is" if 0 < amount <= GPU else "are"
+        amount = number(self.cluster.need(workload).total)
         if ids:
-            wait = seconds(max(0.0, deadline - self.cluster.now))
-            message = f"Your {need} {verbs} being reclaimed, ready within {wait}: {listed(names)} {verb}."
+            values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
+            facts = (Fact("reclaiming", values), *(self._victim_fact(id) for id in ids))
         else:
-            message = f"{need} {verbs} promised to {this(workload)} and about to be free."
+            facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
         return Waiting(
             workload.id,
             "reclaiming",
-            "promise",
-            message,
-            {"gpus": number(self.cluster.need(workload).total), "terminating": tuple(ids), "pool": pool.pool.name},
+            "nomination",
+            facts,
+            {"gpus": amount, "terminating": tuple(ids), "pool": pool.pool.name},
             deadline,
             placement_of(parts),
             tuple(ids),
@@ -254,10 +240,10 @@ class PlanBuilder:
     def keep_workers(self, allocation: Allocation, parts: tuple[Part, ...]) -> None:
         """Record that a gang that shrinks goes on with these parts."""
         move = self.moved[allocation.workload.id]
-        message = f"{move.message.partition(_GOES_ON)[0]}{_goes_on(len(parts), len(move.source))}"
+        facts = (*move.facts[:-1], _goes_on(len(parts), len(move.source)))
         frees = number(allocation.amount - allocation.need.gpus * len(parts))
         numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
-        self.moved[move.id] = replace(move, to=placement_of(parts), message=message, numbers=numbers)
+        self.moved[move.id] = replace(move, to=placement_of(parts), facts=facts, numbers=numbers)
         self.decisions += 1
 
     def _in_the_way(
@@ -279,10 +265,11 @@ class PlanBuilder:
             return victim.deadline
         return self.cluster.now + self.cluster.grace(victim)
 
-    def _leaver(self, name: str) -> str:
-        allocation = self.cluster.allocations[name]
-        team = self.cluster.account(allocation.workload).policy.label
-        return f"{who(allocation.workload, team)} ({gpus(allocation.amount)})"
+    def _victim_fact(self, id: str) -> Fact:
+        allocation = self.cluster.allocations[id]
+        victim, account = allocation.workload, self.cluster.account(allocation.workload)
+        values: dict[str, Number] = {"victim": id, "kind": victim.kind, "owner": victim.owner}
+        return Fact("by_victim", {**values, "team": account.policy.name, "gpus": number(allocation.amount)})
 
     def wait(self, waiting: Waiting) -> None:
         """Note that a workload waits, and why."""
@@ -319,6 +306,17 @@ class PlanBuilder:
         )
 
 
+def _goes_on(workers: int, of: int) -> Fact:
+    return Fact("goes_on", {"workers": workers, "of": of})
+
+
+def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
+    """Return the values by which sentences name the workload that needs room."""
+    values: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
+    values["team"] = account.policy.name
+    return values
+
+
 def _touches(allocation: Allocation, part: Part) -> bool:
     for other in allocation.parts:
         if other.node is part.node and (not part.devices or set(other.devices) & set(part.devices)):
@@ -337,6 +335,3 @@ def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[i
         key=lambda ln: (ln.quota.reserved - (ln.non_preemptible if non_preemptible else ln.future), ln.quota.pools),
     )
     return line.quota.reserved, line.non_preemptible if non_preemptible else line.future
-
-
-__all__ = ["PlanBuilder", "count", "quota_numbers"]

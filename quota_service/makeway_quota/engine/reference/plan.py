@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan import Code, Evict, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
+from ..plan import Code, Evict, Fact, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
 from ..state import GPU, Snapshot
 from .cluster import Cluster, Part
 from .cycle import Cycle
@@ -73,31 +73,33 @@ def _start(decisions: Decisions, name: str) -> Start:
     if in_quota:
         rule = "session_in_quota" if found.workload.non_preemptible else "job_in_quota"
     nodes = sorted({part.node for part in found.parts})
-    message = f"Starts on {', '.join(nodes)}{' within its reservation' if in_quota else ' over quota'}."
+    fact = Fact("plain_start", {"nodes": tuple(nodes), "in_quota": in_quota})
     numbers: dict[str, Number] = {"gpus": found.amount / GPU, "pool": found.pool}
-    return Start(name, found.pool, cluster.placement(found.parts), in_quota, rule, message, numbers)
+    return Start(name, found.pool, cluster.placement(found.parts), in_quota, rule, (fact,), numbers)
 
 
 def _evict(decisions: Decisions, name: str) -> Evict:
     cluster, each = decisions.cluster, decisions.evicted[name]
     found = cluster.running[name]
     deadline = cluster.now + cluster.grace(found.workload)
-    message = f"Evicted for {each.beneficiary}; {found.amount / GPU:g} GPUs become free."
-    return Evict(name, each.beneficiary, deadline, _RULES[each.right], message, {"frees": found.amount / GPU})
+    numbers: dict[str, Number] = {"frees": found.amount / GPU}
+    fact = Fact("plain_evict", {**numbers, "preemptor": each.beneficiary})
+    return Evict(name, each.beneficiary, deadline, _RULES[each.right], (fact,), numbers)
 
 
 def _move(decisions: Decisions, name: str) -> Move:
     cluster, each = decisions.cluster, decisions.evicted[name]
     found = cluster.running[name]
     deadline, rule = cluster.now + cluster.grace(found.workload), "consolidate" if each.right is None else "shrink"
-    nodes = ", ".join(sorted({part.node for part in each.to}))
-    message = f"Goes on with {len(each.to)} of {len(found.parts)} workers on {nodes}, for {each.beneficiary}."
+    nodes = tuple(sorted({part.node for part in each.to}))
+    values: dict[str, Number] = {"workers": len(each.to), "of": len(found.parts), "nodes": nodes}
+    fact = Fact("plain_move", {**values, "preemptor": each.beneficiary})
     source, to = cluster.placement(found.parts), cluster.placement(each.to)
-    return Move(name, each.beneficiary, source, to, deadline, rule, message, {"workers": len(each.to)})
+    return Move(name, each.beneficiary, source, to, deadline, rule, (fact,), {"workers": len(each.to)})
 
 
 def _waiting(name: str, code: Code, rule: str) -> Waiting:
-    return Waiting(name, code, rule, f"Waits: {code}.", {})
+    return Waiting(name, code, rule, (Fact("plain_wait", {"code": code}),), {})
 
 
 def _reclaiming(decisions: Decisions, name: str) -> Waiting:
@@ -108,11 +110,10 @@ def _reclaiming(decisions: Decisions, name: str) -> Waiting:
     )
     ends = [_gone_by(cluster, each) for each in waits_for]
     latest = max(ends, default=cluster.now)
-    message = (
-        f"Starts on {', '.join(sorted({p.node for p in mine.parts}))} once {', '.join(waits_for) or 'nothing'} is gone."
-    )
+    nodes = tuple(sorted({part.node for part in mine.parts}))
+    fact = Fact("plain_nomination", {"nodes": nodes, "victims": tuple(waits_for)})
     placement = cluster.placement(mine.parts)
-    return Waiting(name, "reclaiming", "promise", message, {}, latest, placement, tuple(waits_for))
+    return Waiting(name, "reclaiming", "nomination", (fact,), {}, latest, placement, tuple(waits_for))
 
 
 def _blocks(decisions: Decisions, other: str, name: str) -> bool:
@@ -137,7 +138,7 @@ def _gone_by(cluster: Cluster, name: str) -> float:
 
 
 def _refusal(name: str) -> Refusal:
-    return Refusal(name, "not_in_quota", "session_in_quota", "Refused: not within the reservation.", {})
+    return Refusal(name, "not_in_quota", "session_in_quota", (Fact("plain_refusal"),), {})
 
 
 def _usage(cluster: Cluster, line: Line) -> LineUsage:

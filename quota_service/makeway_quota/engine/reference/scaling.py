@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..index.nodes import UNLIMITED, pick
-from ..plan import Code, Scale
+from ..plan import Code, Fact, Number, Scale
 from ..request import Need
 from ..state import GPU, Pool, Workload
 from .cluster import Cluster, Left
@@ -54,9 +54,21 @@ def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[
     found = []
     for name, demand in sorted(demands.items()):
         if demand.nodes:
-            numbers = {"wanted": len(demand.nodes), "booting": demand.pool.booting, "budget_left": demand.budget}
-            message = f"{len(demand.nodes)} more nodes of pool {name} would be filled."
-            found.append(Scale(name, len(demand.nodes), tuple(demand.by), "scale_up", message, numbers))
+            numbers: dict[str, Number] = {
+                "wanted": len(demand.nodes),
+                "booting": demand.pool.booting,
+                "budget_left": demand.budget,
+            }
+            found.append(
+                Scale(
+                    name,
+                    len(demand.nodes),
+                    tuple(demand.by),
+                    "scale_up",
+                    (Fact("scale_up", {"workloads": len(demand.by), "pool": name, **numbers}),),
+                    numbers,
+                )
+            )
     return found, codes
 
 
