@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 from jupyterhub.spawner import Spawner
 from makeway_api.client import AsyncClient
 from makeway_api.models import Reason
-from makeway_spawner import quota as line
+from makeway_spawner import service
+from makeway_spawner.granted import Lease
 from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.refusal import Refused
-from spawner.quota_fake import QuotaFake, app
+from spawner import quota_fake
+from spawner.quota_fake import PROFILES, QuotaFake, app
 
 URL = "http://quota.test/services/makeway"
 GPU = {"profile": "gpu1", "team": "rnd"}
@@ -53,7 +56,7 @@ Make = Callable[..., StillSpawner]
 @pytest.fixture
 async def make(fake: QuotaFake) -> AsyncIterator[Make]:
     client = AsyncClient(URL, "t", transport=httpx2.ASGITransport(app=app(fake)))
-    line._CLIENTS[(URL, "t")] = client
+    service._CLIENTS[(URL, "t")] = client
     made: list[StillSpawner] = []
 
     def build(user: str = "ana", options: Any = None, state: dict[str, Any] | None = None, **traits: Any) -> Any:
@@ -74,9 +77,9 @@ async def make(fake: QuotaFake) -> AsyncIterator[Make]:
 
     yield build
     for spawner in made:
-        spawner._rest()
+        spawner._stop_renewing()
     await client.close()
-    del line._CLIENTS[(URL, "t")]
+    del service._CLIENTS[(URL, "t")]
 
 
 async def until(true: Callable[[], Any], what: str) -> None:
@@ -208,7 +211,7 @@ async def test_a_lease_is_renewed_until_it_is_given_back(make: Make, fake: Quota
 async def test_a_server_whose_lease_is_over_is_stopped_by_the_next_poll(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     await fake.end("s1")
-    await until(lambda: spawner._over, "noticed")
+    await until(lambda: spawner._ended, "noticed")
     assert await spawner.poll() is not None
     assert not spawner.up
 
@@ -217,7 +220,7 @@ async def test_a_server_whose_lease_is_over_is_stopped_by_the_next_poll(make: Ma
 async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaFake) -> None:
     first = await started(make())
     state = first.get_state()
-    first._rest()  # the Hub dies
+    first._stop_renewing()  # the Hub dies
     second = make()
     second.load_state(state)
     second.up = True
@@ -236,7 +239,7 @@ async def test_a_service_that_is_away_for_a_moment_costs_nobody_a_notebook(make:
     fake.down = False
     seen = fake.renewals
     await until(lambda: fake.renewals > seen, "renewed again")
-    assert spawner._over == ""
+    assert spawner._ended == ""
 
 
 async def test_a_waiting_start_bears_a_service_that_restarts(make: Make, fake: QuotaFake) -> None:
@@ -294,3 +297,63 @@ async def test_a_start_that_fails_after_the_lease_gives_it_back(make: Make, fake
     await spawner.run_pre_spawn_hook()
     await spawner.run_post_stop_hook()  # what the Hub does when start() raises
     assert not fake.live
+
+
+@pytest.fixture
+def halves(fake: QuotaFake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make gpu1 a profile of half a GPU, and the spawner one that has whole devices only."""
+    half = [p.model_copy(update={"gpus": 0.5, "title": "Half a GPU"}) if p.name == "gpu1" else p for p in PROFILES]
+    monkeypatch.setattr(quota_fake, "PROFILES", half)
+    monkeypatch.setattr(StillSpawner, "whole_gpus_only", True)
+    monkeypatch.setattr(service.CATALOGUE, "_profiles", {})
+
+
+FRACTION = "Half a GPU asks for 0.5 GPU, and notebooks on this cluster get whole GPUs only."
+
+
+@pytest.mark.covers("N06")
+@pytest.mark.usefixtures("halves")
+async def test_a_fraction_is_refused_before_a_lease_where_the_platform_has_whole_gpus(
+    make: Make, fake: QuotaFake
+) -> None:
+    with pytest.raises(Refused, match=FRACTION) as refused:
+        await make().run_pre_spawn_hook()
+    assert refused.value.status_code == 409
+    assert not fake.sessions, "a request may already preempt a job"
+    with pytest.raises(Refused, match=FRACTION):
+        await make().read_picker({"choice": ["rnd/gpu1"]})
+    html = await make().draw_picker(None)
+    assert FRACTION in html
+    assert re.search(r'data-queue="rnd/gpu1" data-code="refused" data-final data-disabled', html)
+
+
+@pytest.mark.usefixtures("halves")
+async def test_a_profile_that_became_fractional_meanwhile_is_refused_and_its_lease_released(
+    make: Make, fake: QuotaFake
+) -> None:
+    service.CATALOGUE.update(fake.offers("ana").model_copy(update={"profiles": PROFILES}))  # whole, when last seen
+    with pytest.raises(Refused, match=r"asks for 0\.5 GPU"):
+        await make().run_pre_spawn_hook()
+    assert list(fake.sessions) == ["s1"]
+    assert not fake.live
+
+
+async def test_a_start_is_described_by_titles(make: Make) -> None:
+    spawner = make()
+    await spawner.draw_picker(None)
+    assert spawner.makeway_title == "One GPU · Research & Development"
+    spawner = make(options={"profile": "gpu2", "team": "devops", "preemptible": True}, user="bo")
+    await spawner.run_pre_spawn_hook()
+    assert spawner._progress.events[0]["message"].startswith("Requesting ")
+    assert spawner.makeway_title == "Two GPUs · DevOps · preemptible"
+    assert make(options={"profile": "secret"}).makeway_title == "secret"
+
+
+async def test_a_lease_of_an_earlier_release_is_read_back(make: Make) -> None:
+    old = {"session": "s7", "profile": "gpu1", "team": "rnd", "gpus": 1, "preemptible": False, "virtual": False}
+    spawner = make()
+    spawner.load_state({"makeway": {**old, "places": [["node-1", [3]]], "env": {"A": "b"}, "started": True}})
+    assert spawner.get_env()["CUDA_VISIBLE_DEVICES"] == "3"
+    saved = spawner.get_state()["makeway"]
+    assert (saved["session"], saved["places"], saved["env"]) == ("s7", [("node-1", [3])], {"A": "b"})
+    assert Lease.load(saved) == spawner._lease

@@ -56,6 +56,10 @@ class Session(Wire):
     profile: str
     team: str | None
     gpus: float
+    cpu: float = Field(0, description="cores; 0: the spawner's own setting")
+    memory: int = Field(0, description="MiB; 0: the spawner's own setting")
+    profile_title: str = ""
+    team_title: str = ""
     preemptible: bool = False
     state: State
     phase: str
