@@ -20,7 +20,6 @@ from makeway_api.quantities import gpus, memory, number
 
 from .options import FRACTIONAL, Choice, preemptible_helps
 
-
 _NO_GPU = "A notebook without a GPU."
 
 

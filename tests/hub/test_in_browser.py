@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe import violations
 from browser import Person, chromium
 from hub.portal import Portal, until
 from makeway_api.models import JobAsk, SessionAsk
@@ -144,3 +145,22 @@ def test_a_start_that_is_refused_on_its_way_says_why_and_offers_another_choice(p
         hub.release(lease.id)
     expect(ana.page.locator("#spawn_form")).to_be_visible()
     assert leases_of(portal, "ana") == []
+
+
+@pytest.mark.covers("N03", "N05")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.usefixtures("full")
+def test_the_picker_and_the_pending_page_pass_axe_core(portal: Portal, person: object, dark: bool) -> None:
+    bo = person("bo", dark=dark)
+    expect(bo.row("devops/gpu3")).to_have_attribute("data-code", "ready_after_reclaim")
+    expect(bo.row("devops/gpu8")).to_have_attribute("data-code", "refused")
+    assert violations(bo.page) == []
+    bo.start("devops/gpu3")
+    bo.page.wait_for_url("**/spawn-pending/**")
+    expect(bo.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "reclaim", timeout=15_000)
+    expect(bo.page.locator("#mw-title")).to_have_text("3 GPUs · DevOps")
+    assert violations(bo.page) == []
+    bo.page.click("#stop-server-btn")
+    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped", timeout=20_000)
+    assert violations(bo.page) == []
+    until(lambda: not portal.server("bo"), "no server is left")

@@ -17,8 +17,9 @@ from makeway_spawner import service
 from makeway_spawner.granted import Lease
 from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.refusal import Refused
-from spawner import quota_fake
 from spawner.quota_fake import PROFILES, QuotaFake, app
+
+from spawner import quota_fake
 
 URL = "http://quota.test/services/makeway"
 GPU = {"profile": "gpu1", "team": "rnd"}
