@@ -46,7 +46,7 @@ class MakewayKubeSpawner(LeaseMixin, KubeSpawner):  # type: ignore[misc]
         own: Any = self
         devices = pod.devices(lease, self.gpu_resource)
         own.extra_labels = {**own.extra_labels, **pod.labels(lease)}
-        own.extra_annotations = {**own.extra_annotations, **pod.annotations(lease, own.user.name)}
+        own.extra_annotations = {**own.extra_annotations, **pod.pod_annotations(lease, own.user.name)}
         own.extra_resource_limits = {**own.extra_resource_limits, **devices}
         own.extra_resource_guarantees = {**own.extra_resource_guarantees, **devices}
         own.node_affinity_required = pod.node_affinity(lease, list(own.node_affinity_required))

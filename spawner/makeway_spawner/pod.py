@@ -12,7 +12,7 @@ MEBIBYTE = 2**20
 
 
 def labels(lease: Lease) -> dict[str, str]:
-    """Return the labels by which the service finds the pod; user names are no label values (see `annotations`)."""
+    """Return the labels by which the service finds the pod; user names are no label values (see `pod_annotations`)."""
     found = {
         f"{PREFIX}/session": lease.id,
         f"{PREFIX}/profile": lease.profile,
@@ -22,7 +22,7 @@ def labels(lease: Lease) -> dict[str, str]:
     return found | ({f"{PREFIX}/team": lease.team} if lease.team else {})
 
 
-def annotations(lease: Lease, owner: str) -> dict[str, str]:
+def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
     """Return the values that may be any text: the owner, and the placement as `node:devices`."""
     devices = ";".join(f"{node}:{','.join(map(str, indices))}" for node, indices in lease.placement)
     return {f"{PREFIX}/owner": owner, f"{PREFIX}/placement": devices}

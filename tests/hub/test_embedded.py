@@ -35,10 +35,12 @@ def processes_of(portal: Portal) -> list[int]:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"PORT": "http"}, "PORT='http' is no port"),
-        ({"PORT": "70000"}, "use a number from 1 to 65535"),
-        ({"MAKEWAY_MODE": "cloud"}, "use demo (the default) or system"),
-        ({"MAKEWAY_LEASE_SECONDS": "soon"}, "is no number of seconds"),
+        ({"PORT": "http"}, "PORT='http' is not accepted: use a whole number from 1 to 65535"),
+        ({"PORT": "70000"}, "use a whole number from 1 to 65535"),
+        ({"MAKEWAY_MODE": "cloud"}, "use demo or system"),
+        ({"MAKEWAY_LEASE_SECONDS": "soon"}, "use a number from 3 to 3600"),
+        ({"MAKEWAY_LEASE_SECONDS": "1"}, "use a number from 3 to 3600"),
+        ({"MAKEWAY_KEEP": "perhaps"}, "use 1 or 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(env: dict[str, str], words: str) -> None:
@@ -65,7 +67,7 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "FREE_MB", 10**9)
-    with pytest.raises(checks.CannotStart, match="MB left and Makeway wants"):
+    with pytest.raises(checks.CannotStart, match="MB left and Makeway needs"):
         checks.check_state(settings(tmp_path))
 
 
@@ -117,7 +119,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left(fresh: Po
         [sys.executable, "-m", "makeway_hub.embedded"], env=fresh.env, capture_output=True, text=True, timeout=30
     )
     assert second.returncode == 1
-    assert "Makeway runs already" in second.stderr
+    assert "Makeway already runs" in second.stderr
     assert "Stopped." in fresh.stop()
     assert fresh.process
     assert fresh.process.returncode == 0

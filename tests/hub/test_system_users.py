@@ -11,8 +11,8 @@ import pytest
 from accounts import PASSWORD, accounts, as_user, shared_portal
 from hub.portal import Portal, until
 from makeway_hub import checks
-from makeway_hub.people import is_root, unix_groups
 from makeway_hub.settings import read
+from makeway_hub.users import is_root, unix_groups
 
 pytestmark = [pytest.mark.root, pytest.mark.e2e]
 ANA, BO = "mkw-una", "mkw-duo"

@@ -29,7 +29,7 @@ NODE = {"key": "metadata.name", "operator": "In", "values": ["node-7"]}
 def test_labels_name_the_session_and_people_are_annotations() -> None:
     assert pod.labels(LEASE)["makeway.io/session"] == "s-1"
     assert "makeway.io/team" not in pod.labels(CPU)
-    assert pod.annotations(LEASE, "Ana <x>") == {
+    assert pod.pod_annotations(LEASE, "Ana <x>") == {
         "makeway.io/owner": "Ana <x>",
         "makeway.io/placement": "node-7:2,5",
     }
