@@ -143,7 +143,12 @@ def test_the_notice_is_read_from_the_stop_file(job: ModuleType, tmp_path: Path) 
     ask(tmp_path, rehearsal=True)
     assert job.requested()
     notice = job.notice()
-    assert (notice.reason, notice.by_team, notice.by_owner, notice.rehearsal) == ("bo wants it", "devops", None, True)
+    assert (notice.reason, notice.by_team, notice.by_owner, notice.preempt_test) == (
+        "bo wants it",
+        "devops",
+        None,
+        True,
+    )
     assert 15 < notice.seconds_left <= 20
 
 

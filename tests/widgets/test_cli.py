@@ -95,7 +95,10 @@ def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ig
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["submit"], "makeway: say what to run: makeway submit train.py, or makeway submit -- python -m train."),
+        (
+            ["submit"],
+            "makeway: nothing to run was given: makeway submit train.py, or makeway submit -- python -m train.",
+        ),
         (["submit", "absent.py"], "makeway: there is no file 'absent.py' here;"),
         (["submit", "-p", "gpu11", "--", "true"], "Did you mean gpu1?"),
         (["submit", "--team", "devops", "--", "true"], "you are not in a team 'devops'."),

@@ -100,7 +100,7 @@ def test_a_plain_sigterm_is_a_notice(container: Container) -> None:
     assert process.wait(20) == 75
     assert (container.status()["acknowledged"], container.status()["noticed"]) == (True, True)
     stop = json.loads(container.file("stop.json").read_text())
-    assert stop["reason"] == "the machine that it runs on is stopping"
+    assert stop["reason"] == "the machine is stopping"
     assert stop["deadline"] - stop["at"] == pytest.approx(5.0)
     words = json.loads((container.root / "last-words").read_text())
     assert (words["exit_code"], words["tail"]) == (75, "up")
@@ -112,7 +112,7 @@ def test_a_plain_sigterm_has_a_deadline_too(container: Container) -> None:
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 137
-    assert container.status()["message"] == "did not leave within 0.3 s and was killed; no checkpoint"
+    assert container.status()["message"] == "did not end within 0.3 s and was killed; no checkpoint"
 
 
 def test_a_notice_without_a_signal_is_found(container: Container) -> None:

@@ -88,13 +88,13 @@ def test_the_stream_comes_back_after_a_break(
     feed.listen(watcher)
     watcher.until(lambda p: p.live)
     wire.cut()
-    away = watcher.until(lambda p: bool(p.trouble) and not p.live)
-    assert "does not answer" in away.trouble
+    away = watcher.until(lambda p: bool(p.problem) and not p.live)
+    assert "does not answer" in away.problem
     assert away.usage is not None
     ana.submit(JobAsk(name="meanwhile", command=SLEEP, profile="gpu1"))
     wire.mend()
     back = watcher.until(lambda p: p.live and "meanwhile" in names(p))
-    assert back.trouble == ""
+    assert back.problem == ""
     feed.leave(watcher)
     assert not feed.running
 

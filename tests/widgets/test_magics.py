@@ -148,15 +148,15 @@ BAD = [
     ("%%train\n\n", "the cell is empty"),
     ("%%train --profile gpu11\n1", "there is no profile 'gpu11' for you. Did you mean gpu1? Yours: gpu1, gpu2"),
     ("%%train --team devops\n1", "you are not in a team 'devops'. Yours: rnd."),
-    ("%%train --files big.bin\n1", "the files are 200 MB in all; a submission may carry 50 MB. Largest: big.bin"),
+    ("%%train --files big.bin\n1", "the files are 200 MB in all, and the limit of a submission is 50 MB. Largest: big.bin"),
     ("%%train --with lock\n1", "a lock cannot be pickled"),
     ("%%train --with nothing_like_it\n1", "this notebook has no such variable."),
-    ("%%train --name 'open\n1", "a quote on this line is never closed"),
-    ("%%train --time-limit -5\n1", "'-5' is not a time"),
-    ("%%train --workers 0\n1", "'0' is not a whole number from 1 on"),
+    ("%%train --name 'open\n1", "a quote on this line is not closed"),
+    ("%%train --time-limit -5\n1", "'-5' is not a duration"),
+    ("%%train --workers 0\n1", "'0' is not a whole number of at least 1"),
     ("%%train\nx ==", "line 1 of the cell is not valid Python"),
     ("%job j-none", "there is no job 'j-none' that you may see."),
-    ("%jobs --state sleeping", "there is no state 'sleeping'."),
+    ("%jobs --state sleeping", "unknown state 'sleeping'."),
     ("%jobs --team devops", "devops"),
     ("%logs ../../etc/passwd", "there is no job '../../etc/passwd' that you may see."),
     ("%cancel nobody", "there is no job 'nobody' that you may see."),
@@ -220,7 +220,7 @@ def test_interrupting_follow_and_wait_leaves_the_job(notebook: Notebook, service
         notebook.interrupt()
         shown = notebook.finish(id, started_now + 20, started_now)
         assert shown.error is not None
-        assert f"Job {job.id} goes on" in shown.trouble
+        assert f"Job {job.id} continues" in shown.trouble
         assert "Traceback" not in shown.trouble
     assert service.job(job.id).state is State.RUNNING
 
@@ -237,7 +237,7 @@ def test_a_rehearsal_saves_and_resumes(notebook: Notebook, service: Client) -> N
     job = running(service, notebook, cell=cell)
     time.sleep(0.5)
     shown = notebook.run(f"%job {job.id} --preempt-test")
-    assert "Rehearsal" in shown.out, shown.trouble
+    assert "Test of preemption" in shown.out, shown.trouble
     assert "It saved step" in shown.out, shown.out
     again = until(service, job.id, lambda j: j.attempt == 2 and j.state is State.RUNNING)
     assert again.preemptions in (0, 1)
@@ -296,7 +296,7 @@ def test_a_service_that_is_away_is_told(portal: Portal, tmp_path: Path) -> None:
 def test_waiting_too_long_and_empty_logs_are_sentences(notebook: Notebook, service: Client) -> None:
     job = running(service, notebook)
     shown = notebook.run(f"import makeway\nmakeway.job('{job.id}').wait(0.3, quiet=True)")
-    assert shown.trouble == f"Job {job.id} is still running after 0.3 s; it goes on."
+    assert shown.trouble == f"Job {job.id} is still running after 0.3 s; it continues."
     assert notebook.run("%logs").out == "The log is empty so far.\n"
     assert sentence(notebook.run("%logs --attempt 7")).endswith("has no attempt 7; it was started 1 time.")
     assert "cancelled" in notebook.run("%cancel").text
