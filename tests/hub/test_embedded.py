@@ -18,6 +18,9 @@ from makeway_hub.settings import read
 from makeway_hub.state import State, is_free
 from makeway_spawner.process import marked, start_ticks
 
+LEASE = 3.0
+"""Seconds: the shortest lease that the settings allow."""
+
 
 def settings(root: Path, **env: str) -> object:
     return read({"MAKEWAY_STATE_DIR": str(root), **env})
@@ -132,6 +135,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left(fresh: Po
 @pytest.mark.e2e
 @pytest.mark.covers("N07")
 def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) -> None:
+    fresh.env["MAKEWAY_LEASE_SECONDS"] = f"{LEASE:g}"
     fresh.start()
     fresh.start_server("ana", profile="gpu1", team="rnd")
     session = fresh.live_sessions()[0]
@@ -143,7 +147,7 @@ def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) 
     assert start_ticks(notebook), "the notebook runs on"
     fresh.start()
     assert (fresh.server("ana") or {})["ready"]
-    time.sleep(20)  # longer than a lease lives: only renewals of the new Hub keep it
+    time.sleep(2 * LEASE)  # only renewals of the new Hub keep the lease
     assert [s.id for s in fresh.live_sessions()] == [session.id]
     assert start_ticks(notebook)
     fresh.hub("DELETE", "/users/ana/server")

@@ -148,7 +148,7 @@ BAD = [
     ("%%train\n\n", "the cell is empty"),
     ("%%train --profile gpu11\n1", "there is no profile 'gpu11' for you. Did you mean gpu1? Yours: gpu1, gpu2"),
     ("%%train --team devops\n1", "you are not in a team 'devops'. Yours: rnd."),
-    ("%%train --files big.bin\n1", "the files are 200 MB in all, and the limit of a submission is 50 MB. Largest: big.bin"),
+    ("%%train --files big.bin\n1", "files are 200 MB in all, and the limit of a submission is 50 MB. Largest: big.bin"),
     ("%%train --with lock\n1", "a lock cannot be pickled"),
     ("%%train --with nothing_like_it\n1", "this notebook has no such variable."),
     ("%%train --name 'open\n1", "a quote on this line is not closed"),

@@ -51,8 +51,9 @@ def test_two_hundred_megabytes_are_refused_before_they_are_read(folder: Path) ->
             file.truncate(size * 1_000_000)
     message = refused(snapshot.take, ["*.bin"])
     assert message == (
-        "the files are 201 MB in all, and the limit of a submission is 50 MB. Largest: weights.bin (150 MB), data.bin (50 MB) "
-        "and small.bin (1.0 MB). Leave them out of --files and read them from shared storage inside the job."
+        "the files are 201 MB in all, and the limit of a submission is 50 MB. Largest: weights.bin (150 MB), "
+        "data.bin (50 MB) and small.bin (1.0 MB). Leave them out of --files and read them from shared storage inside "
+        "the job."
     )
 
 

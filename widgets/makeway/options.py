@@ -114,9 +114,9 @@ def train() -> Line:
         "%%train",
         "Submit this cell as a training job and return the Job at once.",
         "The job runs on its own GPUs, also after this notebook has ended. Its result is the cell's last expression,\n"
-        "or the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only the variables\n"
-        "given by --with. Over your team's reservation it borrows idle GPUs and makes way when their owner needs\n"
-        "them: save with makeway.checkpoint, and it resumes from its checkpoint.\n\n"
+        "or the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only\n"
+        "variables given by --with. Over your team's reservation it borrows idle GPUs and makes way when their\n"
+        "owner needs them: save with makeway.checkpoint, and it resumes from its checkpoint.\n\n"
         "  %%train --profile gpu1 --name 'lr 0.1' --with data,lr --files 'src/*.py'",
     )
     describe(line)
