@@ -30,16 +30,16 @@ def clear(settings: Settings) -> list[str]:
     return stopped
 
 
-def stop(process: psutil.Process, patience: float = PATIENCE) -> None:
-    """End a process: SIGTERM, and SIGKILL after `patience` seconds."""
+def stop(process: psutil.Process) -> None:
+    """End a process: SIGTERM, and SIGKILL after PATIENCE seconds."""
     with suppress(psutil.NoSuchProcess):
         process.terminate()
         with suppress(psutil.TimeoutExpired):
-            process.wait(patience)
+            process.wait(PATIENCE)
             return
         process.kill()
         with suppress(psutil.TimeoutExpired):
-            process.wait(patience)
+            process.wait(PATIENCE)
 
 
 def _process(pid_file: Path, word: str) -> psutil.Process | None:

@@ -15,8 +15,8 @@ _PASSES = 10
 def start_ticks(pid: int) -> int:
     """Return a process's start time in clock ticks since boot; 0 for a zombie and where there is no such process.
 
-    Stored with the pid, so that a later Hub tells the same process from another one that got its pid. psutil's
-    `create_time` would not do: it is wall-clock time and moves when the clock is set.
+    Stored with the pid, so that a later Hub distinguishes the process from a later one with its pid. psutil's
+    `create_time` does not suit: it is wall-clock time and moves when the clock is set.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -39,13 +39,13 @@ def kill_marked(variable: str, value: str) -> int:
     """
     killed: set[psutil.Process] = set()
     for _ in range(_PASSES):
-        found = set(_marked(variable, value)) - killed
-        if not found:
-            break
-        for process in found:
+        before = len(killed)
+        for process in _marked(variable, value):
             with suppress(psutil.Error):
                 process.kill()
-        killed |= found
+            killed.add(process)
+        if len(killed) == before:
+            break
     return len(killed)
 
 

@@ -1,4 +1,4 @@
-"""`make run`: one clear sentence when it cannot start, and nothing left behind when it ends, however it ends."""
+"""`make run` explains why it cannot start, and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(root: Path, **env: str) -> object:
 
 
 def processes_of(portal: Portal) -> list[int]:
-    """Everything that this portal started, found by what is in its environment."""
+    """Return the pids of everything that this portal started, found by their environment."""
     return [
         *marked("MAKEWAY_STATE_DIR", str(portal.state.root)),
         *marked("MAKEWAY_URL", portal.url + "/services/makeway"),

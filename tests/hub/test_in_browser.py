@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect
 pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 STUBBORN = ["bash", "-c", "trap '' TERM; while :; do sleep 1; done"]
-"""A job that does not leave before its deadline, so that there is time to look at the phase of reclaim."""
+"""A job that ignores the notice until its deadline, so that the phase of reclaim lasts."""
 
 
 @pytest.fixture(scope="module")
@@ -26,15 +26,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def person(portal: Portal, browser: Browser) -> Iterator[object]:
-    people: list[Person] = []
+    users: list[Person] = []
 
     def log_in(name: str, to: str = "/hub/spawn", dark: bool = False) -> Person:
-        people.append(Person(browser, portal.url, name, portal.state.password(), dark=dark))
-        people[-1].log_in(to)
-        return people[-1]
+        users.append(Person(browser, portal.url, name, portal.state.password(), dark=dark))
+        users[-1].log_in(to)
+        return users[-1]
 
     yield log_in
-    for one in people:
+    for one in users:
         assert one.outside == [], "a page asked outside of the portal"
         assert one.errors == []
         one.close()
@@ -42,7 +42,7 @@ def person(portal: Portal, browser: Browser) -> Iterator[object]:
 
 @pytest.fixture
 def full(portal: Portal) -> Iterator[None]:
-    """Ana trains with three jobs of three GPUs; one of ten GPUs is idle."""
+    """Run three jobs of ana's with three GPUs each; one of ten GPUs is idle."""
     with portal.client(portal.user_token("ana")) as ana:
         jobs = [ana.submit(JobAsk(team="rnd", profile="gpu3", command=STUBBORN, name=f"train-{i}")) for i in range(3)]
         until(lambda: all(ana.job(job.id).state == "running" for job in jobs), "ana's jobs run")

@@ -1,4 +1,4 @@
-"""The lease mixin: nothing starts without a lease, and no lease outlives its server."""
+"""The lease mixin starts no server without a lease, and no lease outlives its server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Process(Spawner):  # type: ignore[misc]
 
 
 class StillSpawner(LeaseMixin, Process):
-    """That server with leases."""
+    """The same server with leases."""
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def make(fake: QuotaFake) -> AsyncIterator[Make]:
 
 
 async def until(true: Callable[[], Any], what: str) -> None:
-    """Wait until something holds, 5 seconds at most."""
+    """Wait until `true` holds, 5 seconds at most."""
     for _ in range(500):
         if true():
             return
@@ -93,7 +93,7 @@ async def until(true: Callable[[], Any], what: str) -> None:
 
 
 async def started(spawner: StillSpawner) -> StillSpawner:
-    """Do what the Hub does."""
+    """Start a server as the Hub does."""
     await spawner.run_pre_spawn_hook()
     await spawner.start()
     return spawner
@@ -120,9 +120,7 @@ async def test_the_hub_stores_what_was_chosen_and_nothing_else(make: Make) -> No
 
 @pytest.mark.covers("N02")
 @pytest.mark.parametrize("options", [{}, {"profile": "../etc"}, {"profile": "gpu1", "image": "x"}, [1], {"profile": 7}])
-async def test_options_that_make_no_sense_are_refused_before_anybody_is_asked(
-    make: Make, fake: QuotaFake, options: Any
-) -> None:
+async def test_invalid_options_are_refused_before_any_request(make: Make, fake: QuotaFake, options: Any) -> None:
     spawner = make()
     spawner.user_options = options if isinstance(options, dict) else {"profile": options}
     with pytest.raises(Refused) as refused:
@@ -131,7 +129,7 @@ async def test_options_that_make_no_sense_are_refused_before_anybody_is_asked(
     assert not fake.sessions
 
 
-async def test_a_refusal_of_the_service_is_shown_word_for_word(make: Make, fake: QuotaFake) -> None:
+async def test_a_refusal_of_the_service_is_shown_unchanged(make: Make, fake: QuotaFake) -> None:
     fake.refusal = (403, "not_a_member", "guest is not a member of the team rnd.")
     with pytest.raises(Refused) as refused:
         await make(user="guest").run_pre_spawn_hook()
@@ -166,7 +164,7 @@ async def test_stop_in_any_phase_leaves_no_lease(make: Make, fake: QuotaFake, ph
 
 
 @pytest.mark.covers("N05")
-async def test_stop_in_the_instant_of_asking_leaves_no_lease(make: Make, fake: QuotaFake) -> None:
+async def test_stop_during_the_request_leaves_no_lease(make: Make, fake: QuotaFake) -> None:
     fake.ask_delay = 0.2
     spawn = asyncio.ensure_future(make().run_pre_spawn_hook())
     await asyncio.sleep(0.05)
@@ -188,7 +186,7 @@ async def test_the_pending_page_reads_named_phases_with_reasons_and_a_deadline(m
     await spawn
     await spawner.start()
     spawner._progress.close()
-    events = [event async for event in spawner._progress.follow()]  # one who comes late reads all of it
+    events = [event async for event in spawner._progress.follow()]  # a late watcher reads all of it
     phases = list(dict.fromkeys(event["phase"] for event in events))
     assert phases == ["admission", "reclaim", "node", "server"]
     assert WAITING.message in [event["message"] for event in events]
@@ -197,7 +195,7 @@ async def test_the_pending_page_reads_named_phases_with_reasons_and_a_deadline(m
 
 
 @pytest.mark.covers("N07")
-async def test_a_lease_is_renewed_until_it_is_given_back(make: Make, fake: QuotaFake) -> None:
+async def test_a_lease_is_renewed_until_it_is_released(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     await until(lambda: fake.renewals > 2, "renewed three times")
     await spawner.run_post_stop_hook()
@@ -232,7 +230,7 @@ async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaF
     assert fake.released == ["s1"]
 
 
-async def test_a_service_that_is_away_for_a_moment_costs_nobody_a_notebook(make: Make, fake: QuotaFake) -> None:
+async def test_a_short_outage_of_the_service_stops_no_notebook(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     fake.down = True
     await asyncio.sleep(0.4)
@@ -243,7 +241,7 @@ async def test_a_service_that_is_away_for_a_moment_costs_nobody_a_notebook(make:
     assert spawner._ended == ""
 
 
-async def test_a_waiting_start_bears_a_service_that_restarts(make: Make, fake: QuotaFake) -> None:
+async def test_a_pending_start_survives_a_restart_of_the_service(make: Make, fake: QuotaFake) -> None:
     fake.steps = [("reclaim", WAITING), ("hold", None)]
     spawner = make(wait_seconds=0.1, patience_seconds=10.0)
     spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
@@ -256,7 +254,7 @@ async def test_a_waiting_start_bears_a_service_that_restarts(make: Make, fake: Q
     assert spawner.get_env()["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-async def test_a_waiting_start_gives_up_on_a_service_that_stays_away(make: Make, fake: QuotaFake) -> None:
+async def test_a_pending_start_gives_up_on_a_service_that_stays_away(make: Make, fake: QuotaFake) -> None:
     fake.steps = [("reclaim", WAITING), ("hold", None)]
     spawner = make(wait_seconds=0.1)
     spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
@@ -267,7 +265,7 @@ async def test_a_waiting_start_gives_up_on_a_service_that_stays_away(make: Make,
     assert refused.value.status_code == 503
 
 
-async def test_without_the_service_a_gpu_notebook_is_refused_with_words(make: Make, fake: QuotaFake) -> None:
+async def test_without_the_service_a_gpu_notebook_is_refused_with_a_message(make: Make, fake: QuotaFake) -> None:
     fake.down = True
     with pytest.raises(Refused) as refused:
         await make().run_pre_spawn_hook()
@@ -285,7 +283,7 @@ async def test_without_the_service_a_cpu_notebook_starts_and_gets_its_lease_late
     assert not fake.live
 
 
-async def test_a_release_that_fails_stops_nobody(make: Make, fake: QuotaFake) -> None:
+async def test_a_release_that_fails_does_not_fail_the_stop(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     fake.down = True
     await spawner.run_post_stop_hook()
@@ -293,7 +291,7 @@ async def test_a_release_that_fails_stops_nobody(make: Make, fake: QuotaFake) ->
     assert spawner._lease is None
 
 
-async def test_a_start_that_fails_after_the_lease_gives_it_back(make: Make, fake: QuotaFake) -> None:
+async def test_a_start_that_fails_after_the_lease_releases_it(make: Make, fake: QuotaFake) -> None:
     spawner = make()
     await spawner.run_pre_spawn_hook()
     await spawner.run_post_stop_hook()  # what the Hub does when start() raises

@@ -1,4 +1,4 @@
-"""The picker's HTML: what is offered, what is marked, and that names of people cannot become markup."""
+"""The picker's HTML: offers, the preselected row, and user input that never becomes markup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked(html: str) -> list[str]:
 
 
 @pytest.mark.covers("N03")
-def test_every_team_says_what_it_can_have_now_and_from_whom() -> None:
+def test_every_row_shows_what_can_be_had_now_and_which_jobs_make_way() -> None:
     html = PICKER.render(table(), None, {})
     assert "Ready now" in html
     assert "Ready in ≤ 30 s" in html
@@ -80,7 +80,7 @@ def test_a_user_of_no_team_sees_cpu_profiles_only_and_why() -> None:
         (None, "/cpu", ""),
     ],
 )
-def test_the_last_choice_is_marked_while_it_is_valid(remembered: Choice | None, marked: str, note: str) -> None:
+def test_the_last_choice_is_preselected_while_it_is_valid(remembered: Choice | None, marked: str, note: str) -> None:
     html = PICKER.render(table(), remembered, {})
     assert checked(html) == [marked]
     assert note in html
@@ -88,7 +88,7 @@ def test_the_last_choice_is_marked_while_it_is_valid(remembered: Choice | None, 
 
 
 @pytest.mark.covers("N02")
-def test_a_link_marks_its_profile_and_one_to_a_foreign_profile_is_refused_in_words() -> None:
+def test_a_link_preselects_its_profile_and_one_to_a_foreign_profile_is_refused() -> None:
     assert checked(PICKER.render(table(), None, {"profile": "gpu1", "team": "rnd"})) == ["rnd/gpu1"]
     assert checked(PICKER.render(table(), Choice("cpu"), {"profile": "gpu1"})) == ["devops/gpu1"]
     html = PICKER.render(table(), None, {"profile": EVIL, "team": EVIL})
@@ -96,7 +96,7 @@ def test_a_link_marks_its_profile_and_one_to_a_foreign_profile_is_refused_in_wor
     assert EVIL not in html
 
 
-def test_everything_that_comes_from_people_is_escaped() -> None:
+def test_user_input_is_escaped() -> None:
     old = table()
     evil = table(
         profiles=[p.model_copy(update={"title": EVIL, "description": EVIL}) for p in old.profiles],
@@ -111,7 +111,7 @@ def test_everything_that_comes_from_people_is_escaped() -> None:
     assert "style=" not in html  # inline styles would need a weaker content security policy
 
 
-def test_without_the_service_only_cpu_profiles_are_offered_and_the_reason_is_told() -> None:
+def test_without_the_service_only_cpu_profiles_are_offered_with_the_reason() -> None:
     html = PICKER.without_service("The quota service does not answer.", {"cpu": "CPU only"})
     assert checked(html) == ["/cpu"]
     assert "The quota service does not answer." in html

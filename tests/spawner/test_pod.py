@@ -26,7 +26,7 @@ CPU = Lease("s-2", "cpu", None, 0.0, False, [], {}, False)
 NODE = {"key": "metadata.name", "operator": "In", "values": ["node-7"]}
 
 
-def test_labels_name_the_session_and_people_are_annotations() -> None:
+def test_labels_identify_the_session_and_owners_are_annotations() -> None:
     assert pod.labels(LEASE)["makeway.io/session"] == "s-1"
     assert "makeway.io/team" not in pod.labels(CPU)
     assert pod.pod_annotations(LEASE, "Ana <x>") == {
@@ -46,7 +46,7 @@ def test_the_node_is_added_to_every_alternative_of_the_sites_own_affinity() -> N
     assert pod.node_affinity(CPU, own) == own
 
 
-def test_devices_are_the_runtimes_business() -> None:
+def test_device_numbers_are_left_to_the_runtime() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "2,5", "NVIDIA_VISIBLE_DEVICES": "2,5", "MAKEWAY_TEAM": "rnd"}
     assert pod.environment(env, LEASE) == {"MAKEWAY_TEAM": "rnd"}
     assert pod.environment(env, CPU)["NVIDIA_VISIBLE_DEVICES"] == "void"

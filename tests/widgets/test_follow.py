@@ -1,4 +1,4 @@
-"""Watching a job: over its attempts, through a service that is away, and without getting in its way."""
+"""Following a job over its attempts and through restarts of the service, without disturbing it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_waiting_has_an_end(ana: Client) -> None:
     assert made.refresh().status in ("pending", "starting", "running")
 
 
-def test_leaving_says_that_the_job_goes_on() -> None:
+def test_an_interrupt_says_that_the_job_continues() -> None:
     with pytest.raises(Left) as caught:
         with follow.leaving_alone("j-1", "waiting"):
             raise KeyboardInterrupt
@@ -95,7 +95,7 @@ def test_leaving_says_that_the_job_goes_on() -> None:
     ]
 
 
-def test_what_is_told_is_one_line_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_is_reported_once_and_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     reporter = follow.Reporter()
     for _ in range(3):
         reporter.report(job(name=EVIL))

@@ -1,4 +1,4 @@
-"""The launcher by itself, as a container runs it: no service, no detaching, plain signals."""
+"""The launcher alone, as a container runs it: no service, no detaching, plain signals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Container:
         return found
 
     def until(self, name: str, text: str = "") -> None:
-        """Wait until a file is there and says something."""
+        """Wait until a file exists and is not empty."""
         ends = time.monotonic() + 15
         while not (self.file(name).exists() and text in self.file(name).read_text()):
             assert time.monotonic() < ends
@@ -81,7 +81,7 @@ def test_without_an_order_it_says_how_to_call_it() -> None:
     assert "ORDER" in done.stderr
 
 
-def test_a_second_launcher_leaves_at_once(container: Container) -> None:
+def test_a_second_launcher_ends_at_once(container: Container) -> None:
     first = container.start("sh", "-c", "echo ran >> ../ran; sleep 0.5")
     container.until("running.json")
     assert container.run("sh", "-c", "echo ran >> ../ran") == 0

@@ -1,4 +1,4 @@
-"""The magics, typed into a real kernel against the real service with real processes."""
+"""The magics in a real kernel, against the real service with real processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def running(
 
 
 def sentence(shown: EngineView) -> str:
-    """The one sentence of a refusal: nothing else may be shown."""
+    """Return the one sentence of a refusal; nothing else may be shown."""
     assert shown.error is not None, shown
     assert shown.out == shown.err == shown.html == ""
     assert "Traceback" not in shown.trouble
@@ -135,7 +135,7 @@ def test_a_dry_run_shows_the_plan_and_submits_nothing(notebook: Notebook, servic
 
 
 @pytest.mark.covers("F44")
-def test_going_over_quota_tells_the_risk(notebook: Notebook, service: Client) -> None:
+def test_going_over_quota_shows_the_risk(notebook: Notebook, service: Client) -> None:
     shown = notebook.run("%%train --profile gpu8\nimport time\ntime.sleep(60)")
     assert "Over quota" in shown.out, shown
     assert "would start from the beginning" in shown.out
@@ -159,7 +159,7 @@ BAD = [
     ("%jobs --state sleeping", "unknown state 'sleeping'."),
     ("%jobs --team devops", "devops"),
     ("%logs ../../etc/passwd", "there is no job '../../etc/passwd' that you may see."),
-    ("%cancel nobody", "there is no job 'nobody' that you may see."),
+    ("%cancel unknown", "there is no job 'unknown' that you may see."),
 ]  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def test_interrupting_follow_and_wait_leaves_the_job(notebook: Notebook, service
 
 
 @pytest.mark.covers("N11", "N12", "N10")
-def test_a_rehearsal_saves_and_resumes(notebook: Notebook, service: Client) -> None:
+def test_a_test_of_preemption_saves_and_resumes(notebook: Notebook, service: Client) -> None:
     cell = (
         "import time\nfrom makeway import checkpoint\nstart = 0\nif (found := checkpoint.latest()):\n"
         "    start = int((found / 'step').read_text())\n    print('resumed at', start)\n"
@@ -281,7 +281,7 @@ def test_without_a_portal_local_still_works(tmp_path: Path) -> None:
         alone.close()
 
 
-def test_a_service_that_is_away_is_told(portal: Portal, tmp_path: Path) -> None:
+def test_an_unreachable_service_is_reported(portal: Portal, tmp_path: Path) -> None:
     lost = Notebook(tmp_path, MAKEWAY_URL="http://127.0.0.1:9/services/makeway", JUPYTERHUB_API_TOKEN="x")
     try:
         lost.run("%load_ext makeway")

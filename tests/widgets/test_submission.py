@@ -1,4 +1,4 @@
-"""What people get wrong when they submit, and the one sentence they read; what travels when they get it right."""
+"""Submissions: what is sent, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def refused(call: Any, *args: Any, **kwargs: Any) -> str:
 
 
 @pytest.mark.usefixtures("folder")
-def test_files_and_folders_travel() -> None:
+def test_files_and_folders_are_sent() -> None:
     files = snapshot.take(["src", "*.sh"])
     assert [(f.path, f.executable) for f in files] == [("run.sh", True), ("src/net.py", False)]
     assert base64.b64decode(files[1].data) == b"depth = 3"
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_pattern_that_finds_nothing_is_told() -> None:
+def test_a_pattern_without_matches_is_refused() -> None:
     assert "--files *.csv: no such file in" in refused(snapshot.take, ["*.csv"])
 
 
@@ -91,7 +91,7 @@ def test_a_cell_that_can_run_passes(cell: str) -> None:
     payload.check_cell(cell)
 
 
-def test_variables_that_are_not_there_or_cannot_travel() -> None:
+def test_variables_that_are_missing_or_cannot_be_pickled() -> None:
     assert refused(payload.chosen, ["dta"], {"data": 1}) == (
         "--with dta: this notebook has no such variable. Did you mean data?"
     )
@@ -157,7 +157,7 @@ def test_a_whole_submission(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "n" * 201}, "the name has 201 characters; the limit is 200."),
     ],
 )
-def test_details_that_make_no_sense(details: dict[str, Any], says: str) -> None:
+def test_invalid_details(details: dict[str, Any], says: str) -> None:
     assert says in refused(Submission(source="1", **details).request)
 
 
@@ -166,7 +166,7 @@ def test_submit_from_python_explains_itself() -> None:
     assert "there is nothing to run" in refused(submit)
 
 
-def test_outside_a_makeway_notebook_the_way_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_makeway_notebook_the_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAKEWAY_URL", raising=False)
     message = refused(submit, "1")
     assert message.startswith("this is not a Makeway notebook: MAKEWAY_URL is not set.")

@@ -1,4 +1,4 @@
-"""What notebooks show: the bars add up, the words are right, and nothing from users is ever markup."""
+"""The output of notebooks: bars that add up, right words, and user input that never becomes markup."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_why(data: object, text: str) -> None:
 
 
 @pytest.mark.covers("F44")
-def test_the_age_of_the_last_checkpoint_is_told() -> None:
+def test_the_age_of_the_last_checkpoint_is_shown() -> None:
     data = preempted().model_copy(update={"state": State.RUNNING, "over_quota": True})
     assert view.why(data, NOW) == "over quota; last checkpoint: step 12, 1 min 1 s ago"
 
@@ -177,7 +177,7 @@ def test_banners_for_both_sides_of_a_reclaim() -> None:
 
 
 @pytest.mark.covers("F37")
-def test_who_borrows_from_whom() -> None:
+def test_borrowing_names_both_teams() -> None:
     devops = team("devops", lent_to=[], borrowed_from=[Lending(team="rnd", gpus=1)])
     assert teams.borrowing([team(), devops]) == [
         "RND lends 1 GPU to devops; a job within its quota gets them back.",
@@ -209,7 +209,7 @@ def test_virtual_gpus_are_marked_in_text_and_html() -> None:
     assert "virtual GPUs" in answer._repr_html_()
 
 
-def test_somebody_without_a_team_reads_why() -> None:
+def test_a_user_without_a_team_gets_the_reason() -> None:
     table = offers(teams=()).model_copy(update={"usage": []})
     assert repr(teams.Gpus(table)) == teams.NO_TEAM
 
