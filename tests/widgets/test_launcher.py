@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makeway.launcher.attempt import Attempt
+from makeway.launcher.log import Log
 from makeway.launcher.run import _time_left
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
@@ -183,3 +185,18 @@ def test_a_clock_that_is_set_takes_no_time_to_save(at: float, deadline: float, l
     now = time.time()
     notice = {"at": now + at, "deadline": now + deadline}
     assert _time_left(notice, 5.0) == pytest.approx(left, abs=0.5)
+
+
+def test_a_note_never_continues_a_line_of_the_job(tmp_path: Path) -> None:
+    attempt = Attempt({"workload": "j", "attempt": 1, "directory": str(tmp_path)})
+    assert attempt.claim()
+    log = Log(attempt, 1000)
+    log.note("first")
+    log.write(b"half a line")
+    log.note("notice")
+    log.write(b"\n")
+    log.note("end")
+    text = (tmp_path / "attempt-1" / "log").read_text()
+    assert text == "makeway: first\nhalf a line\nmakeway: notice\n\nmakeway: end\n"
+    assert log.last_lines(5) == ["half a line"]
+    log._file.close()

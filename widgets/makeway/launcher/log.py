@@ -31,19 +31,24 @@ class Log:
     def write(self, data: bytes) -> None:
         """Append output; a full disk loses output, never the job."""
         with self._lock:
-            self._newest = (self._newest + data)[-4096:]
-            with contextlib.suppress(OSError):
-                while data:
-                    if self._room <= 0:
-                        self._next_piece()
-                    part, data = data[: self._room], data[self._room :]
-                    self._file.write(part)
-                    self._at += len(part)
-                    self._room -= len(part)
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._newest = (self._newest + data)[-4096:]
+        with contextlib.suppress(OSError):
+            while data:
+                if self._room <= 0:
+                    self._next_piece()
+                part, data = data[: self._room], data[self._room :]
+                self._file.write(part)
+                self._at += len(part)
+                self._room -= len(part)
 
     def note(self, sentence: str) -> None:
-        """Append a line of the launcher's own, marked with `makeway:`."""
-        self.write(f"makeway: {sentence}\n".encode())
+        """Append a line of the launcher's own, marked with `makeway:`; it never continues a line of the job."""
+        with self._lock:
+            start = b"" if not self._newest or self._newest.endswith((b"\n", b"\r")) else b"\n"
+            self._write(start + f"makeway: {sentence}\n".encode())
 
     def last_lines(self, count: int) -> list[str]:
         """Return the newest lines of the job's output, without the launcher's own."""
