@@ -19,7 +19,7 @@ from traitlets import Float
 
 from .form import SpawnForm
 from .granted import Lease
-from .options import Choice, fractional, read_options
+from .options import FRACTIONAL, Choice, fractional, read_options
 from .progress import Progress
 from .refusal import Refused, refuse
 from .service import CATALOGUE, unavailable
@@ -83,7 +83,7 @@ class LeaseMixin(SpawnForm):
             raise refuse(error) from error
         self._keep(session)
         if self.whole_gpus_only and (message := fractional(session.profile_title or profile, session.gpus)):
-            raise Refused(message, code="fractional_gpus")
+            raise Refused(message, code=FRACTIONAL)
         self._start_renewing()
         session = await self._wait_for_grant(session)
         self._keep(session)
@@ -93,11 +93,12 @@ class LeaseMixin(SpawnForm):
         """Raise Refused for a fraction before the request: a request may already preempt a job."""
         if not self.whole_gpus_only:
             return
-        if CATALOGUE.profile(choice.profile) is None:
+        known = CATALOGUE.profile(choice.profile)
+        if known is None or fractional(known.title, known.gpus):  # the policy may have changed since
             await self._offers()
-        profile = CATALOGUE.profile(choice.profile)
-        if profile is not None and (message := fractional(profile.title, profile.gpus)):
-            raise Refused(message, code="fractional_gpus")
+            known = CATALOGUE.profile(choice.profile)
+        if known is not None and (message := fractional(known.title, known.gpus)):
+            raise Refused(message, code=FRACTIONAL)
 
     async def _request(self, choice: Choice) -> Session:
         """Request a lease, in a task of its own: a start cancelled meanwhile must learn which lease to release."""

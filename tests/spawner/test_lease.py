@@ -337,6 +337,16 @@ async def test_a_profile_that_became_fractional_meanwhile_is_refused_and_its_lea
     assert not fake.live
 
 
+async def test_a_profile_that_became_whole_meanwhile_is_started(
+    make: Make, fake: QuotaFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StillSpawner, "whole_gpus_only", True)
+    half = [p.model_copy(update={"gpus": 0.5}) for p in PROFILES]
+    service.CATALOGUE.update(fake.offers("ana").model_copy(update={"profiles": half}))
+    await make().run_pre_spawn_hook()
+    assert fake.live == ["s1"]
+
+
 async def test_a_start_is_described_by_titles(make: Make) -> None:
     spawner = make()
     await spawner.draw_picker(None)
