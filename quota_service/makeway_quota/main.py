@@ -205,9 +205,9 @@ def make_backend(config: ServiceConfig) -> Backend:
 
 
 async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: None) -> int:
-    """Serve until told to stop, or until the Hub that started this process is gone; answers the exit status.
+    """Serve until a signal, or until the Hub that started this process is gone; return the exit status.
 
-    `ready` is called once it decides and is about to listen.
+    `ready` is called once the service leads or follows and is about to listen.
     """
     from .control.hub_client import HubApi
     from .service import Service
@@ -230,13 +230,14 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
         server_header=False,
     )
     server = _Server(settings, app.state.streams.close)
-    await service.start(deposed=server.end_deposed)
+    await service.start()
     ready()
     log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
     try:
         await server.run_until_told()
     finally:
-        await service.stop(stop_jobs=not config.keep and not server.orphaned)
+        stop_jobs = not (config.keep or server.orphaned or service.backend.shared)
+        await service.stop(stop_jobs=stop_jobs)
     return 0
 
 
@@ -267,12 +268,6 @@ class _Server(uvicorn.Server):
             await self._serve()
         finally:
             watcher.cancel()
-
-    def end_deposed(self) -> None:
-        """Another service leads on the same database: nothing may be decided here any more."""
-        log.error("Another quota service took over this database: this one stops, running jobs go on")
-        self.orphaned = True
-        self._end()
 
     def _end(self) -> None:
         self._close_streams()

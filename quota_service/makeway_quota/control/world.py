@@ -124,7 +124,9 @@ class World:
         self._divide()
 
     def use(self, document: Document, version: int) -> None:
-        """Take a new policy document."""
+        """Put a policy document into force; an older version than the one in force is ignored."""
+        if version < self.policy_version:
+            return  # two replicas applied one each, and this one hears of the older last
         self.document = document
         self.policy_version = version
         self._divide()
