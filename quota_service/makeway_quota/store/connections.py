@@ -31,8 +31,8 @@ KEEPALIVE = {
 }
 
 
-def postgres_engine(url: URL, *, silence: float = SILENCE, pooled: bool = True, settings: str = "") -> Engine:
-    """Return an engine whose statements end after `silence` seconds without an answer.
+def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = True, settings: str = "") -> Engine:
+    """Return an engine whose statements end after `silence` (default SILENCE) seconds without an answer.
 
     `settings` is run on each new connection, after the limit of open transactions is set.
     """
@@ -41,7 +41,7 @@ def postgres_engine(url: URL, *, silence: float = SILENCE, pooled: bool = True, 
         engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_pre_ping=True)
     else:
         engine = create_engine(url, connect_args=arguments, poolclass=NullPool)
-    limited = _limited(silence)
+    limited = _limited(SILENCE if silence is None else silence)
     begin = f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION:g}s'; {settings}"
 
     def connect(dialect: object, record: object, args: Any, more: Any) -> Any:
