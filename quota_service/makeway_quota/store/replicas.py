@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,24 +101,30 @@ class Notifications:
         self._connection: Any = None
         self._checked = 0.0
         self._closed = threading.Event()
+        self._one = threading.Lock()
 
     def wait(self, timeout: float) -> bool:
         """Wait until another process has committed; False when time is up. Blocking; for one thread at a time."""
         if self._database.sqlite or self._closed.is_set():
             self._closed.wait(timeout)
             return False
-        try:
-            for heard in self._driver().notifies(timeout=timeout, stop_after=1):
-                if heard.payload != self._database.origin:
-                    return True
-        except Exception as error:  # psycopg's errors, and SQLAlchemy's when it connects
-            self._broken(error)
-            self._closed.wait(timeout)
+        with self._one:
+            try:
+                for heard in self._driver().notifies(timeout=timeout, stop_after=1):
+                    if heard.payload != self._database.origin:
+                        return True
+                return False
+            except Exception as error:  # psycopg's errors, and SQLAlchemy's when it connects
+                log.warning("Notifications of other replicas are interrupted; their commits are polled for: %s", error)
+                self._drop()
+        self._closed.wait(timeout)
         return False
 
     def close(self) -> None:
-        """Close the connection; a wait under way ends by its timeout."""
+        """Close the connection, after the wait under way."""
         self._closed.set()
+        with self._one:
+            self._drop()
 
     def _driver(self) -> Any:
         if self._connection is None:
@@ -130,12 +137,9 @@ class Notifications:
             self._checked = time.monotonic()
         return self._connection.connection.driver_connection
 
-    def _broken(self, error: Exception) -> None:
-        log.warning("Notifications of other replicas are interrupted; their commits are polled for: %s", error)
+    def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            try:
+            with suppress(DBAPIError):
                 connection.invalidate()
                 connection.close()
-            except DBAPIError:
-                pass
