@@ -141,8 +141,7 @@ class Leader:
                 async with asyncio.timeout(self._pause(lease)):
                     await self._given_up.wait()
             if self._lease is None:
-                await self._release(None)
-                return
+                break
             if self.term is not None and lease.acts_in:
                 lease = self._lease = replace(lease, acts_in=0.0)
                 self._changed()
@@ -154,6 +153,7 @@ class Leader:
                 continue
             if self._lease is lease:
                 self._lease = replace(lease, renewed=sent)
+        await self._release(None)
 
     def _pause(self, lease: Lease) -> float | None:
         """Return the seconds until the next renewal, None where a lock need not be renewed."""
