@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -48,8 +49,8 @@ def postgres_server() -> Iterator[str]:
             subprocess.run(["sh", "-c", wait], timeout=180, check=True)
             yield folder
         finally:
-            server.terminate()
-            server.wait(30)
+            server.send_signal(signal.SIGINT)  # at once, also with open connections
+            server.wait(60)
 
 
 def address(folder: str, database: str = "postgres") -> str:

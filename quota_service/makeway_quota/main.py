@@ -1,4 +1,4 @@
-"""`makeway-quota`: serve, plan, snapshot, policy and upgrade-db, for those who run Makeway."""
+"""`makeway-quota`: serve, plan, simulate, snapshot, policy and upgrade-db, for operators."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .config import ServiceConfig, load
 log = logging.getLogger("makeway.main")
 
 TROUBLE = "trouble.txt"
-"""In the state directory: why the service could not start."""
+"""The file in the state directory that holds the error of a service that could not start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; every error of the user's is one line on standard error and exit status 2."""
+    """Run one command and return its exit status; an error of the user is one line on standard error and status 2."""
     args = _parser().parse_args(argv)
     logging.basicConfig(
         level=getattr(logging, args.log_level.upper()),
@@ -120,9 +120,9 @@ def _simulate(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from .snapshot_file import plan_command
 
-    said = io.StringIO()
-    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, said)
-    print(said.getvalue(), end="", file=sys.stderr if status else sys.stdout)
+    output = io.StringIO()
+    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, output)
+    print(output.getvalue(), end="", file=sys.stderr if status else sys.stdout)
     return status
 
 
@@ -180,7 +180,7 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Serve; why it could not start is also left in the state directory, where `make run` finds it."""
+    """Serve; an error at the start is also written to the state directory, where `make run` finds it."""
     trouble = Path(os.environ.get("MAKEWAY_STATE_DIR") or "var") / TROUBLE
     try:
         config = load(args.config)
@@ -193,7 +193,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def make_backend(config: ServiceConfig) -> Backend:
-    """The machines that this service runs work on: this one."""
+    """Return the backend that runs the jobs: the processes of this machine."""
     from .backends.local import LocalBackend
 
     return LocalBackend(
@@ -234,7 +234,7 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
     ready()
     log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
     try:
-        await server.run_until_told()
+        await server.run_until_signal()
     finally:
         stop_jobs = not (config.keep or server.orphaned or service.backend.shared)
         await service.stop(stop_jobs=stop_jobs)
@@ -242,10 +242,13 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
 
 
 def _hub() -> int | None:
-    """The process that started this one; the Hub tells which it is, for it may be gone before anybody looks."""
-    told = os.environ.get("MAKEWAY_HUB_PID", "")
-    if told.isdecimal():
-        return int(told)
+    """Return the pid of the process that started this one, None without a Hub.
+
+    The Hub names itself in the environment, because it may be gone before this process looks.
+    """
+    pid = os.environ.get("MAKEWAY_HUB_PID", "")
+    if pid.isdecimal():
+        return int(pid)
     return os.getppid() if os.environ.get("JUPYTERHUB_SERVICE_NAME") else None
 
 
@@ -258,11 +261,11 @@ class _Server(uvicorn.Server):
         self._close_streams = close_streams
         self._parent = _hub()
 
-    async def run_until_told(self) -> None:
-        """Serve; return when everything in flight was answered."""
+    async def run_until_signal(self) -> None:
+        """Serve; return when every request in flight was answered."""
         loop = asyncio.get_running_loop()
-        for told in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(told, self._end)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end)
         watcher = asyncio.create_task(self._watch_parent())
         try:
             await self._serve()
@@ -274,7 +277,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def _watch_parent(self) -> None:
-        """A killed Hub would leave this process behind, holding the port with a token nobody knows any more."""
+        """End with the Hub: a killed one would leave this process behind, on its port, with a token that is void."""
         while self._parent is not None:
             await asyncio.sleep(0.5)
             if os.getppid() != self._parent:

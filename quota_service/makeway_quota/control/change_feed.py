@@ -26,7 +26,11 @@ log = logging.getLogger("makeway.feed")
 POLL = 0.5
 """Seconds between two reads without a notification."""
 
+PACE = 0.02
+"""Seconds from one read to the next: commits that follow each other fast are read together."""
+
 LEASES_EVERY = 1.0
+"""Seconds between two exchanges of renewals."""
 
 
 class ChangeFeed:
@@ -70,18 +74,20 @@ class ChangeFeed:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
                     log.warning("The commits of other replicas cannot be read: %s", error)
+            await asyncio.sleep(PACE)
             await asyncio.get_running_loop().run_in_executor(self._listener, self._store.wait_for_commit, POLL)
 
     async def catch_up(self) -> None:
         """Read everything that was committed before this call; a new leader does so before its first decision."""
         async with self._one:
-            before, more, policy = self._last, True, False
+            news, more, policy = False, True, False
             while more:
                 followed = await self._read(self._store.follow, self._last)
-                self._last, more, policy = followed.last, followed.more, policy or followed.policy
+                self._last, more = followed.last, followed.more
+                news, policy = news or bool(followed.rows), policy or followed.policy
             if policy:
                 await self._use_policy()
-        if self._last != before:
+        if news or policy:
             self._changed()
 
     async def _use_policy(self) -> None:

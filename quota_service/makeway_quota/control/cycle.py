@@ -40,6 +40,9 @@ PART = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
 the last to be written."""
 
+DRAIN_EVERY = 30.0
+"""Seconds after which a follower drops what was collected for a planner."""
+
 MOST_ROUNDS = 5
 """Cycles in a row without a pause, while each one changes something."""
 
@@ -70,6 +73,7 @@ class Loop:
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._drained_at = 0.0
 
     def wake(self) -> None:
         """Request a cycle soon; may be called from any thread, any number of times."""
@@ -140,7 +144,9 @@ class Loop:
             self.servers.stop({})
         if self.backend.shared:
             self.world.see(await self.backend.observe())
-        self.world.news(await self.world.rows(), self.clock())  # nobody plans here: what is new is not collected
+        if time.monotonic() - self._drained_at > DRAIN_EVERY:
+            self._drained_at = time.monotonic()
+            self.world.news(await self.world.rows(), self.clock())
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
 

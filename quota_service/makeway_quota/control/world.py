@@ -92,6 +92,8 @@ class World:
 
     def _committed(self, changed: Sequence[Workload]) -> None:
         """Take what a commit changed, in the thread that wrote."""
+        if not changed:
+            return
         self._news.append(changed)
         waking: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
         with self._guard:

@@ -88,7 +88,7 @@ class FileLock:
         """Lock the file and take the next term."""
         if self._file is None:
             try:
-                file = open(self._path, "a")  # noqa: SIM115 (held as long as this replica leads)
+                file = os.fdopen(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600), "r+")
             except OSError as error:
                 raise StoreError(f"the lock {self._path} cannot be opened: {error.strerror}") from error
             try:

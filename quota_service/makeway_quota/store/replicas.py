@@ -108,11 +108,13 @@ class Notifications:
         if self._database.sqlite or self._closed.is_set():
             self._closed.wait(timeout)
             return False
+        ends = time.monotonic() + timeout
         with self._one:
             try:
-                for heard in self._driver().notifies(timeout=timeout, stop_after=1):
-                    if heard.payload != self._database.origin:
-                        return True
+                while (left := ends - time.monotonic()) > 0:
+                    for heard in self._driver().notifies(timeout=left, stop_after=1):
+                        if heard.payload != self._database.origin:
+                            return True
                 return False
             except Exception as error:  # psycopg's errors, and SQLAlchemy's when it connects
                 log.warning("Notifications of other replicas are interrupted; their commits are polled for: %s", error)

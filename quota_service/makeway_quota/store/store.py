@@ -189,8 +189,8 @@ class Store:
             else:
                 self._known.pop(workload.id, None)
                 self._ended[workload.id] = workload.version
-        for id in list(self._ended)[: max(0, len(self._ended) - replicas.ENDED_KEPT)]:
-            del self._ended[id]
+        while len(self._ended) > replicas.ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     # -- decisions and events
 
