@@ -48,8 +48,12 @@ def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = Tr
         return limited.connect(*args, **more)
 
     def connected(connection: Any, record: object) -> None:
-        connection.execute(begin)
-        connection.commit()
+        try:
+            connection.execute(begin)
+            connection.commit()
+        except BaseException:
+            connection.close()
+            raise
 
     event.listen(engine, "do_connect", connect)
     event.listen(engine, "connect", connected)

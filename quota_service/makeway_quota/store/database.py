@@ -45,10 +45,21 @@ class Database:
         self.origin = uuid.uuid4().hex
         self._writing = threading.Lock()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
+        self._closed = False
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, those in use as soon as their transaction ends."""
+        self._closed = True
         self.engine.dispose()
+
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            try:
+                yield connection
+            finally:
+                if self._closed and not connection.invalidated:
+                    connection.detach()  # else it would go back into the pool that was closed
 
     def on_commit(self, callback: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
         """Call `callback` after each commit with the rows that it changed, in commit order; return how to end that.
@@ -65,14 +76,14 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Read one consistent state."""
-        with self._explained(), self.engine.connect() as connection, connection.begin():
+        with self._explained(), self._connected() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self, changed: Sequence[Any] = ()) -> Iterator[Connection]:
         """Write all or nothing, one writer at a time; then call the listeners with `changed`."""
         with self._explained(), self._writing:
-            with self.engine.connect() as plain:
+            with self._connected() as plain:
                 connection = plain.execution_options(makeway_writes=True)
                 with connection.begin():
                     if not self.sqlite:
@@ -87,7 +98,7 @@ class Database:
         of its versions.
         """
         with self._explained(), self._writing:
-            with self.engine.connect() as connection, connection.begin():
+            with self._connected() as connection, connection.begin():
                 changed = read(connection)
             if changed is not None:
                 self._call_listeners(changed)
@@ -102,7 +113,7 @@ class Database:
     def writable(self) -> bool:
         """Whether a transaction that writes can begin and end."""
         try:
-            with self._writing, self.engine.connect() as plain:
+            with self._writing, self._connected() as plain:
                 with plain.execution_options(makeway_writes=True).begin():
                     return True
         except DBAPIError:
