@@ -11,25 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from .backends.base import Backend, BackendError
+from .backends.base import Backend
 from .config import ServiceConfig
 from .control.change_feed import ChangeFeed
 from .control.components import Components
 from .control.cycle import Loop
 from .control.hub_client import HubApi
 from .control.hub_servers import HubServers
-from .control.leader import Leader, NotLeading
+from .control.leader import Leader
 from .control.leases import Leases
 from .control.pool_assignment import sizes
 from .control.world import World
+from .history.retention import Retention, keep_of
 from .policy import Document, PolicyInvalid, Sizes, fit_text, read
 from .services import Services
-from .store.errors import Conflict, StoreError
+from .store.errors import Conflict
 from .store.store import Store, open_store
 
 log = logging.getLogger("makeway.service")
-
-PRUNE_EVERY = 3600.0
 
 PATIENCE = 20.0
 """Seconds that a service which must be the only one waits for another that is just stopping."""
@@ -53,6 +52,9 @@ class Service:
         self.feed = parts.feed
         self.clock = parts.clock
         self.loop = Loop(parts)
+        self.retention = Retention(
+            parts.store, keep_of(parts.config), self.loop.actuator.purge, lambda: self.leader.term, clock=parts.clock
+        )
         self.services = Services(parts, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,7 +104,7 @@ class Service:
             await self.leader.acquire()
         self._tasks += [
             asyncio.create_task(self.leader.run()),
-            asyncio.create_task(self._forget_old()),
+            asyncio.create_task(self.retention.run()),
             asyncio.create_task(self.loop.run()),
         ]
 
@@ -122,19 +124,6 @@ class Service:
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()
-
-    async def _forget_old(self) -> None:
-        """Remove old events and decisions once an hour; the leader does."""
-        while True:
-            await asyncio.sleep(PRUNE_EVERY)
-            if self.leader.term is None:
-                continue
-            try:
-                pruned = await asyncio.to_thread(self.store.prune, self.clock())
-                for workload in pruned.workloads:
-                    await self.loop.actuator.purge(workload)
-            except (StoreError, BackendError, NotLeading, OSError) as error:
-                log.warning("Old events and decisions could not be removed; the next try is in an hour: %s", error)
 
 
 async def _lead_alone(leader: Leader, config: ServiceConfig) -> None:

@@ -13,8 +13,9 @@ import pytest
 from makeway_quota.backends.base import NodeSeen, NoticeOrder, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import Actuator, Started
-from makeway_quota.control.leader import Instant, Leader, NotLeading
+from makeway_quota.control.leader import Instant, Leader
 from makeway_quota.store import Deposed, StoreError, open_store
+from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.leader_lock import Acquired
 from makeway_quota.store.records import NewWorkload, Notice, Workload
 from makeway_quota.store.rows import submitted

@@ -200,7 +200,7 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
     monkeypatch.setattr(web.services, "job", one)
     monkeypatch.setattr(web.services, "error", error)
     shown = words(check(await (await web.browser("root")).get(f"{PREFIX}jobs/{id}")))
-    for part in ("ValueError", "step 3", "61 s", "Resume"):
+    for part in ("ValueError", "step 3", "1 min 1 s", "Resume"):
         assert part in shown
 
 

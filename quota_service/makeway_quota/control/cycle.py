@@ -16,11 +16,11 @@ from contextlib import suppress
 
 from ..backends.base import BackendError
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
-from ..store.errors import Deposed
+from ..store.errors import Deposed, NotLeading
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
-from .leader import NotLeading
+from .names import names_of
 from .planner import Planner
 from .reasons import Reasons
 from .reconcile import ChangeSet, reconcile
@@ -171,7 +171,14 @@ class Loop:
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         plan = await self._planner.plan(rows, now)
-        change_set = change_set_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
+        change_set = change_set_of(
+            plan,
+            rows,
+            now=now,
+            lease_seconds=self.leases.seconds,
+            reasons=self._reasons,
+            names=names_of(self.world.document.policies, rows),
+        )
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
         failed = await self.actuator.give(await self.world.attended(), seen, now, started)
@@ -219,5 +226,5 @@ class Loop:
                 await self.world.rows()
             if leads:
                 await self._keep_histories(self.clock(), at_once=True)
-        except (BackendError, Deposed, OSError) as error:
+        except (BackendError, NotLeading, OSError) as error:
             log.warning("Stopping the jobs did not go as it should: %s", error)

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..store.errors import StoreError
+from ..store.errors import NotLeading, StoreError
 from ..store.leader_lock import LeaderLock
 
 T = TypeVar("T")
@@ -24,10 +24,6 @@ log = logging.getLogger("makeway.leader")
 
 RETRY = 0.5
 """Seconds between two tries of a candidate."""
-
-
-class NotLeading(Exception):
-    """This replica does not lead (any more), so it must not act."""
 
 
 @dataclass(frozen=True, slots=True)

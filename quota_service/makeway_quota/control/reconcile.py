@@ -6,16 +6,12 @@ requeued is decided by our own eviction record, never by its exit code alone (ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..backends.base import AttemptSeen, Phase, Seen
 from ..store.records import Change, NewDecision, Workload
 from ..wording import duration, gpus
-
-WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
-"""How the services names workloads."""
 
 SKEW = 60.0
 """Seconds that a machine's clock may be ahead of ours."""
@@ -44,16 +40,6 @@ class ChangeSet:
         for begin in range(0, len(self.changes), most):
             changes = self.changes[begin : begin + most]
             yield ChangeSet(changes, [decision for change in changes for decision in said.get(change.workload, ())])
-
-
-def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
-    """Say names where the engine says ids."""
-
-    def name(match: re.Match[str]) -> str:
-        row = rows.get(match[0])
-        return f"“{row.name}”" if row and row.name else match[0]
-
-    return WORKLOAD_ID.sub(name, sentence) if "j-" in sentence or "s-" in sentence else sentence
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:

@@ -26,7 +26,8 @@ from makeway_api.models import (
 
 from .. import metrics
 from ..backends.base import NodeSeen
-from ..control.reconcile import HOLDS, with_names
+from ..control.names import names_of
+from ..control.reconcile import HOLDS
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import TeamUsage as EngineUsage
 from ..engine.plan import Victim as EngineVictim
@@ -37,6 +38,7 @@ from ..engine.state import Profile as EngineProfile
 from ..engine.state import Snapshot
 from ..policy import Document
 from ..store.records import Workload
+from ..wording import sentence
 from .caller import Caller
 from .core import Core, at
 from .listing import Listing, ListQuery, list_workloads
@@ -157,7 +159,7 @@ class Inventory(Core):
         )
 
     def _offer(self, found: EngineOffer, rows: Mapping[str, Workload], kind: Kind) -> Offer:
-        message = with_names(found.message, rows)
+        message = sentence(found.facts, names_of(self.document.policies, rows))
         return Offer(
             profile=found.profile,
             team=found.policy,

@@ -10,7 +10,7 @@ import yaml
 
 from ..engine import Snapshot, schedule
 from .records import PARTS
-from .report import plan_as_json, plan_as_text
+from .report import plan_as_json, plan_as_text, titles
 from .values import SnapshotError
 from .writer import VERSION, snapshot_as_document
 
@@ -21,6 +21,7 @@ __all__ = [
     "plan_command",
     "read_snapshot",
     "snapshot_as_document",
+    "titles",
     "write_snapshot",
 ]
 
@@ -90,7 +91,7 @@ def plan_command(argv_path: str, format: str, out: IO[str]) -> int:
         return 2
     plan = schedule(snapshot)
     if format == "json":
-        out.write(json.dumps(plan_as_json(plan), indent=2, ensure_ascii=False) + "\n")
+        out.write(json.dumps(plan_as_json(plan, titles(snapshot)), indent=2, ensure_ascii=False) + "\n")
     else:
         out.write(plan_as_text(plan, snapshot))
     return 0

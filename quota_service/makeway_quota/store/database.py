@@ -1,4 +1,4 @@
-"""Run transactions: on SQLite in one file by default, on PostgreSQL in production.
+"""Run transactions on SQLite (one file, the default) or PostgreSQL (production).
 
 SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDIATE, so that two never deadlock;
 `synchronous=NORMAL`, because a commit then survives any death of the service, and costs 0.1 ms instead of a disk
@@ -10,9 +10,11 @@ commit notifies the other replicas, which then read what changed (`follow`).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sqlite3
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,9 @@ from .errors import StoreError
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
+PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL", "journal_size_limit=67108864")
+"""`auto_vacuum` comes first: it counts only before an empty file is written to."""
+
 WRITERS = 0x4D414B45
 """The advisory lock that PostgreSQL writers take ("MAKE")."""
 
@@ -36,7 +41,10 @@ BEGIN_WRITE = text(f"SELECT pg_advisory_xact_lock({WRITERS}), pg_notify('{CHANNE
 
 
 class Database:
-    """Transactions, and the listeners that hear of each commit. `origin` tells this process's commits from others'."""
+    """Transactions, one writer at a time, and the listeners that are called after each commit.
+
+    `origin` tells the commits of this process from those of other replicas.
+    """
 
     def __init__(self, url: URL) -> None:
         self.url = url
@@ -44,6 +52,7 @@ class Database:
         self.engine = engine_for(url)
         self.origin = uuid.uuid4().hex
         self._writing = threading.Lock()
+        self._wrote = Outcome()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
         self._closed = False
 
@@ -80,16 +89,17 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self, changed: Sequence[Any] = ()) -> Iterator[Connection]:
-        """Write all or nothing, one writer at a time; then call the listeners with `changed`."""
-        with self._explained(), self._writing:
+    def write(self, changed: Sequence[Any] = (), *, quiet: bool = False) -> Iterator[Connection]:
+        """Write all or nothing, one writer at a time; then call the listeners with `changed`, unless `quiet`."""
+        with self._explained(), self._writing, self._wrote.watched():
             with self._connected() as plain:
                 connection = plain.execution_options(makeway_writes=True)
                 with connection.begin():
                     if not self.sqlite:
                         connection.execute(BEGIN_WRITE, {"origin": self.origin})
                     yield connection
-            self._call_listeners(changed)
+            if not quiet:
+                self._call_listeners(changed)
 
     def follow(self, read: Callable[[Connection], Sequence[Any] | None]) -> None:
         """Read what other replicas committed, then call the listeners with the rows, unless `read` returned None.
@@ -110,14 +120,26 @@ class Database:
             except Exception:
                 log.exception("A listener of the store failed")
 
-    def writable(self) -> bool:
-        """Whether a transaction that writes can begin and end."""
-        try:
-            with self._writing, self._connected() as plain:
-                with plain.execution_options(makeway_writes=True).begin():
-                    return True
-        except DBAPIError:
-            return False
+    def run_script(self, statements: str) -> None:
+        """Run statements of SQLite outside a transaction, while nothing else writes."""
+        with self._writing:
+            connection = self.engine.raw_connection()
+            try:
+                connection.driver_connection.executescript(statements)  # type: ignore[union-attr]
+            except sqlite3.Error as error:
+                raise StoreError(f"the database cannot do this: {error}") from error
+            finally:
+                connection.close()
+
+    def failure(self) -> str | None:
+        """Return what is wrong with the last write, or None; it never waits, so that it may be called at any time."""
+        return self._wrote.failure()
+
+    def probe(self, older_than: float) -> None:
+        """Begin and end a transaction that writes nothing, unless the last write is newer than so many seconds."""
+        if self._wrote.age() > older_than:
+            with self.write(quiet=True):
+                pass
 
     def size(self) -> int:
         """Return the bytes on disk."""
@@ -133,6 +155,41 @@ class Database:
             yield
         except DBAPIError as error:
             raise StoreError(explain(self.url, error)) from error
+
+
+class Outcome:
+    """How the last write ended, and since when the present one is under way."""
+
+    STUCK_SECONDS = 30.0
+
+    def __init__(self) -> None:
+        self._failed: str | None = None
+        self._began: float | None = None
+        self._ended = -math.inf
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch one write."""
+        self._began = time.monotonic()
+        try:
+            yield
+            self._failed = None
+            self._ended = time.monotonic()
+        except DBAPIError as error:
+            self._failed = str(error.orig).strip().partition("\n")[0]
+            raise
+        finally:
+            self._began = None
+
+    def age(self) -> float:
+        """Return the seconds since the last write that succeeded; infinity before the first."""
+        return time.monotonic() - self._ended
+
+    def failure(self) -> str | None:
+        """Return what the database said to the last write, or that the present one takes too long; else None."""
+        began = self._began
+        took = 0.0 if began is None else time.monotonic() - began
+        return f"a write takes {took:.0f} s so far" if took > self.STUCK_SECONDS else self._failed
 
 
 def parse(url: str) -> URL:
@@ -166,7 +223,7 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # SQLAlchemy's "begin" event issues BEGIN, see below
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"foreign_keys={foreign_keys}"):
+        for pragma in (*PRAGMAS, f"foreign_keys={foreign_keys}"):
             connection.execute(f"PRAGMA {pragma}")
 
     def started_now(connection: Connection) -> None:

@@ -20,8 +20,9 @@ from sqlalchemy.exc import DBAPIError
 from . import reads
 from .connections import postgres_engine
 from .database import CHANNEL, Database
-from .records import LIVE, Workload
-from .tables import events, workloads
+from .pages import by_id
+from .records import Workload
+from .tables import LIVE_ROW, events, workloads
 
 log = logging.getLogger(__name__)
 
@@ -70,25 +71,25 @@ def _unknown(
     for begin in range(0, len(ids), 500):
         query = select(workloads.c.id, workloads.c.version).where(workloads.c.id.in_(ids[begin : begin + 500]))
         stale += [id for id, version in connection.execute(query).all() if versions.get(id) != version]
-    return list(reads.several(connection, stale).values())
+    return list(by_id(connection, stale).values())
 
 
 def _everything(connection: Connection, last: int, known: Mapping[str, Workload]) -> Followed:
     """Read all live workloads, and what became of those that were live: the events between were pruned."""
     rows = {row.id: row for row in reads.active(connection)}
-    rows.update(reads.several(connection, [id for id in known if id not in rows]))
+    rows.update(by_id(connection, [id for id in known if id not in rows]))
     return Followed(last, list(rows.values()), policy=True)
 
 
 def renew_leases(connection: Connection, ids: Collection[str], until: float) -> None:
     """Set the end of these leases; the version stays, so that a renewal is no change to a workload."""
-    live = (workloads.c.id.in_(sorted(ids)), workloads.c.state.in_(LIVE))
+    live = (workloads.c.id.in_(sorted(ids)), LIVE_ROW)
     connection.execute(update(workloads).where(*live).values(expires_at=until))
 
 
 def lease_times(connection: Connection) -> dict[str, float | None]:
     """Read the end of each live session's lease."""
-    live = (workloads.c.kind == "session", workloads.c.state.in_(LIVE))
+    live = (workloads.c.kind == "session", LIVE_ROW)
     found = connection.execute(select(workloads.c.id, workloads.c.expires_at).where(*live)).all()
     return {row.id: row.expires_at for row in found}
 

@@ -43,16 +43,14 @@
   }
 
   // -- times --------------------------------------------------------------------------------------------------
-  const span = (seconds) => {
-    const s = Math.max(0, Math.round(seconds));
-    if (s < 120) return `${s} s`;
-    if (s < 7200) return `${Math.floor(s / 60)} min`;
-    if (s < 172800) {
-      const minutes = Math.floor(s / 60) % 60;
-      return `${Math.floor(s / 3600)} h${minutes ? ` ${minutes} min` : ""}`;
-    }
-    const hours = Math.floor(s / 3600) % 24;
-    return `${Math.floor(s / 86400)} d${hours ? ` ${hours} h` : ""}`;
+  const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const span = (seconds) => { // the two largest units, as the server writes durations: 1 min 30 s
+    const whole = Math.max(0, Math.round(seconds));
+    const at = UNITS.findIndex(([, length]) => whole >= length);
+    if (at < 0 || at === UNITS.length - 1) return `${whole} s`;
+    const [[unit, length], [smaller, part]] = [UNITS[at], UNITS[at + 1]];
+    const rest = Math.floor((whole % length) / part);
+    return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
   };
   const tick = () => {
     const now = Date.now();

@@ -1,0 +1,165 @@
+"""Find the sets of victims that make room for workers on one node (rule 5.4).
+
+Called for every node that could be the cheapest (index/victim_ranking.py), and node after node for gangs (reclaim.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..index.nodes import Allocation, NodeState, hosts
+from ..state import GPU
+from .victim_sets import (
+    MOST_SETS,
+    Scored,
+    Victim,
+    Victims,
+    Ways,
+    combinations_of,
+    cost,
+    extra_workers,
+    in_legal_order,
+    key,
+    minimal_sets,
+    one_less,
+    ways,
+    whole,
+)
+from .victim_walk import in_order, one_by_one, smallest_first, steps_of
+from .victims import Preemptor
+
+
+class NodeVictims:
+    """The sets that make room on one node for so many workers, after those who are gone `before`."""
+
+    def __init__(
+        self,
+        preemptor: Preemptor,
+        node: NodeState,
+        able: Iterable[Allocation],
+        workers: int = 1,
+        before: Sequence[Victim] = (),
+        legal: Callable[[Victims], object] | None = None,
+    ) -> None:
+        self.preemptor, self.node, self.workers = preemptor, node, workers
+        self.able = sorted(able, key=preemptor.order)
+        self.before = tuple(before)
+        self.legal = legal or (lambda victims: in_legal_order(preemptor, victims))
+
+    def fits(self, victims: Victims) -> bool:
+        """Whether the node has room with a set gone."""
+        return has_room(self.preemptor, self.node, (*self.before, *victims), self.workers)
+
+    def best(self) -> Scored | None:
+        """Return the best minimal legal set; None if there is none."""
+        if not self.able or not self.fits(tuple(map(whole, self.able))):
+            return None
+        if combinations_of(self.able, self.node) > MOST_SETS:
+            return min(self._some(), key=lambda scored: scored[0], default=None)
+        simple = all(not a.fresh and a.amount and not extra_workers(a) for a in self.able)
+        found = self._best_single() if simple else None
+        return found or self._best_of_all()
+
+    def _best_single(self) -> Scored | None:
+        """Return the best single, where any two would take more GPUs."""
+        singles = [single for a in self.able if self.fits(single := (whole(a),))]
+        if not singles:
+            return None
+        least = min(single[0].amount for single in singles)
+        if 2 * min(a.amount for a in self.able) <= least:
+            return None
+        scored = [(key(self.preemptor, s), s) for s in singles if s[0].amount == least and self.legal(s)]
+        return min(scored, key=lambda each: each[0], default=None)
+
+    def _best_of_all(self) -> Scored | None:
+        best: Scored | None = None
+
+        def worse(victims: Victims) -> bool:
+            return best is not None and cost(victims) > best[0][:2]
+
+        for victims in minimal_sets(_grouped(self.able, self.node), self.fits, worse):
+            if worse(victims) or not self.legal(victims):
+                continue
+            scored = key(self.preemptor, victims), victims
+            if best is None or scored[0] < best[0]:
+                best = scored
+        return best
+
+    def all(self) -> list[Scored]:
+        """List all minimal legal sets, the best first; of very many only some."""
+        if combinations_of(self.able, self.node) > MOST_SETS:
+            return sorted(self._some(), key=lambda scored: scored[0])
+        sets = minimal_sets([ways(a, (self.node,)) for a in self.able], self.fits)
+        found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
+        return sorted(found, key=lambda scored: scored[0])
+
+    def _some(self) -> list[Scored]:
+        """List the singles, and the set that is found by going through the candidates one by one."""
+        found = [way for a in self.able for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
+        steps = [step for a in self.able for step in steps_of(a, (self.node,))]
+        for order in (in_order, smallest_first):
+            chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeRoom(self))
+            if chosen:
+                found += [chosen] if chosen not in found else []
+                break
+        return [(key(self.preemptor, victims), victims) for victims in found if self.legal(victims)]
+
+    def _minimal(self, victims: Victims) -> bool:
+        return not any(self.fits(fewer) for fewer in one_less(victims))
+
+
+class _NodeRoom:
+    """The room on one node with the victims that were added gone."""
+
+    booked = False
+
+    def __init__(self, sets: NodeVictims) -> None:
+        self.sets = sets
+        self.gone: dict[str, Victim] = {}
+
+    def add(self, victim: Victim) -> None:
+        self.gone[victim.allocation.workload.id] = victim
+
+    def remove(self, victim: Victim) -> None:
+        del self.gone[victim.allocation.workload.id]
+
+    def fits(self) -> bool:
+        return self.sets.fits(tuple(self.gone.values()))
+
+
+def _grouped(able: Sequence[Allocation], node: NodeState) -> list[Ways]:
+    """List the ways of all candidates; of equal ones only those that spare the more protected."""
+    groups: dict[object, list[Allocation]] = {}
+    for allocation in able:
+        equal = not allocation.fresh and allocation.need.gpus >= GPU and len(allocation.parts) == 1
+        known = (allocation.workload.policy, allocation.need) if equal else allocation.workload.id
+        groups.setdefault(known, []).append(allocation)
+    units = []
+    for group in groups.values():
+        members = tuple(map(whole, group))
+        one = len(group) == 1
+        units.append(ways(group[0], (node,)) if one else [members[:count] for count in range(len(group), 0, -1)])
+    return units
+
+
+def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], workers: int) -> bool:
+    """Whether a node hosts so many workers of the preemptor in the future, with these victims gone."""
+    return room_on(preemptor, node, gone) >= workers
+
+
+def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> int:
+    """Return how many workers of the preemptor a node hosts in the future, with these victims gone."""
+    left, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
+    copied = False
+    for victim in gone:
+        for part in victim.gone:
+            if part.node is not node:
+                continue
+            if not copied:
+                left, copied = list(left), True
+            for at in part.devices:
+                left[at] += part.milli
+                untouched += left[at] == GPU
+            cpu += victim.allocation.need.cpu
+            memory += victim.allocation.need.memory
+    return hosts(preemptor.need, left, untouched, cpu, memory)
