@@ -70,8 +70,8 @@ class RemoteBackend:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
 
-    async def observe(self) -> Seen:
-        seen: Seen = await self._call("observe")
+    async def observe(self, since: int | None = None) -> Seen:
+        seen: Seen = await self._call("observe", since)
         return seen
 
     async def start(self, order: StartOrder) -> None:

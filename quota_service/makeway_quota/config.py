@@ -33,6 +33,7 @@ class ServiceConfig:
     keep_decisions_days: float
     keep_events_days: float
     keep_events: int
+    start_deadline_seconds: float
     host: str
     port: int
     prefix: str
@@ -96,7 +97,11 @@ class QuotaService(Configurable):
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
     ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
     max_failures_lost = Int(
-        3, min=0, max=100, help="How often a job whose process vanished is started again (MAKEWAY_MAX_FAILURES_LOST)."
+        3,
+        min=0,
+        max=100,
+        help="How often a job whose process vanished is started again; losses with their node do not count "
+        "(MAKEWAY_MAX_FAILURES_LOST).",
     ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
     keep_workloads_days = Float(
         90.0,
@@ -116,6 +121,13 @@ class QuotaService(Configurable):
     keep_events = Int(
         500_000, min=1000, help="Events of the live stream that are kept at most (MAKEWAY_KEEP_EVENTS)."
     ).tag(config=True, env="MAKEWAY_KEEP_EVENTS")
+    start_deadline_seconds = Float(
+        120.0,
+        min=5.0,
+        max=86_400.0,
+        help="An attempt that was ordered to start and is not seen for so long is lost "
+        "(MAKEWAY_START_DEADLINE_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
 
 
 def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceConfig:
@@ -162,6 +174,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         keep_decisions_days=service.keep_decisions_days,
         keep_events_days=service.keep_events_days,
         keep_events=service.keep_events,
+        start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,
         prefix="/" + prefix.strip("/") + "/",

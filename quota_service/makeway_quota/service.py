@@ -151,7 +151,7 @@ async def _components(
     await backend.open()
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, config, clock(), partial(sizes, seen.nodes))
-    world = World(store, document, version, clock)
+    world = World(store, document, version, clock, config.start_deadline_seconds)
     world.see(seen)
     servers = None if hub is None else HubServers(hub, may_act=lambda: leader.term is not None)
     leases = Leases(config.lease_seconds, servers)

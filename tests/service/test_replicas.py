@@ -15,7 +15,6 @@ from makeway_api.models import Event, Job, JobAsk, PolicyAsk, SessionAsk
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
 from makeway_quota.service import AlreadyRunning, Service
-from makeway_quota.store.records import Workload
 from postgres import Network, empty_database, network
 from replicas import SharedBackend, opened, settings, shared_backend
 from running import IDLE, PEOPLE
@@ -151,13 +150,9 @@ async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_pa
         lost_ask = SessionAsk(user="ana", profile="gpu1", team="rnd")
         lost = await two.follower.services.ask_session(PEOPLE["spawner"], lost_ask, ["rnd"])
 
-        def over() -> bool:
-            row: Workload | None = two.leader.world._attended.get(lost.id)
-            return row is None
-
         await state_of_session(two.follower, lost.id, "starting")
         ends = time.monotonic() + 30
-        while not over():  # longer than the lease: the other session is given up
+        while await two.leader.world.row(lost.id) is not None:  # longer than the lease: the other session is given up
             assert time.monotonic() < ends
             assert (await two.follower.services.renew(kept.id)).phase == "granted"
             await asyncio.sleep(0.5)

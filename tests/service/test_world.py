@@ -28,7 +28,7 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
         ready = await run.service.services.ready()
         assert ready.ok, ready.checks
 
-        async def broken() -> Seen:
+        async def broken(since: int | None = None) -> Seen:
             raise OSError("the disk is full")
 
         with monkeypatch.context() as patch:

@@ -7,7 +7,7 @@ goes through one door (`_order`), which is closed to a replica that does not lea
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..backends.base import (
@@ -38,6 +38,8 @@ class Started:
     """The attempts that a cycle has started since it observed, and the starts that failed, for the store."""
 
     attempts: set[tuple[str, int]] = field(default_factory=set)
+    expected: set[tuple[str, int]] = field(default_factory=set)
+    """Attempts that are not reported and must not be started again: expected, or lost."""
     failed: ChangeSet = field(default_factory=ChangeSet)
 
 
@@ -75,7 +77,7 @@ class Actuator:
             if row.state not in HOLDS or (row.id, row.attempt) in started.attempts:
                 continue  # an attempt that was started in this cycle is not in what was seen
             if row.kind == "job":
-                await self._job(change_set, row, reported.get((row.id, row.attempt)), now)
+                await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started.expected)
         self._sessions(change_set, [row for row in rows.values() if row.kind == "session" and row.state in HOLDS], now)
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
@@ -92,8 +94,20 @@ class Actuator:
         async with self._leader.acting():
             await order()
 
-    async def _job(self, change_set: ChangeSet, row: Workload, seen: AttemptSeen | None, now: float) -> None:
+    async def _job(
+        self,
+        change_set: ChangeSet,
+        row: Workload,
+        seen: AttemptSeen | None,
+        now: float,
+        expected: Collection[tuple[str, int]],
+    ) -> None:
+        key = (row.id, row.attempt)
         if seen is None:
+            if key in expected:
+                if row.cancel_requested:
+                    await self._try("killed", key, lambda: self._backend.kill(*key))
+                return
             if row.cancel_requested:
                 message = f"{row.name or row.id} of {row.owner} was cancelled before it started."
                 change_set.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
@@ -102,7 +116,6 @@ class Actuator:
             return
         if seen.phase not in ALIVE:
             return
-        key = (row.id, row.attempt)
         if row.cancel_requested:
             await self._try("killed", key, lambda: self._backend.kill(*key))
             return

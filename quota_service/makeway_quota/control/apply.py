@@ -73,6 +73,7 @@ def _start(
         "over_quota": not start.in_quota,
         "borrowed_from": borrowed_from,
         "failed_node": None,
+        "launched_at": None,
         "reason_code": "starting",
         "reason_message": message,
         "reason_numbers": dict(start.numbers),

@@ -23,7 +23,7 @@ from .components import Components
 from .names import names_of
 from .planner import Planner
 from .reasons import Reasons
-from .reconcile import ChangeSet, reconcile
+from .reconcile import ChangeSet, note_launched, reconcile
 
 log = logging.getLogger("makeway.loop")
 
@@ -41,7 +41,7 @@ PART = 200
 the last to be written."""
 
 DRAIN_EVERY = 30.0
-"""Seconds after which a follower drops what was collected for a planner."""
+"""Seconds after which a follower drops what was collected for a cycle."""
 
 MOST_ROUNDS = 5
 """Cycles in a row without a pause, while each one changes something."""
@@ -130,6 +130,7 @@ class Loop:
             await self.feed.catch_up()
         self._planner = Planner(self.world)
         self._reasons = Reasons()
+        self.world.attention.everything()
         self.actuator.restart()
         self.leases.restart()
         self.term = term
@@ -143,10 +144,14 @@ class Loop:
         if self.servers is not None:
             self.servers.stop({})
         if self.backend.shared:
-            self.world.see(await self.backend.observe())
+            self.world.see(await self.backend.observe(self.world.since))
+        rows = await self.world.rows()
         if time.monotonic() - self._drained_at > DRAIN_EVERY:
             self._drained_at = time.monotonic()
-            self.world.news(await self.world.rows(), self.clock())
+            self.world.news(rows, self.clock())
+            self.world.attention.everything()
+            self.world.attention.rows()
+            self.world.attention.done()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
 
@@ -162,11 +167,12 @@ class Loop:
     async def cycle(self) -> bool:
         """Observe, reconcile, plan, apply and actuate once; return whether the store changed."""
         started_at = time.perf_counter()
-        seen = await self.backend.observe()
-        self.world.see(seen)
+        attention = self.world.attention
+        self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows()
-        reconciled = reconcile(rows, seen, now=now, lost_budget=self.lost_budget)
+        reconciled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget)
+        note_launched(reconciled, attention.unwritten(now))
         expired = self.leases.reconcile((await self.world.attended()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
@@ -181,9 +187,13 @@ class Loop:
         )
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
-        failed = await self.actuator.give(await self.world.attended(), seen, now, started)
+        await self.world.attended()  # with the commits so far
+        started.expected = attention.expected(now)
+        failed = await self.actuator.give(attention.rows(), attention.seen(now), now, started)
+        attention.ordered(now)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
+        attention.done()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
         CYCLE_SECONDS.observe(time.perf_counter() - started_at)

@@ -40,6 +40,8 @@ class PlanBuilder:
         self.nominated: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
+        self.returned: list[tuple[Queue, str]] = []
+        """The queue and owner of each start that was withdrawn since the queues were last looked at."""
         self.groups: list[Alike] = []
         """What those are told who wait for the same reason."""
         self._instead: dict[str, Waiting] = {}

@@ -279,6 +279,7 @@ def _serve(
     if not entered:
         return
     turn = QueueHeads(cluster, entered, over, unschedulable)
+    builder.returned.clear()
     eased = builder.eased
     for queue, workload, at in turn:
         pool = queue.pools[at]
@@ -303,6 +304,10 @@ def _serve(
             elif held:
                 builder.decisions += 1  # a promise that cannot be kept any more: others may have these GPUs
                 builder.eased += 1
+        while builder.returned:
+            back, owner = builder.returned.pop()
+            if any(each is back for each in waiting):
+                turn.enter_again(back, owner)
         if out and builder.eased != eased:
             for each in out:  # there may be room for them now
                 turn.enter(each, 0)

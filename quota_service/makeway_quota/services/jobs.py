@@ -13,8 +13,8 @@ from typing import Any
 from makeway_api.models import Decision, DryRun, FileIn, Job, JobAsk, JobPage, Kind, LogChunk, Priority, State
 from pydantic import ValidationError
 
+from ..control.followers import Follower
 from ..control.reconcile import HOLDS, decide
-from ..control.world import Follower
 from ..engine.rules.what_if import WhatIf
 from ..store.errors import Conflict
 from ..store.records import Change, NewDecision, Notice, Workload

@@ -11,7 +11,7 @@ from makeway_api.models import Session, SessionAsk
 from ..control.leases import SESSION_LIVE, end_session
 from ..control.reconcile import decide
 from ..engine.state import Profile
-from ..policy import Document
+from ..policy import Document, closest
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload
 from ..wording import count, names
@@ -224,11 +224,3 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
             "queue_closed",
             403,
         )
-
-
-def closest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that was most likely meant."""
-    import difflib
-
-    found = difflib.get_close_matches(name[:80].lower(), known, 1, 0.6)
-    return found[0] if found else None

@@ -74,7 +74,7 @@ class IncrementalEngine:
 
     def show(self, policies: tuple[Policy, ...]) -> None:
         """Take the policies as they are now: with their histories."""
-        self.engine.show(replace(self.engine.shown, policies=policies))
+        self.engine.use(replace(self.engine.shown, policies=policies))
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once. Only starts, evictions, moves and promises are in the plan."""

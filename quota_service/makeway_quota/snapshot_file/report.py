@@ -1,4 +1,4 @@
-"""A plan for people and for programs: a readable table, or JSON."""
+"""Render a plan as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def _time(seconds: float | None) -> str | None:
 
 
 def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
-    """Return the plan as tables that a person reads from top to bottom."""
+    """Return the plan as tables, the actions first."""
     names = titles(snapshot)
     owners = {w.id: f"{w.policy}/{w.profile}" for w in snapshot.workloads}
     blocks = [
         _table("Start", ((s.id, owners[s.id], _where(s.placement), sentence(s.facts, names)) for s in plan.start)),
-        _table("Leave", ((e.id, owners[e.id], f"for {e.beneficiary}", sentence(e.facts, names)) for e in plan.evict)),
+        _table("Evict", ((e.id, owners[e.id], f"for {e.beneficiary}", sentence(e.facts, names)) for e in plan.evict)),
         _table("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", sentence(m.facts, names)) for m in plan.move)),
         _table("Scale up", ((s.pool, f"{s.nodes} nodes", "", sentence(s.facts, names)) for s in plan.scale)),
         _table("Refused", ((r.id, owners[r.id], r.code, sentence(r.facts, names)) for r in plan.refused)),
@@ -111,7 +111,7 @@ def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
         _table("Usage", _usage(plan), ("policy", "pools", "uses", "reserved", "limit")),
     ]
     text = "\n".join(block for block in blocks if block)
-    idle = "Nothing starts, leaves or moves.\n\n" if not (plan.acts or plan.scale) else ""
+    idle = "Nothing starts, moves or is evicted.\n\n" if not (plan.acts or plan.scale) else ""
     return f"{idle}{text}" if text else "Nothing to plan.\n"
 
 

@@ -162,6 +162,10 @@ class Workload(NamedTuple):
     clone_of: str | None
     ran: float
     """seconds that its attempts held their GPUs, those that are over"""
+    launched_at: float | None
+    """when the present attempt was ordered to start, where it was not running soon after"""
+    lost_on: tuple[str, ...]
+    """the nodes on which attempts were lost without a cause that is known, one entry a loss, the last few"""
     version: int
     source: str = ""
 

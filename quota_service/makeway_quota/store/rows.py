@@ -110,6 +110,7 @@ def _notice(text: str | None) -> Notice | None:
 _ENCODERS: dict[str, Callable[[Any], str | None]] = {
     "reason_numbers": _mapping_to_json,
     "borrowed_from": lambda value: to_json(list(value)) if value else "[]",
+    "lost_on": lambda value: to_json(list(value)) if value else "[]",
     "placement": _places_to_json,
     "nomination": _places_to_json,
     "notice": _notice_to_json,
@@ -119,6 +120,7 @@ _ENCODERS: dict[str, Callable[[Any], str | None]] = {
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "reason_numbers": _mapping,
     "borrowed_from": _strings,
+    "lost_on": _strings,
     "placement": _places,
     "nomination": _places,
     "notice": _notice,
@@ -226,6 +228,8 @@ def submitted(new: NewWorkload, now: float) -> Workload:
         cancel_requested=False,
         server_started=False,
         ran=0.0,
+        launched_at=None,
+        lost_on=(),
         version=1,
     )
 

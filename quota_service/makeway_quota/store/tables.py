@@ -99,6 +99,8 @@ workloads = Table(
     Column("env", Text, nullable=False),
     Column("clone_of", Text),
     Column("ran", Double, nullable=False, server_default=text("0")),
+    Column("launched_at", Double),
+    Column("lost_on", Text, nullable=False, server_default=text("'[]'")),
     Column("version", Integer, nullable=False),
     Index("ix_workloads_submitted_at_id", "submitted_at", "id"),
     Index("ix_workloads_live", "submitted_at", "id", **where(LIVE_ROW)),

@@ -11,9 +11,10 @@ from typing import Any
 
 from ..request import Need, need_of
 from ..rules.quota import Account, Ledger, Line
-from ..state import Node, Profile, Snapshot, Workload
-from .allocations import build, repack, restore_nominations
+from ..state import Profile, Snapshot, Workload
+from .allocations import build, restore_nominations
 from .nodes import Allocation, NodeState, Part, PoolState, placement_of
+from .rooms import Rooms
 
 NOBODY = 1 << 30
 """After every priority."""
@@ -29,6 +30,8 @@ class Cluster:
         self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
         self.policies = frozenset(p.name for p in snapshot.policies)
         self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in sorted(snapshot.pools, key=lambda p: p.name)}
+        self.declared = frozenset(self.pools)
+        """The pools of the snapshot, without those that only a node names."""
         self.ledger = Ledger(sorted(snapshot.policies, key=lambda p: p.name))
         self.nodes: dict[str, NodeState] = {}
         self.workloads: dict[str, Workload] = {}
@@ -47,10 +50,10 @@ class Cluster:
         """What a search for victims learned that the next one may use."""
         self.answers: dict[tuple[object, ...], Any] = {}
         """What was found out about the finished plan, for those who wait and ask the same."""
-        self.capacities: dict[tuple[str, Need], tuple[int, int]] = {}
-        """How many workers the nodes of a pool would host, were they empty: all nodes, and those that are up."""
-        self.rooms: dict[tuple[object, ...], Any] = {}
-        """When there will be room for a need in a pool, kept from one decision to the next."""
+        self.rooms = Rooms()
+        """What room there is and will be for a need in a pool, kept from one decision to the next."""
+        self.absent: dict[str, set[str]] = {}
+        """Nodes that are not in the inventory, and the ids of admitted workloads whose placement names them."""
         self.endings: dict[Line, Any] = {}
         """Who ends when under a limit, kept likewise."""
         self.stoppable: dict[str, dict[str, int]] = {}
@@ -82,17 +85,10 @@ class Cluster:
         self.rankings.clear()
         self.answers.clear()
         self.ledger.grown.clear()
+        self.rooms.begin()
         for pool in self.pools.values():
             pool.begin()
         restore_nominations(self)
-
-    def renew(self, node: Node) -> None:
-        """Take a node as it is now: up or down, cordoned, or with other strangers on it."""
-        state = self.nodes[node.name]
-        repack(self, state, node)
-        state.pool.packing = None
-        self.capacities.clear()
-        self.rooms.clear()
 
     def take_back(self) -> None:
         """Undo all moves of a decision, so that everything is as the snapshot showed it, and nothing promised."""
@@ -112,7 +108,7 @@ class Cluster:
     def need(self, workload: Workload) -> Need:
         """Give what a workload asks for."""
         w = workload
-        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory)
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid)
         need = self._needs.get(key)
         if need is None:
             need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))

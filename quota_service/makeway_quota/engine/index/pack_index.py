@@ -32,6 +32,18 @@ class PackIndex:
         found = self.packing.best(need.shape)
         return None if found is None else (self.pool.nodes[found[0]], found[1])
 
+    def renew(self, node: NodeState) -> bool:
+        """Take what a node offers when it is empty anew; False where the packing has to be built again."""
+        return self.packing.renew(node.position, emptied(node))
+
+    def insert(self, node: NodeState) -> bool:
+        """Take in a node that came into the pool at its position; False where the packing has to be built again."""
+        return self.packing.insert(node.position, emptied(node))
+
+    def remove(self, position: int) -> None:
+        """Drop the node at a position, which has left the pool."""
+        self.packing.remove(position)
+
     def catch_up(self) -> None:
         """See the nodes that were touched since the last time."""
         for position in set(self.pool.touched[self.seen :]):

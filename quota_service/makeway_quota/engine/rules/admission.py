@@ -166,7 +166,9 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         cluster.stay(allocation)
         cluster.withdraw(allocation)
         builder.withdraw(allocation.workload)
-        builder.came_from.pop(allocation.workload.id).put_back(allocation.workload)
+        queue_of = builder.came_from.pop(allocation.workload.id)
+        queue_of.put_back(allocation.workload)
+        builder.returned.append((queue_of, allocation.workload.owner))
     if fresh:
         parts = find(preemptor.pool, queue.need, True)  # GPUs that are free now come before those that will be
     if victims:

@@ -54,7 +54,7 @@ class _Displaced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """The jobs whose moving off a node makes room for `gain` more workers."""
+    """The workers of jobs whose moving off a node makes room for `gain` more workers."""
 
     cost: float
     orders: list[tuple[object, ...]]
@@ -97,7 +97,7 @@ def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangeme
         if not options:
             break
         option = options.pop(0)
-        done = _try(preemptor, _only_workers_that_must(preemptor, option, 1))
+        done = _try(preemptor, option.chosen)
         if isinstance(done, Rearrangement):
             return done
         if done is not None:
@@ -113,12 +113,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
     """Make room for as many workers as are missing, on the nodes where that moves the fewest GPUs a worker."""
     for _ in range(_GANG_TRIES):
         chosen = _enough(options, missing)
-        moving: list[_Displaced] = []
-        rest = missing
-        for option in chosen:
-            gain = min(option.gain, rest)
-            moving += _only_workers_that_must(preemptor, option, gain)
-            rest -= gain
+        moving = [each for option in chosen for each in option.chosen]
         if not moving or len(moving) > _MOST_MOVES:
             return None
         done = _try(preemptor, moving)
@@ -167,6 +162,7 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
     while gain < preemptor.need.least and _room(preemptor, node, chosen, gain + 1):
         gain += 1
     cost = sum(each.allocation.amount for each in chosen if not each.allocation.fresh) / (gain - have)
+    chosen = _only_workers_that_must(preemptor, node, chosen, gain)
     return _Option(cost, sorted(preemptor.order(each.allocation) for each in chosen), node, chosen, gain - have)
 
 
@@ -195,16 +191,17 @@ def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequ
     return chosen
 
 
-def _only_workers_that_must(preemptor: Preemptor, option: _Option, gain: int) -> list[_Displaced]:
-    """Let the workers of gangs stay whose node has room for `gain` more workers with them, the first ones first."""
-    chosen, workers = option.chosen, option.node.workers(preemptor.need, True) + gain
+def _only_workers_that_must(
+    preemptor: Preemptor, node: NodeState, chosen: list[_Displaced], workers: int
+) -> list[_Displaced]:
+    """Let the workers of gangs stay with whom a node still has room for so many others, the first ones first."""
     for at, (allocation, parts) in enumerate(chosen):
         for part in parts if len(parts) > 1 else ():
             fewer = _Displaced(allocation, tuple(other for other in chosen[at].parts if other is not part))
             tried = [*chosen[:at], fewer, *chosen[at + 1 :]]
-            if _room(preemptor, option.node, tried, workers):
+            if fewer.parts and _room(preemptor, node, tried, workers):
                 chosen = tried
-    return [each for each in chosen if each.parts]
+    return chosen
 
 
 def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], workers: int) -> bool:

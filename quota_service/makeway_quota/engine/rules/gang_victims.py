@@ -92,11 +92,13 @@ class _Search:
     def take(self, victims: Victims) -> None:
         """Choose a set, and look again at the nodes that it touches."""
         nodes: set[int] = set()
+        others: set[int] = set()
         for victim in victims:
             self.preemptor.choose(victim.allocation, victim.amount)
             self.chosen[victim.allocation.workload.id] = victim
             here = {part.node.position for part in victim.gone}
             nodes |= here
+            others.update(part.node.position for part in victim.allocation.parts)
             for position in here:
                 self.gone.setdefault(position, []).append(victim)
         for position in nodes & self.have.keys():
@@ -104,19 +106,19 @@ class _Search:
             self.have[position] = room_on(self.preemptor, self.preemptor.pool.nodes[position], self.gone[position])
             least = self.preemptor.need.least
             self.missing -= min(least, self.have[position]) - min(least, before)
-        for position in nodes & self.where.keys():
+        for position in others & self.where.keys():
             self.offer(position)
 
 
-def node_by_node(preemptor: Preemptor) -> Victims:
-    """Return victims whose going makes room for a gang, without the needless; empty if there are none."""
+def node_by_node(preemptor: Preemptor, trial: Trial) -> Victims:
+    """Evict victims whose going makes room for a gang, without the needless; empty (and nothing changed) if none do."""
     search = _Search(preemptor)
     found = search.run()
     preemptor.gone = {}
     if not found:
         return ()
-    trial = Trial(preemptor)
     trial.become(search.chosen.values())
-    needed = without_needless(preemptor, tuple(search.chosen.values()), trial) if trial.fits() else ()
+    if trial.fits():
+        return without_needless(preemptor, tuple(search.chosen.values()), trial)
     trial.become()
-    return needed
+    return ()

@@ -52,32 +52,38 @@ class NodeVictims:
 
     def best(self) -> Scored | None:
         """Return the best minimal legal set; None if there is none."""
-        if not self.able or not self.fits(tuple(map(whole, self.able))):
+        groups = _groups(self.able)
+        plain = not any(a.fresh or not a.amount or extra_workers(a) for a in self.able)
+        found = self._best_single([group[0] for group in groups]) if plain else None
+        if found is not None:
+            return found
+        every = tuple(map(whole, self.able))
+        if not every or not self.fits(every):
             return None
         if combinations_of(self.able, self.node) > MOST_SETS:
             return min(self._some(), key=lambda scored: scored[0], default=None)
-        simple = all(not a.fresh and a.amount and not extra_workers(a) for a in self.able)
-        found = self._best_single() if simple else None
-        return found or self._best_of_all()
+        if plain and not any(self.fits(_without(every, group[0])) for group in groups):
+            return (key(self.preemptor, every), every) if self.legal(every) else None
+        return self._best_of_all([_ways_of(group, self.node) for group in groups])
 
-    def _best_single(self) -> Scored | None:
-        """Return the best single, where any two would take more GPUs."""
-        singles = [single for a in self.able if self.fits(single := (whole(a),))]
+    def _best_single(self, able: Sequence[Allocation]) -> Scored | None:
+        """Return the best single, if one is enough and any two would take more GPUs."""
+        singles = [single for a in able if self.fits(single := (whole(a),))]
         if not singles:
             return None
-        least = min(single[0].amount for single in singles)
-        if 2 * min(a.amount for a in self.able) <= least:
+        least = min([single[0].allocation.amount for single in singles])
+        if 2 * min([a.amount for a in able]) <= least:
             return None
-        scored = [(key(self.preemptor, s), s) for s in singles if s[0].amount == least and self.legal(s)]
+        scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == least and self.legal(s)]
         return min(scored, key=lambda each: each[0], default=None)
 
-    def _best_of_all(self) -> Scored | None:
+    def _best_of_all(self, units: Sequence[Ways]) -> Scored | None:
         best: Scored | None = None
 
         def worse(victims: Victims) -> bool:
             return best is not None and cost(victims) > best[0][:2]
 
-        for victims in minimal_sets(_grouped(self.able, self.node), self.fits, worse):
+        for victims in minimal_sets(units, self.fits, worse):
             if worse(victims) or not self.legal(victims):
                 continue
             scored = key(self.preemptor, victims), victims
@@ -127,19 +133,26 @@ class _NodeRoom:
         return self.sets.fits(tuple(self.gone.values()))
 
 
-def _grouped(able: Sequence[Allocation], node: NodeState) -> list[Ways]:
-    """List the ways of all candidates; of equal ones only those that spare the more protected."""
+def _groups(able: Sequence[Allocation]) -> list[list[Allocation]]:
+    """Group the candidates that are equal but for their protection, the least protected first."""
     groups: dict[object, list[Allocation]] = {}
     for allocation in able:
-        equal = not allocation.fresh and allocation.need.gpus >= GPU and len(allocation.parts) == 1
+        equal = allocation.need.gpus >= GPU and len(allocation.parts) == 1 and not allocation.fresh
         known = (allocation.workload.policy, allocation.need) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)
-    units = []
-    for group in groups.values():
-        members = tuple(map(whole, group))
-        one = len(group) == 1
-        units.append(ways(group[0], (node,)) if one else [members[:count] for count in range(len(group), 0, -1)])
-    return units
+    return list(groups.values())
+
+
+def _ways_of(group: Sequence[Allocation], node: NodeState) -> Ways:
+    """List the ways of equal candidates to make room: of as many, those that spare the more protected."""
+    if len(group) == 1:
+        return ways(group[0], (node,))
+    members = tuple(map(whole, group))
+    return [members[:count] for count in range(len(group), 0, -1)]
+
+
+def _without(victims: Victims, one: Allocation) -> Victims:
+    return tuple(victim for victim in victims if victim.allocation is not one)
 
 
 def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], workers: int) -> bool:

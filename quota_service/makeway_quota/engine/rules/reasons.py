@@ -124,12 +124,8 @@ def _request(queue: Queue) -> dict[str, Number]:
 
 def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     need, name = queue.need, pool.pool.name
-    found = cluster.capacities.get((name, need))
-    if found is None:
-        each = [(min(_capacity(node, need), need.least), node.usable) for node in pool.nodes]
-        found = sum(workers for workers, _ in each), sum(workers for workers, usable in each if usable)
-        cluster.capacities[name, need] = found
-    every, usable = found
+    capacity = cluster.rooms.capacity(pool, need)
+    every, usable = capacity.every, capacity.up
     if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
         most = max((len(node.open) for node in pool.nodes), default=0)
         code = "too_large_together" if most * GPU >= need.gpus else "too_large"
@@ -140,15 +136,6 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
         fact = Fact("node_failed", {**_request(queue), "pool": name, "nodes": tuple(down)})
         return Reason("node_failed", "place", (fact,), {"needs": number(need.total), "nodes": tuple(down)})
     return None
-
-
-def _capacity(node: NodeState, need: Need) -> int:
-    """Count the workers that the node would host, were it empty."""
-    if need.models and node.node.model not in need.models:
-        return 0
-    devices = len(node.open) - len(node.node.foreign_devices)
-    cpu, memory = node.node.cpu or UNLIMITED, node.node.memory or UNLIMITED
-    return hosts(need, [GPU] * devices, devices, cpu, memory)
 
 
 def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:

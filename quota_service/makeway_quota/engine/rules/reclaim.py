@@ -27,6 +27,7 @@ from .victim_sets import (
     Victims,
     combinations_of,
     in_legal_order,
+    in_order_of_items,
     key,
     minimal_sets,
     ways,
@@ -167,11 +168,14 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
         preemptor.order(allocation)  # as it is before anything leaves
     if combinations_of(able, None) <= MOST_SETS:
         return _take(preemptor, _all_sets(preemptor, able), returns)
-    if preemptor.need.least > 1 and not capped:
-        choice = _evicted(preemptor, node_by_node(preemptor))
-        if choice is not None:
-            return choice
-    return _evicted(preemptor, _walk(preemptor, able))
+    trial = Trial(preemptor)
+    found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
+    found = found or _walk(preemptor, able, trial)
+    parts = place(preemptor) if found else ()
+    if parts:
+        return Choice(in_order_of_items(preemptor, found), parts)
+    trial.become()
+    return None
 
 
 def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
@@ -183,9 +187,8 @@ def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
     return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
 
 
-def _walk(preemptor: Preemptor, able: list[Allocation]) -> Victims:
-    """Return the first set found: of workers of elastic gangs, of one workload, then one candidate after the other."""
-    trial = Trial(preemptor)
+def _walk(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims:
+    """Evict the first set found: of workers of elastic gangs, of one workload, then one candidate after the other."""
     steps = in_order(preemptor, (step for a in able for step in steps_of(a)))
 
     def counts_on_the_limit(allocation: Allocation) -> bool:
@@ -197,7 +200,6 @@ def _walk(preemptor: Preemptor, able: list[Allocation]) -> Victims:
     found = found or _single(preemptor, able, trial)
     for order in (steps, smallest_first(preemptor, steps)) if not found else ():
         found = found or one_by_one(preemptor, order, trial, counts_on_the_limit)
-    trial.become()
     return found
 
 

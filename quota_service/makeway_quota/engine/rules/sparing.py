@@ -36,9 +36,11 @@ def spare(builder: PlanBuilder, spared: set[str]) -> bool:
 
 
 def _could_stay(cluster: Cluster, victim: Allocation) -> bool:
-    """Whether the pool has as many free GPUs in the future as the victim would hold on to."""
+    """Whether the pool has as many free GPUs in the future as the victim, or one more worker of it, would hold."""
     target = cluster.nominations.get(victim.workload.id)
-    return victim.pool.future + (target.amount if target else 0) >= victim.amount
+    if target is None:
+        return victim.pool.future >= victim.amount
+    return victim.pool.future + target.amount >= min(victim.amount, target.amount + victim.need.gpus)
 
 
 def _spared(builder: PlanBuilder, victim: Allocation) -> bool:

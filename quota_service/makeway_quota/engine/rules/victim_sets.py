@@ -108,6 +108,9 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
 
 def key(preemptor: Preemptor, victims: Victims) -> Key:
     """Return what a set costs (rule 5.4 b to e): smaller is better."""
+    if len(victims) == 1 and victims[0].kind == STOP:
+        order = (STOP, *preemptor.order(victims[0].allocation))
+        return True, victims[0].allocation.amount, 0, [order[:4]], 1, [order], []
     orders = sorted(((v.kind, *preemptor.order(v.allocation)) for v in victims), reverse=True)
     given = sorted((v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone)
     return (
@@ -155,8 +158,15 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
         done.append(item)
     for item in done:
         preemptor.choose(item.victim.allocation, -item.amount)
-    if len(done) < len(items):
-        return None
+    return _by_last(items) if len(done) == len(items) else None
+
+
+def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
+    """Return a set that is known to be legal in the order in which its members are evicted."""
+    return _by_last(sorted(item for victim in victims for item in items_of(preemptor, victim)))
+
+
+def _by_last(items: Sequence[_Item]) -> Victims:
     last: dict[str, Victim] = {}
     for item in items:
         last.pop(item.victim.allocation.workload.id, None)

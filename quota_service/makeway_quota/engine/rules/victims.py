@@ -70,7 +70,7 @@ class Preemptor:
             return False
         if allocation.amount:
             return self._is_candidate_policy(victim.policy) and self._may_evict(victim)
-        return victim.id in self._without_gpus() and self._may_evict(victim)
+        return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(victim)
 
     def candidates_on(self, node: NodeState) -> list[Allocation]:
         """List the candidates on a node."""
@@ -98,7 +98,8 @@ class Preemptor:
         cluster, pool = self.cluster, self.pool.pool.name
         names = [name for name in cluster.stoppable.get(pool, {}) if self._is_candidate_policy(name)]
         checked = self.right == "own_team" or bool(cluster.protecting)
-        for known in (*(cluster.loose[pool, name] for name in names), self._without_gpus()):
+        light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
+        for known in (*(cluster.loose[pool, name] for name in names), light):
             for allocation in known.values():
                 if not allocation.terminating and (not checked or self._may_evict(allocation.workload)):
                     yield allocation
@@ -108,6 +109,10 @@ class Preemptor:
         if self.right not in _IN_QUOTA or not (self.need.cpu or self.need.memory):
             return {}
         return self.cluster.without_gpus.get(self.pool.pool.name, {})
+
+    def _frees(self, allocation: Allocation) -> bool:
+        """Whether work without GPUs holds CPU or memory that the preemptor requests."""
+        return bool((allocation.need.cpu and self.need.cpu) or (allocation.need.memory and self.need.memory))
 
     def _may_evict(self, victim: Workload) -> bool:
         """Whether neither `min_runtime` nor, within a policy, its priority and ranks protect a workload."""
