@@ -207,7 +207,7 @@ async def test_a_server_that_does_not_stop_is_reported_once_a_minute(caplog: pyt
                 await hub.until(hub.count("GET") + 3, "GET")
         await servers.close()
     assert caplog.messages[0] == (
-        "The server “default” of ana was asked to stop 65 s ago and has not stopped: the Hub still lists it. "
+        "The server “default” of ana was asked to stop 1 min 5 s ago and has not stopped: the Hub still lists it. "
         "Its session keeps its GPUs until the server is gone."
     )
     assert len(caplog.messages) == 3
