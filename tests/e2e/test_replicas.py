@@ -20,8 +20,8 @@ from postgres import Network, empty_database, network, postgres_server
 from replicas import Replica, SharedBackend, settings, shared_backend
 
 SEED = int(os.environ.get("SEED", "20261122"))
-DEADLINE = 2.0
-"""Seconds of MAKEWAY_LEADER_SECONDS here; a takeover takes a second more, and the first cycle."""
+DEADLINE = float(os.environ.get("LEADER_SECONDS", "2"))
+"""MAKEWAY_LEADER_SECONDS here (6 by default); a takeover takes a second more, and the first cycle."""
 
 TAKEOVER = 10.0
 
@@ -131,7 +131,9 @@ async def cluster(postgres: str, folder: Path, seed: int) -> AsyncIterator[Clust
     empty_database(postgres)
     async with shared_backend(folder) as backend, network(postgres) as one, network(postgres) as two:
         replicas = [
-            Replica(name, folder / name, backend.path, settings(folder / name, proxy.url()))
+            Replica(
+                name, folder / name, backend.path, settings(folder / name, proxy.url(), MAKEWAY_LEADER_SECONDS=DEADLINE)
+            )
             for name, proxy in (("one", one), ("two", two))
         ]
         try:

@@ -128,7 +128,7 @@ class Loop:
         """Begin a term: read everything that was committed before, and forget what an earlier term had in memory."""
         if self.feed is not None:
             await self.feed.catch_up()
-        self._planner = Planner(self.world)
+        self._planner.restart()
         self._reasons = Reasons()
         self.world.attention.everything()
         self.actuator.restart()
