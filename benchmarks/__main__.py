@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import again, changes, engine_size, idle, lease, queue_mix, reclaim, requests, train
+from . import again, changes, demand, engine_size, idle, lease, queue_mix, reclaim, requests, soak, train, world_cycle
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
@@ -19,7 +19,10 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "idle": idle.measure,
     "change_set": changes.measure,
     "queue-mix": queue_mix.measure,
+    "soak": soak.measure,
     "engine": engine_size.measure,
+    "demand": demand.measure,
+    "nodes": world_cycle.measure,
     "requests": requests.measure,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlparse
 
+from makeway_api.environment import read_environment
 from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
@@ -25,6 +25,7 @@ class ServiceConfig:
     virtual_gpus: int
     virtual_nodes: int
     lease_seconds: float
+    leader_seconds: float
     tick_seconds: float
     max_files_bytes: int
     max_result_bytes: int
@@ -33,6 +34,11 @@ class ServiceConfig:
     max_streams: int
     max_log_followers: int
     max_failures_lost: int
+    keep_workloads_days: float
+    keep_decisions_days: float
+    keep_events_days: float
+    keep_events: int
+    start_deadline_seconds: float
     host: str
     port: int
     prefix: str
@@ -82,6 +88,13 @@ class QuotaService(Configurable):
         max=3600.0,
         help="A session's lease ends this long after its last renewal (MAKEWAY_LEASE_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LEASE_SECONDS")
+    leader_seconds = Float(
+        6.0,
+        min=2.0,
+        max=300.0,
+        help="With several replicas on one PostgreSQL: a leader that could not renew its lock for this long acts no "
+        "more, and another replica takes over; the same on all replicas (MAKEWAY_LEADER_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_LEADER_SECONDS")
     tick_seconds = Float(
         5.0, min=0.05, max=60.0, help="The loop looks at the world at least this often (MAKEWAY_TICK_SECONDS)."
     ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
@@ -107,8 +120,37 @@ class QuotaService(Configurable):
         20, min=0, help="Logs that one person may follow at the same time; 0: no limit (MAKEWAY_MAX_LOG_FOLLOWERS)."
     ).tag(config=True, env="MAKEWAY_MAX_LOG_FOLLOWERS")
     max_failures_lost = Int(
-        3, min=0, max=100, help="How often a job whose process vanished is started again (MAKEWAY_MAX_FAILURES_LOST)."
+        3,
+        min=0,
+        max=100,
+        help="How often a job whose process vanished is started again; losses with their node do not count "
+        "(MAKEWAY_MAX_FAILURES_LOST).",
     ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
+    keep_workloads_days = Float(
+        90.0,
+        min=0.0,
+        help="Days that a workload is kept after its end, with its source, files, log, result and checkpoints; "
+        "0 for ever (MAKEWAY_KEEP_WORKLOADS_DAYS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_WORKLOADS_DAYS")
+    keep_decisions_days = Float(
+        90.0, min=0.0, help="Days that the decision log is kept; 0 for ever (MAKEWAY_KEEP_DECISIONS_DAYS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_DECISIONS_DAYS")
+    keep_events_days = Float(
+        7.0,
+        min=0.0,
+        help="Days that events of the live stream are kept for readers that come back; 0: only their number counts "
+        "(MAKEWAY_KEEP_EVENTS_DAYS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_EVENTS_DAYS")
+    keep_events = Int(
+        500_000, min=1000, help="Events of the live stream that are kept at most (MAKEWAY_KEEP_EVENTS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_EVENTS")
+    start_deadline_seconds = Float(
+        120.0,
+        min=5.0,
+        max=86_400.0,
+        help="An attempt that was ordered to start and is not seen for so long is lost "
+        "(MAKEWAY_START_DEADLINE_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
 
 
 def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceConfig:
@@ -118,19 +160,8 @@ def load(config_file: str | None = None, environ: dict[str, str] | None = None) 
     if config_file:
         config = PyFileConfigLoader(config_file).load_config()
     service = QuotaService(config=config)
-    for name, trait in service.traits(config=True).items():
-        variable = trait.metadata.get("env")
-        if variable and env.get(variable, "") != "":
-            _set(service, name, trait, variable, env[variable])
+    read_environment(service, env)
     return _plain(service, env)
-
-
-def _set(service: QuotaService, name: str, trait: Any, variable: str, text: str) -> None:
-    try:
-        value = trait.from_string(text)
-        setattr(service, name, value)
-    except Exception as error:
-        raise ValueError(f"{variable}={text!r} is not accepted: {error} {trait.help}") from None
 
 
 def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
@@ -147,6 +178,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         virtual_gpus=service.virtual_gpus,
         virtual_nodes=service.virtual_nodes,
         lease_seconds=service.lease_seconds,
+        leader_seconds=service.leader_seconds,
         tick_seconds=service.tick_seconds,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_result_bytes=service.max_result_mb * 1_000_000,
@@ -155,6 +187,11 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         max_streams=service.max_streams,
         max_log_followers=service.max_log_followers,
         max_failures_lost=service.max_failures_lost,
+        keep_workloads_days=service.keep_workloads_days,
+        keep_decisions_days=service.keep_decisions_days,
+        keep_events_days=service.keep_events_days,
+        keep_events=service.keep_events,
+        start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,
         prefix="/" + prefix.strip("/") + "/",

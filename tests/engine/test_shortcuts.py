@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib import import_module
+from collections.abc import Collection
 from random import Random
 
 import pytest
@@ -12,7 +12,7 @@ from makeway_quota.engine import GPU, Placed, schedule
 from makeway_quota.engine.index import victim_ranking
 from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
 from makeway_quota.engine.request import Need
-from makeway_quota.engine.rules import consolidation, hold
+from makeway_quota.engine.rules import consolidation, hold, rounds
 from makeway_quota.engine.rules.victims import Preemptor
 from worlds import World
 
@@ -26,12 +26,16 @@ def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.M
     seen: Counter[str] = Counter()
     best = victim_ranking.Ranking.best
 
-    def checked(ranking: victim_ranking.Ranking, preemptor: Preemptor) -> list[Allocation] | None:
-        chosen = best(ranking, preemptor)
+    def checked(
+        ranking: victim_ranking.Ranking, preemptor: Preemptor, without: Collection[int] = ()
+    ) -> victim_ranking.Ranked | None:
+        chosen = best(ranking, preemptor, without)
         all_of_them = [
-            scored for node in preemptor.pool.nodes if (scored := ranking._judge(preemptor, node.position)[1])
+            victim_ranking.Ranked(scored[0], node.position, scored[1])
+            for node in preemptor.pool.nodes
+            if node.position not in without and (scored := ranking._judge(preemptor, node.position)[1])
         ]
-        assert chosen == (min(all_of_them, key=lambda scored: scored[0])[1] if all_of_them else None)
+        assert chosen == min(all_of_them, key=lambda ranked: ranked[:2], default=None)
         seen["several" if len(all_of_them) > 1 else "one"] += 1
         return chosen
 
@@ -63,7 +67,7 @@ def test_no_node_is_cleared_for_less_than_was_thought(monkeypatch: pytest.Monkey
 @pytest.mark.covers("F13", "F14")
 @pytest.mark.parametrize("start", range(20))
 def test_another_round_would_decide_nothing(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(start, import_module("makeway_quota.engine.schedule"), "_settled", lambda *_: False, monkeypatch)
+    compare(start, rounds.Rounds, "_quota_gains_nothing", lambda *_: False, monkeypatch)
 
 
 @pytest.mark.covers("F17")

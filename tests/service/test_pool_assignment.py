@@ -132,7 +132,7 @@ async def test_more_than_a_pools_own_gpus_cannot_be_reserved(tmp_path: Path) -> 
         assert (await root.policy()).version == 1
 
 
-def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_a_stranger() -> None:
+def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -> None:
     document = policy.read(TWO)
     seen = NodeSeen("host", "", tuple(range(16)), cpu=64_000, memory=1600, foreign={3: 1000, 9: 250})
     found = pool_assignment.divide([seen], document)
@@ -144,6 +144,6 @@ def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_a_stranger(
     [placed] = found.placement([border])
     assert pool_assignment.machine_of(placed.node) == "host"
     assert placed.node == "host/metal"
-    nodes = {node.name: node for node in found.as_nodes([])}
+    nodes = {node.name: node for node in found.as_nodes("host", [])}
     assert nodes["host/metal"].foreign_devices == (3,)
     assert nodes["host/h100"].foreign_gpus == 250

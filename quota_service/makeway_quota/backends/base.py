@@ -1,8 +1,8 @@
-"""What runs the work: the border between decisions and the machines.
+"""Start, observe, notice and end work on nodes: the border between the control loop and what runs the work.
 
-The loop asks a backend what is there (`observe`) and tells it what should be (`start`, `notice`, `kill`, `forget`).
-Every order names a workload and an attempt and may be given any number of times: the second time does nothing.
-Sessions are started by the Hub's spawner, never by a backend; a backend only tells which devices exist.
+The loop reads what is there (`observe`) and gives orders (`start`, `notice`, `kill`, `forget`). Every order names a
+workload and an attempt and may be given any number of times: a repetition does nothing. Sessions are started by the
+Hub's spawner, never by a backend; a backend only reports which nodes and devices exist, and whose pods are on them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+Key = tuple[str, int]
+"""The id of a workload and the number of one of its attempts."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """A machine as it is now. cpu in thousandths of a core, memory in MiB, 0 = unknown (not checked).
+    """A node as it is now. CPU in milli-cores, memory in MiB, GPUs in milli-GPUs; `cpu` and `memory` 0: unknown.
 
-    `pool` "": a machine of this host, whose GPUs the policy document gives to pools (`machines.divide`).
+    `pool` "": the policy document says which pool the node, or each of its GPUs, is in (`pool_assignment.divide`).
+    Foreign is what pods hold that Makeway does not manage.
     """
 
     name: str
@@ -29,7 +33,18 @@ class NodeSeen:
     ready: bool = True
     virtual: bool = False
     foreign: Mapping[int, int] = field(default_factory=dict)
-    """milli-GPUs per device index that work of others holds"""
+    """milli-GPUs per device index, where the index is known"""
+    foreign_gpus: int = 0
+    """milli-GPUs on devices that are not known"""
+    foreign_cpu: int = 0
+    foreign_memory: int = 0
+    cordoned: bool = False
+    """runs on, but takes no new work"""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[str, ...] = ()
+    """opaque: compared and shown, never read"""
+    sessions: tuple[str, ...] = ()
+    """ids of the sessions whose pods are here; what these hold is not foreign"""
 
 
 class Phase(StrEnum):
@@ -44,7 +59,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AttemptSeen:
-    """One attempt of a job as the backend sees it; times are Unix seconds."""
+    """One attempt of a job as the backend reports it; times are Unix seconds."""
 
     workload: str
     attempt: int
@@ -52,14 +67,14 @@ class AttemptSeen:
     started_at: float | None = None
     ended_at: float | None = None
     exit_code: int | None = None
-    """the command's exit code, negative for a signal; None while it runs or when nobody knows"""
+    """the command's exit code, negative for a signal; None while it runs or when it is not known"""
     killed: bool = False
-    """it did not leave by the deadline and was killed"""
+    """it was killed at the deadline of its notice"""
     acknowledged: bool = False
-    """it left by itself after a notice: exit 75, or `checkpoint.stop()`"""
+    """it ended by itself after a notice: exit 75, or `checkpoint.stop()`"""
     noticed: bool = False
     completed: bool = False
-    """it said that its work is done: it left a result, or its `checkpoint.loop()` ran to the end"""
+    """it reported that its work is done: a result, or the end of its `checkpoint.loop()`"""
     timed_out: bool = False
     """its time limit ended it"""
     step: int | None = None
@@ -67,14 +82,34 @@ class AttemptSeen:
     checkpoint_at: float | None = None
     message: str = ""
     """last words: an error line, 'saved at step 12', 'could not start: …'"""
+    waiting_reason: str = ""
+    """while it is starting: the code of the cause, such as `unschedulable`, `image_pull` or `init`"""
+    since: float | None = None
+    """when the present phase, or the cause for waiting, began"""
+    node_lost: bool = False
+    """with LOST: its node is gone, drained or down, so the loss says nothing about the job"""
+
+    @property
+    def key(self) -> Key:
+        """Return the workload and the number of the attempt."""
+        return self.workload, self.attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The world at one moment."""
+    """The nodes and attempts that a backend reports: all of them, or (not `whole`) what changed since a version.
 
-    nodes: tuple[NodeSeen, ...]
-    attempts: tuple[AttemptSeen, ...]
+    While a backend is not `synced` its lists are not complete: absence from them means nothing.
+    """
+
+    nodes: tuple[NodeSeen, ...] = ()
+    attempts: tuple[AttemptSeen, ...] = ()
+    version: int = 0
+    """ask for what changed after this version next time"""
+    whole: bool = True
+    synced: bool = True
+    gone_nodes: tuple[str, ...] = ()
+    gone_attempts: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +132,7 @@ class JobFile:
 
 @dataclass(frozen=True, slots=True)
 class StartOrder:
-    """Everything that a backend must know to start one attempt."""
+    """Everything that a backend needs to start one attempt."""
 
     workload: str
     attempt: int
@@ -114,12 +149,12 @@ class StartOrder:
     time_limit: float | None = None
     image: str | None = None
     files: Callable[[], tuple[JobFile, ...]] = tuple
-    """read only when they are needed"""
+    """called only when they are needed"""
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeOrder:
-    """Make way: what the stop file will say. Times are Unix seconds."""
+    """Save and end: the content of the stop file. Times are Unix seconds."""
 
     reason: str
     by_team: str | None
@@ -131,54 +166,61 @@ class NoticeOrder:
 
 
 class BackendError(Exception):
-    """A backend could not do as told; the sentence is shown to the owner of the job."""
+    """An order could not be carried out; the sentence is shown to the owner of the job."""
 
 
 class Backend(Protocol):
-    """What the service needs of the machines. All methods may be repeated; none blocks the event loop for long."""
+    """What the service needs of a backend. All methods may be repeated; none blocks the event loop for long."""
 
     name: str
+    shared: bool
+    """whether every replica's backend shows the same attempts, and observing them changes nothing"""
 
     def on_change(self, wake: Callable[[], None]) -> None:
-        """Call `wake` (thread-safe, cheap) whenever `observe` would answer something new."""
+        """Call `wake` (thread-safe, cheap) whenever `observe` would return something new."""
 
     async def open(self) -> None:
-        """Adopt what already runs; raise BackendError where the machines cannot be reached."""
+        """Adopt what already runs; raise BackendError where the nodes cannot be reached."""
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Let go; with `stop_jobs` notice everything that runs, wait up to its grace, then kill."""
+        """Stop observing; with `stop_jobs` notice everything that runs, wait up to its grace, then kill."""
 
-    async def observe(self) -> Seen:
-        """Tell every node, and every attempt that was started and not yet forgotten."""
+    async def observe(self, since: int | None = None) -> Seen:
+        """Return every node, and every attempt that was started and not yet forgotten.
+
+        With `since`, the version of an earlier answer, only what changed after it is returned; a backend that does
+        not remember so far returns everything.
+        """
 
     async def start(self, order: StartOrder) -> None:
-        """Start an attempt exactly once, however often it is told; BackendError when it never can."""
+        """Start an attempt exactly once, however often it is ordered; BackendError when it never can."""
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
-        """Ask an attempt to save and leave; the backend kills it at the deadline. Unknown attempts: nothing."""
+        """Order an attempt to save and end; the backend kills it at the deadline. Unknown attempts: nothing."""
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Stop an attempt now, with everything it started (cancel). Unknown attempts: nothing."""
 
     async def forget(self, workload: str, attempt: int) -> None:
-        """The end of this attempt is recorded: stop reporting it. Logs, results and checkpoints stay."""
+        """Stop reporting an attempt whose end is recorded. Logs, results and checkpoints stay."""
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
-        """Bytes of an attempt's log from `offset`, at most `size`, and the log's length now."""
+        """Return bytes of an attempt's log from `offset`, at most `size`, and the log's length now."""
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
-        """Which bytes of a very long log were dropped (from, to): `log` has nothing there, go on at the second.
-        None while the log is whole."""
+        """Return the bytes of a very long log that were dropped (from, to), None while it is whole.
+
+        `log` has nothing there: read on at the second."""
 
     async def result(self, workload: str, attempt: int) -> bytes | None:
-        """What the job left as its result ($MAKEWAY_RESULT_FILE), or None."""
+        """Return the job's result ($MAKEWAY_RESULT_FILE), or None."""
 
     async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
         """Return bytes of the job's result ($MAKEWAY_RESULT_FILE) from `offset`, at most `size`, and the size of the
         whole; None without a result."""
 
     async def error(self, workload: str, attempt: int) -> bytes | None:
-        """The JSON that the job left about its exception ($MAKEWAY_ERROR_FILE), or None."""
+        """Return the JSON about the job's exception ($MAKEWAY_ERROR_FILE), or None."""
 
     async def purge(self, workload: str) -> None:
         """Remove everything kept for a workload: logs, results, checkpoints, files."""

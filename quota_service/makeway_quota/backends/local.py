@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from .attempts import PATIENCE, TRIES, LocalAttempt
-from .base import BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
+from .base import BackendError, Key, NodeSeen, NoticeOrder, Seen, StartOrder
 from .gpus import nodes_here
 from .jobdir import AttemptFiles, Layout, read_order, write_order
 from .processes import Process, sweep
 from .starting import check_shared, install_launcher, spawn, spool
 from .users import Account, account_of, this_account
+from .versions import Changes
 
 T = TypeVar("T")
-Key = tuple[str, int]
 
 LOG_LIMIT = 64 * 2**20
 CLOSE_SECONDS = 10.0
@@ -35,6 +35,7 @@ class LocalBackend:
     """Starts, watches and ends jobs on this machine; see `base.Backend` for what each method promises."""
 
     name = "local"
+    shared = False
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class LocalBackend:
         self._attempts: dict[Key, LocalAttempt] = {}
         self._watched: dict[Key, Process] = {}
         self._silent: set[Key] = set()
+        self._changes = Changes()
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-local")
         self._starters = ThreadPoolExecutor(4, thread_name_prefix="makeway-start")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,11 +101,12 @@ class LocalBackend:
         for key in list(self._watched):
             self._unwatch(key)
 
-    async def observe(self) -> Seen:
-        """Tell every node, and every attempt that is not forgotten."""
+    async def observe(self, since: int | None = None) -> Seen:
+        """Return the nodes, and the attempts that are not forgotten."""
         await self._do(self._refresh)
         self._follow_up()
-        return Seen(self._nodes, tuple(attempt.seen for attempt in self._attempts.values() if not attempt.forgotten))
+        attempts = {key: attempt.seen for key, attempt in self._attempts.items() if not attempt.forgotten}
+        return self._changes.seen({node.name: node for node in self._nodes}, attempts, since)
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once; BackendError when it never can."""

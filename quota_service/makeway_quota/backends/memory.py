@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from .base import AttemptSeen, BackendError, JobFile, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .base import AttemptSeen, BackendError, JobFile, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .versions import Changes
 
-Key = tuple[str, int]
 OVER = (Phase.EXITED, Phase.LOST)
 
 
@@ -42,6 +42,7 @@ class MemoryBackend:
     """
 
     name = "memory"
+    shared = False
 
     def __init__(
         self,
@@ -66,6 +67,9 @@ class MemoryBackend:
         self.ignoring: set[str] = set()
         """workloads that do not leave when asked to"""
         self.starts = 0
+        self.synced = True
+        """False: what is shown is not complete yet"""
+        self.changes = Changes()
         self._wake: Callable[[], None] = lambda: None
         self._due: list[tuple[float, int, Key, str]] = []
         self._count = 0
@@ -89,10 +93,12 @@ class MemoryBackend:
             else:
                 self._end(imagined, 75, acknowledged=True, noticed=True)
 
-    async def observe(self) -> Seen:
-        """Tell every node, and every attempt that is not forgotten, after doing what is due."""
+    async def observe(self, since: int | None = None) -> Seen:
+        """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
         self._happen()
-        return Seen(tuple(self.nodes.values()), tuple(imagined.seen for imagined in self.attempts.values()))
+        return self.changes.seen(
+            self.nodes, {key: each.seen for key, each in self.attempts.items()}, since, synced=self.synced
+        )
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once."""

@@ -1,18 +1,181 @@
-"""One row of the store as the engine sees it."""
+"""Show the engine the rows and nodes, made anew only where they changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from ..engine.state import ADMITTED, PRIORITIES, Placement
+from ..engine.state import ADMITTED, PRIORITIES, Node, Placement, Snapshot
 from ..engine.state import Workload as EngineWorkload
+from ..history.durations import Durations
+from ..policy import Document
 from ..store.records import Place, Workload
+from .pool_assignment import PoolAssignment, machine_of
+
+PlacedOn = Callable[[str], Iterable[Workload]]
+"""The rows that are placed on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What the engine is shown: the snapshot if it is to see the `whole`, else what changed.
+
+    Unless it is to see the whole, the snapshot is without its workloads and nodes.
+    """
+
+    snapshot: Snapshot
+    whole: bool
+    changed: Sequence[EngineWorkload] = ()
+    gone: Sequence[str] = ()
+    nodes: Sequence[Node] = ()
+    gone_nodes: Sequence[str] = ()
+
+
+class EngineView:
+    """The workloads and nodes as the engine was shown them last. `stale` rows and `stale_machines` are shown anew."""
+
+    def __init__(self, durations: Durations) -> None:
+        self.durations = durations
+        self.stale: set[str] = set()
+        self.stale_machines: set[str] = set()
+        self._document: Document | None = None
+        self._workloads: dict[str, EngineWorkload] = {}
+        self._nodes: dict[str, Node] = {}
+        self._machines: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
+        """Machine to its pools and devices, as they were shown."""
+        self._changed: set[str] = set()
+        self._changed_nodes: set[str] = set()
+        self._known = False
+        self._ends: list[tuple[float, str]] = []
+        """A heap of the moments at which work outlives what was expected of it; others than `_end_of` are void."""
+        self._end_of: dict[str, float] = {}
+
+    def news(self, snapshot: Snapshot) -> News:
+        """Return what changed since the last time, and whether that is known: not the first time."""
+        known, self._known = self._known, True
+        news = News(
+            snapshot,
+            not known,
+            [self._workloads[id] for id in self._changed if id in self._workloads],
+            [id for id in self._changed if id not in self._workloads],
+            [self._nodes[name] for name in self._changed_nodes if name in self._nodes],
+            [name for name in self._changed_nodes if name not in self._nodes],
+        )
+        self._changed.clear()
+        self._changed_nodes.clear()
+        return news
+
+    def show(
+        self,
+        rows: Mapping[str, Workload],
+        assignment: PoolAssignment,
+        document: Document,
+        now: float,
+        placed_on: PlacedOn | None = None,
+    ) -> None:
+        """Show what is stale, and work that runs longer than was expected of it; everything after a new document."""
+        while self._ends and self._ends[0][0] <= now:
+            end, id = heapq.heappop(self._ends)
+            if self._end_of.get(id) == end:
+                del self._end_of[id]
+                self.stale.add(id)
+        if self._document is not document:
+            self._document = document
+            self.stale = rows.keys() | self._workloads.keys()
+            self.stale_machines = assignment.parts.keys() | self._machines.keys()
+        placed_on = placed_on or _placed_on(rows, assignment)
+        for machine in self.stale_machines:
+            pools = assignment.pools_of(machine)
+            if pools != self._machines.get(machine, ()):
+                divided = max(len(pools), len(self._machines.get(machine, ()))) > 1
+                self.stale.update(row.id for row in placed_on(machine) if divided)
+        for id in self.stale:
+            self._show_row(id, rows.get(id), assignment, document, now)
+        for machine in self.stale_machines:
+            self._show_machine(machine, assignment, placed_on)
+        self.stale, self.stale_machines = set(), set()
+
+    def _show_row(
+        self, id: str, row: Workload | None, assignment: PoolAssignment, document: Document, now: float
+    ) -> None:
+        known = self._workloads.get(id)
+        if assignment.divided:
+            places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
+            places += [place.node for place in (row.placement if row else ())]
+            self.stale_machines.update(assignment.divided.intersection(places))
+        if row is None or row.team is None:
+            self._workloads.pop(id, None)
+            self._end_of.pop(id, None)
+            self._changed.add(id)
+            return
+        pools: tuple[str, ...] = ()
+        if assignment.divided and (profile := document.profile(row.profile)) is not None:
+            pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
+        shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
+        self._expect(shown)
+        if known != shown:  # what the engine cannot see does not concern it
+            self._workloads[id] = shown
+            self._changed.add(id)
+
+    def _expect(self, shown: EngineWorkload) -> None:
+        """Note when a workload outlives what is expected of it."""
+        if shown.expected is None or shown.started_at is None:
+            self._end_of.pop(shown.id, None)
+            return
+        end = shown.started_at + shown.expected
+        if self._end_of.get(shown.id) != end:
+            self._end_of[shown.id] = end
+            heapq.heappush(self._ends, (end, shown.id))
+            if len(self._ends) > 2 * len(self._end_of) + 64:  # most of them are void
+                self._ends = sorted((end, id) for id, end in self._end_of.items())
+
+    def _show_machine(self, machine: str, assignment: PoolAssignment, placed_on: PlacedOn) -> None:
+        before = self._machines.get(machine, ())
+        names = [f"{machine}/{pool}" if len(before) > 1 else machine for pool, _ in before]
+        now = assignment.as_nodes(machine, placed_on(machine) if machine in assignment.divided else ())
+        for node in now:
+            if self._nodes.get(node.name) != node:
+                self._nodes[node.name] = node
+                self._changed_nodes.add(node.name)
+        for name in set(names) - {node.name for node in now}:
+            del self._nodes[name]
+            self._changed_nodes.add(name)
+        if now:
+            self._machines[machine] = assignment.pools_of(machine)
+        else:
+            self._machines.pop(machine, None)
+
+    def workloads(self) -> tuple[EngineWorkload, ...]:
+        """Return all workloads that are shown."""
+        return tuple(self._workloads.values())
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return all nodes that are shown."""
+        return tuple(self._nodes.values())
+
+
+def _placed_on(rows: Mapping[str, Workload], assignment: PoolAssignment) -> PlacedOn:
+    """Return the index of the rows on divided machines; the only ones for which the engine's view depends on them."""
+    found: dict[str, list[Workload]] = {}
+    for row in rows.values() if assignment.divided else ():
+        for name in assignment.divided.intersection(place.node for place in row.placement):
+            found.setdefault(name, []).append(row)
+    return lambda machine: found.get(machine, ())
+
+
+def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:
+    """Return the nodes on which a job was lost twice or more, sorted."""
+    return tuple(sorted({node for node in lost_on if lost_on.count(node) > 1}))
 
 
 def as_workload(
     row: Workload, placed: Callable[[Sequence[Place]], Placement], expected: float | None
 ) -> EngineWorkload:
-    """Show one row; `placed` says where its places are on the engine's nodes, `expected` how long the attempt takes."""
+    """Return one row as the engine sees it.
+
+    `placed` turns places of the store into a placement; `expected` is how many seconds the attempt takes.
+    """
     return EngineWorkload(
         id=row.id,
         policy=row.team or "",
@@ -39,4 +202,5 @@ def as_workload(
         time_limit=row.time_limit,
         expected=expected,
         ran=row.ran,
+        avoid=to_avoid(row.lost_on),
     )

@@ -1,14 +1,14 @@
-"""Which pool every GPU is in, as the policy document says, also where one machine's GPUs are divided among pools.
+"""Assign every GPU to its pool, as the policy document says, also where one machine's GPUs are divided among pools.
 
-A backend that does not know pools (this machine's) reports its nodes with pool ""; here each becomes one part for
-each pool that the document gives it to. ChangeSet, pages and people know a divided machine by its one name; only the
-engine, which puts a node into one pool, sees `NAME/POOL`.
+A backend that does not know pools reports its nodes with pool "": a node whose labels match a pool's is in that pool,
+else its GPUs become one part for each pool that the document gives them to. Store, pages and people know a divided
+machine by its one name; only the engine, which puts a node into one pool, sees `NAME/POOL`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 from ..backends.base import NodeSeen
@@ -16,25 +16,58 @@ from ..engine.state import Node, Placed, Placement
 from ..policy import Document
 from ..store.records import Place, Workload
 
+GPU = 1000
 
-@dataclass(frozen=True)
+
 class PoolAssignment:
-    """The nodes by pool. `nodes` holds a divided machine once for each of its pools; `divided` its parts by name."""
+    """The nodes by pool; a value that never changes. A divided machine has one part for each of its pools."""
 
-    nodes: tuple[NodeSeen, ...] = ()
-    divided: Mapping[str, tuple[NodeSeen, ...]] = field(default_factory=dict)
+    def __init__(self, parts: Mapping[str, tuple[NodeSeen, ...]] | None = None) -> None:
+        self.parts = parts or {}
+        """Machine to its parts, each in one pool; none where no pool takes its GPUs."""
 
     @cached_property
-    def _pools(self) -> dict[str, str]:
-        return {seen.name: seen.pool for seen in self.nodes}
+    def nodes(self) -> tuple[NodeSeen, ...]:
+        """The parts of all machines."""
+        return tuple(part for parts in self.parts.values() for part in parts)
 
-    def as_nodes(self, rows: Iterable[Workload]) -> tuple[Node, ...]:
-        """Show the engine the nodes; what runs over the border of two pools is a stranger in the second."""
-        strays = self._strays(rows) if self.divided else {}
-        return tuple(self._node(seen, strays.get((seen.name, seen.pool), ())) for seen in self.nodes)
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        """The machines that have GPUs in several pools."""
+        return frozenset(name for name, parts in self.parts.items() if len(parts) > 1)
+
+    @cached_property
+    def virtual(self) -> bool:
+        """Whether any GPUs are virtual."""
+        return any(node.virtual for node in self.nodes)
+
+    def changed(self, nodes: Iterable[NodeSeen], gone: Iterable[str], document: Document) -> PoolAssignment:
+        """Return the assignment once these nodes are as they are now, and those of these names are gone."""
+        parts = dict(self.parts)
+        for name in gone:
+            parts.pop(name, None)
+        for seen in nodes:
+            parts[seen.name] = _parts(seen, document)
+        found = PoolAssignment(parts)
+        if not self.divided and all(len(parts[seen.name]) < 2 for seen in nodes):
+            found.divided = self.divided
+        return found
+
+    def pools_of(self, machine: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Return the pools that a machine is in, each with the devices there."""
+        return tuple((part.pool, part.devices) for part in self.parts.get(machine, ()))
+
+    def as_nodes(self, machine: str, rows: Iterable[Workload]) -> tuple[Node, ...]:
+        """Return a machine as nodes of the engine; `rows` are placed there.
+
+        Devices that a workload holds in a second pool count there as foreign.
+        """
+        parts = self.parts.get(machine, ())
+        strays = self._strays(machine, rows) if len(parts) > 1 else {}
+        return tuple(self._node(part, strays.get(part.pool, ()), len(parts) > 1) for part in parts)
 
     def placement(self, places: Sequence[Place], pools: Sequence[str] = ()) -> Placement:
-        """Read a placement of the store as the engine writes it, one entry a worker.
+        """Return a placement of the store as the engine writes it, one entry a worker.
 
         Work without GPUs counts on the part that is in the first of its profile's `pools`.
         """
@@ -44,74 +77,67 @@ class PoolAssignment:
         )
 
     def pool_of(self, place: Place, pools: Sequence[str] = ()) -> str | None:
-        """Say in which pool a worker counts; None where its node is gone. `pools` as for `placement`."""
-        parts = self.divided.get(place.node)
-        if parts is not None:
-            return _home(parts, place, pools).pool
-        return self._pools.get(place.node)
+        """Return the pool in which a worker counts; None where its node is gone. `pools` as for `placement`."""
+        parts = self.parts.get(place.node)
+        return _home(parts, place, pools).pool if parts else None
 
-    def _node(self, seen: NodeSeen, strays: tuple[int, ...]) -> Node:
-        whole = {index for index, milli in seen.foreign.items() if milli >= 1000}.union(strays)
+    def _node(self, seen: NodeSeen, strays: tuple[int, ...], divided: bool) -> Node:
+        whole = {index for index, milli in seen.foreign.items() if milli >= GPU}.union(strays)
         part = sum(milli for index, milli in seen.foreign.items() if index not in whole)
         return Node(
-            name=f"{seen.name}/{seen.pool}" if seen.name in self.divided else seen.name,
+            name=f"{seen.name}/{seen.pool}" if divided else seen.name,
             pool=seen.pool,
             gpus=len(seen.devices),
             cpu=seen.cpu,
             memory=seen.memory,
             ready=seen.ready,
+            cordoned=seen.cordoned,
             devices=seen.devices,
             foreign_devices=tuple(sorted(whole)),
-            foreign_gpus=part,
+            foreign_gpus=part + seen.foreign_gpus,
+            foreign_cpu=seen.foreign_cpu,
+            foreign_memory=seen.foreign_memory,
+            model=seen.model,
         )
 
     def _name_for(self, place: Place, pools: Sequence[str]) -> str:
-        parts = self.divided.get(place.node)
-        if parts is None:
+        parts = self.parts.get(place.node, ())
+        if len(parts) < 2:
             return place.node
         part = _home(parts, place, pools)
         return f"{part.name}/{part.pool}"
 
-    def _strays(self, rows: Iterable[Workload]) -> dict[tuple[str, str], tuple[int, ...]]:
+    def _strays(self, machine: str, rows: Iterable[Workload]) -> dict[str, tuple[int, ...]]:
         """Find devices that work holds in another pool than the one it is counted in, as after a change of policy."""
-        found: dict[tuple[str, str], tuple[int, ...]] = {}
+        found: dict[str, tuple[int, ...]] = {}
+        parts = self.parts[machine]
         for row in rows:
             for place in row.placement:
-                parts = self.divided.get(place.node)
-                if parts is None:
+                if place.node != machine:
                     continue
                 home = _home(parts, place, ())
                 for part in parts:
                     held = tuple(index for index in place.devices if index in part.devices)
                     if part is not home and held:
-                        key = (part.name, part.pool)
-                        found[key] = (*found.get(key, ()), *held)
+                        found[part.pool] = (*found.get(part.pool, ()), *held)
         return found
 
 
 def machine_of(node: str) -> str:
-    """Name the machine that a node of the engine is, or is a part of."""
+    """Return the machine that a node of the engine is, or is a part of."""
     return node.partition("/")[0]
 
 
 def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
     """Put every node into the pools that the document gives its GPUs to; GPUs of no pool are not offered."""
-    found: list[NodeSeen] = []
-    divided: dict[str, tuple[NodeSeen, ...]] = {}
-    for seen in nodes:
-        if seen.pool:
-            found.append(seen)
-            continue
-        parts = _parts(seen, document)
-        found += parts
-        if len(parts) > 1:
-            divided[seen.name] = parts
-    return PoolAssignment(tuple(found), divided)
+    return PoolAssignment({seen.name: _parts(seen, document) for seen in nodes})
 
 
 def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
-    """Count the GPUs (whole devices) of every pool that has machines; where this host is all there is, of every
-    static pool that is not picked by labels."""
+    """Return the GPUs (whole devices) of every pool that has machines.
+
+    Where this host is all there is: of every static pool that is not picked by labels.
+    """
     nodes = tuple(nodes)
     found: dict[str, int] = {}
     if any(not seen.pool for seen in nodes):
@@ -124,6 +150,11 @@ def sizes(nodes: Iterable[NodeSeen], document: Document) -> dict[str, int]:
 
 def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
     """Divide one machine; CPU and memory go with the GPUs. One without GPUs is in the first pool of this machine."""
+    if seen.pool:
+        return (seen,)
+    labelled = _by_labels(seen, document)
+    if labelled is not None:
+        return (replace(seen, pool=labelled),)
     by_pool: dict[str, list[int]] = {}
     for index in seen.devices:
         pool = document.pool_of_device(index)
@@ -132,21 +163,30 @@ def _parts(seen: NodeSeen, document: Document) -> tuple[NodeSeen, ...]:
     if not by_pool:
         first = next((pool.name for pool in document.pools if document.is_local(pool.name)), None)
         return () if first is None else (replace(seen, pool=first, devices=()),)
-    if len(by_pool) == 1:
-        [(pool, devices)] = by_pool.items()
-        return (replace(seen, pool=pool, devices=tuple(devices), foreign=_of(seen, devices)),)
     total = sum(map(len, by_pool.values()))
-    return tuple(
-        replace(
-            seen,
-            pool=pool,
-            devices=tuple(devices),
-            foreign=_of(seen, devices),
-            cpu=seen.cpu * len(devices) // total,
-            memory=seen.memory * len(devices) // total,
-        )
-        for pool, devices in sorted(by_pool.items())
-    )
+    found: list[NodeSeen] = []
+    for pool, devices in sorted(by_pool.items()):
+        part = replace(seen, pool=pool, devices=tuple(devices), foreign=_of(seen, devices))
+        if len(by_pool) > 1:
+            part = replace(
+                part,
+                cpu=seen.cpu * len(devices) // total,
+                memory=seen.memory * len(devices) // total,
+                foreign_gpus=0 if found else seen.foreign_gpus,
+                foreign_cpu=seen.foreign_cpu * len(devices) // total,
+                foreign_memory=seen.foreign_memory * len(devices) // total,
+            )
+        found.append(part)
+    return tuple(found)
+
+
+def _by_labels(seen: NodeSeen, document: Document) -> str | None:
+    """Return the first pool whose labels a node has, all of them."""
+    for pool in document.pools if seen.labels else ():
+        labels = document.pool_facts[pool.name].labels
+        if labels and all(seen.labels.get(name) == value for name, value in labels.items()):
+            return pool.name
+    return None
 
 
 def _of(seen: NodeSeen, devices: Sequence[int]) -> dict[int, int]:

@@ -1,83 +1,109 @@
-"""What the machines report, written to the store: who runs, who ended, how, and who returns to the queue.
+"""Compare the store with what the backend reports: which jobs run, which ended, how, and which return to the queue.
 
-Called by the loop with one observation; answers the changes and decisions to commit. Whether an attempt is
-requeued is decided by our own eviction record, never by its exit code alone (architecture.md §4).
+Called by the loop with the attempts that a cycle looks at; returns the changes and decisions to commit. Whether an
+attempt is requeued is decided by our own eviction record, never by its exit code alone (architecture.md §4).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from ..backends.base import AttemptSeen, Phase, Seen
+from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from ..store.records import Change, NewDecision, Workload
 from ..wording import duration, gpus_are
 
-WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
-"""How the services names workloads."""
-
 SKEW = 60.0
-"""Seconds that a machine's clock may be ahead of ours."""
+"""Seconds that a node's clock may be ahead of ours."""
+
+MOST_LOST_ON = 8
+"""Losses of a job whose nodes are remembered."""
 
 HOLDS = ("starting", "running", "checkpointing")
 
 
 @dataclass(slots=True)
 class ChangeSet:
-    """Changes to commit together, and what to say about them."""
+    """Changes to commit together, and the decisions that explain them."""
 
     changes: list[Change] = field(default_factory=list)
     decisions: list[NewDecision] = field(default_factory=list)
 
     def add(self, change: Change, decision: NewDecision | None = None) -> None:
-        """Take one change, and the decision that explains it."""
+        """Add one change, and the decision that explains it."""
         self.changes.append(change)
         if decision is not None:
             self.decisions.append(decision)
 
     def parts(self, most: int) -> Iterator[ChangeSet]:
         """Divide into change sets of at most `most` changes, in order, each with the decisions that explain them."""
-        said: dict[str | None, list[NewDecision]] = {}
+        decisions: dict[str | None, list[NewDecision]] = {}
         for decision in self.decisions:
-            said.setdefault(decision.workload, []).append(decision)
+            decisions.setdefault(decision.workload, []).append(decision)
         for begin in range(0, len(self.changes), most):
             changes = self.changes[begin : begin + most]
-            yield ChangeSet(changes, [decision for change in changes for decision in said.get(change.workload, ())])
-
-
-def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
-    """Say names where the engine says ids."""
-
-    def name(match: re.Match[str]) -> str:
-        row = rows.get(match[0])
-        return f"“{row.name}”" if row and row.name else match[0]
-
-    return WORKLOAD_ID.sub(name, sentence) if "j-" in sentence or "s-" in sentence else sentence
+            yield ChangeSet(changes, [each for change in changes for each in decisions.get(change.workload, ())])
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:
-    """Write a line about one workload for the decision log."""
+    """Return a line about one workload for the decision log."""
     return NewDecision(verb, row.id, row.team, row.owner, code, message, numbers)
 
 
 def reconcile(rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int) -> ChangeSet:
-    """Compare the store with the machines; `lost_budget` is how often a vanished attempt is started again."""
+    """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
+
+    `lost_budget` is how often a job is started again that was lost without a cause that is known.
+    """
     change_set = ChangeSet()
-    for told in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
-        row = rows.get(told.workload)
-        if row is None or row.attempt != told.attempt or row.state not in HOLDS:
+    losses = Losses(seen.nodes, lost_budget)
+    for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
+        row = rows.get(reported.workload)
+        if row is None or row.attempt != reported.attempt or row.state not in HOLDS:
             continue
-        attempt = _possible(told, now)
+        attempt = _possible(reported, now)
         if attempt.phase in (Phase.EXITED, Phase.LOST):
-            _ended(change_set, row, attempt, now, lost_budget)
+            _ended(change_set, row, attempt, now, losses)
         else:
             _alive(change_set, row, attempt)
     return change_set
 
 
+def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
+    """Add when attempts were ordered to start, for those that change in no other way."""
+    known = {change.workload for change in change_set.changes}
+    for id, at in launched.items():
+        if id not in known:
+            change_set.add(Change(id, {"launched_at": at}, expect_states=("starting",)))
+
+
+class Losses:
+    """Tells losses that say nothing about the job from others, by the nodes as they are reported."""
+
+    def __init__(self, nodes: Iterable[NodeSeen], budget: int) -> None:
+        self._nodes = nodes
+        self._budget = budget
+
+    @cached_property
+    def _ready(self) -> frozenset[str]:
+        return frozenset(node.name for node in self._nodes if node.ready)
+
+    def count(self, row: Workload, seen: AttemptSeen) -> bool:
+        """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""
+        return not seen.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
+
+    def end(self, row: Workload, lost_on: Sequence[str]) -> bool:
+        """Whether a job ends that was lost once more, on any of these nodes so far.
+
+        After `budget` losses it does, unless all were on one node and there is another one to go on: then it avoids
+        that node.
+        """
+        return row.infra_failures >= self._budget and (len(set(lost_on)) > 1 or len(self._ready) < 2)
+
+
 def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
-    """Take no time on trust: a job may write into its reports what it likes, and machines have their own clocks."""
+    """Return the report with times that are possible: jobs write what they like, and nodes have clocks of their own."""
     ended, saved = seen.ended_at, seen.checkpoint_at
     if ended is not None and not 0 <= ended <= now:
         ended = now
@@ -92,6 +118,8 @@ def _alive(change_set: ChangeSet, row: Workload, seen: AttemptSeen) -> None:
     fields: dict[str, object] = {}
     if row.state == "starting" and seen.phase is not Phase.STARTING:
         fields["state"] = "running"
+    elif row.state == "starting" and seen.waiting_reason and row.reason_message != seen.message:
+        fields |= {"reason_code": seen.waiting_reason, "reason_message": seen.message or seen.waiting_reason}
     fields |= _progress(row, seen)
     if fields:
         change_set.add(Change(row.id, fields, expect_states=HOLDS))
@@ -103,7 +131,7 @@ def _progress(row: Workload, seen: AttemptSeen) -> dict[str, object]:
     return {"checkpoint_step": seen.step, "checkpoint_at": seen.checkpoint_at}
 
 
-def _ended(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, lost_budget: int) -> None:
+def _ended(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, losses: Losses) -> None:
     finished = seen.exit_code == 0 and not seen.acknowledged and (row.notice is None or seen.completed)
     if row.cancel_requested:
         _finish(change_set, row, seen, now, "cancelled", f"{_name(row)} was cancelled by its owner.")
@@ -113,7 +141,7 @@ def _ended(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, 
     elif row.notice is not None:
         _made_way(change_set, row, seen, now)
     elif seen.phase is Phase.LOST:
-        _lost(change_set, row, seen, now, lost_budget)
+        _lost(change_set, row, seen, now, losses)
     elif row.failures < row.max_failures and not seen.timed_out:
         left = row.max_failures - row.failures - 1
         tries = f"{left} more {'try' if left == 1 else 'tries'} left"
@@ -175,15 +203,19 @@ def _loss(saved: str, lost: float) -> str:
     )
 
 
-def _lost(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, budget: int) -> None:
-    where = ", ".join(sorted({place.node for place in row.placement})) or "its node"
-    if row.infra_failures >= budget:
+def _lost(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, losses: Losses) -> None:
+    """Requeue a job that was lost; it ends only where it was lost too often without a node to blame."""
+    nodes = sorted({place.node for place in row.placement})
+    where = ", ".join(nodes) or "its node"
+    fields: dict[str, object] = {"failed_node": where}
+    if losses.count(row, seen):
+        fields |= {"infra_failures": row.infra_failures + 1, "lost_on": (*row.lost_on, *nodes)[-MOST_LOST_ON:]}
+    if "lost_on" in fields and losses.end(row, (*row.lost_on, *nodes)):
         message = f"{_name(row)} vanished from {where} {row.infra_failures + 1} times and is not tried again."
         _finish(change_set, row, seen, now, "failed", message)
         return
     loss = _loss(_saved(row, seen), _lost_work(row, seen, now))
     message = f"{_name(row)} vanished from {where} without a report and is started again; {loss}."
-    fields: dict[str, object] = {"infra_failures": row.infra_failures + 1, "failed_node": where}
     _requeue(change_set, row, seen, now, "lost", "node_failed", message, fields, _lost_work(row, seen, now))
 
 
@@ -198,7 +230,7 @@ def _requeue(
     fields: dict[str, object],
     lost: float | None = None,
 ) -> None:
-    """Back to the queue with the same id and the first submit time; a moved job keeps its nomination."""
+    """Return a job to the queue with its id and its first submit time; a moved job keeps its nomination."""
     keep_nomination = row.notice is not None and row.notice.kind == "move"
     change: dict[str, object] = {
         "state": "pending",
@@ -236,7 +268,7 @@ def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: flo
 
 
 def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
-    """Seconds that it ran in all, now that this attempt is over."""
+    """Return the seconds that it ran in all, now that this attempt is over."""
     if row.started_at is None:
         return row.ran
     return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
@@ -250,7 +282,7 @@ def _saved(row: Workload, seen: AttemptSeen) -> str:
 
 
 def _lost_work(row: Workload, seen: AttemptSeen, now: float) -> float:
-    """Seconds of work since the last checkpoint or, without one, since the start; 0 where it saved on notice."""
+    """Return the seconds of work since the last checkpoint, else since the start; 0 where it saved on notice."""
     ended = seen.ended_at or now
     since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, row.started_at or ended)
     if seen.acknowledged and seen.checkpoint_at:
@@ -262,7 +294,7 @@ def _how(seen: AttemptSeen) -> str:
     if seen.message:
         return seen.message.strip().splitlines()[-1][:300] if seen.message.strip() else "no output"
     if seen.exit_code is None:
-        return "nobody knows its exit code"
+        return "exit code unknown"
     return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
 
 

@@ -18,6 +18,8 @@ class Need:
     cpu: int
     memory: int
     models: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    """Nodes that are not for it."""
     total: int = field(init=False, repr=False, compare=False)
     """The milli-GPUs that it must have to start."""
     whole: int = field(init=False, repr=False, compare=False)
@@ -47,6 +49,5 @@ def need_of(workload: Workload, profile: Profile | None) -> Need:
         least = profile.min_workers if profile and workload.workers is None else None
     cpu = workload.cpu if workload.cpu is not None else profile.cpu if profile else 0
     memory = workload.memory if workload.memory is not None else profile.memory if profile else 0
-    return Need(
-        gpus, workers, min(workers, least) if least else workers, cpu, memory, profile.models if profile else ()
-    )
+    models = profile.models if profile else ()
+    return Need(gpus, workers, min(workers, least) if least else workers, cpu, memory, models, workload.avoid)

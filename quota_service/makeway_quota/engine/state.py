@@ -177,6 +177,7 @@ class Workload:
     `expected` is how many seconds its present attempt takes, rather too few, going by what such work took
     before; it only serves forecasts.
     `ran` is how many seconds its earlier attempts took together.
+    `avoid` names nodes that it is not placed on, because it was lost there again and again.
     `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
 
@@ -206,6 +207,7 @@ class Workload:
     time_limit: float | None = None
     expected: float | None = None
     ran: float = 0.0
+    avoid: tuple[str, ...] = ()
 
     @property
     def non_preemptible(self) -> bool:
@@ -225,3 +227,8 @@ class Snapshot:
     policies: tuple[Policy, ...] = ()
     workloads: tuple[Workload, ...] = ()
     paused: tuple[str, ...] = ()
+
+
+def number(milli: int) -> int | float:
+    """Return milli-GPUs as whole devices: 3, 0.5."""
+    return milli // GPU if milli % GPU == 0 else milli / GPU

@@ -16,6 +16,7 @@ from .event_feed import EventFeed
 from .inventory import InventoryService
 from .job_access import JobAccess
 from .jobs import JobService
+from .listing import ListingService
 from .offers import OfferService
 from .outputs import OutputService
 from .policies import PolicyService
@@ -35,6 +36,7 @@ class Services:
     outputs: OutputService
     sessions: SessionService
     inventory: InventoryService
+    listings: ListingService
     offers: OfferService
     usage: UsageService
     policies: PolicyService
@@ -54,6 +56,7 @@ class Services:
             outputs=OutputService(context, access),
             sessions=SessionService(context),
             inventory=InventoryService(context),
+            listings=ListingService(context),
             offers=offers,
             usage=UsageService(context),
             policies=PolicyService(context),

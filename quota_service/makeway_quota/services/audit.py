@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
-from makeway_api.models import Decision, Event, Health
+from makeway_api.models import Decision, Event, Health, RetentionReport
 
 from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
@@ -14,6 +14,7 @@ from .caller import Caller
 from .context import Context
 from .event_feed import EventFeed
 from .refusals import refuse
+from .retention import retention_report
 from .times import at
 
 HEARTBEAT = 15.0
@@ -85,22 +86,26 @@ class AuditService:
             else:
                 await feed.changed(mark, HEARTBEAT)
 
+    async def retention(self) -> RetentionReport:
+        """Return what is kept, for how long, and what the last pass removed."""
+        return await retention_report(self._context)
+
     async def health(self) -> Health:
         """Return that the process answers."""
         return Health(ok=True, checks={"process": "answers"})
 
     async def ready(self) -> Health:
-        """Return whether the database can be written and the loop runs its cycles."""
+        """Return whether the last write succeeded and the loop cycles; it asks neither the database nor the loop."""
         context = self._context
-        writes = await context.call(context.store.healthy)
+        broken = context.store.failure()
         age = context.world.age()
         cycles = age is not None and age < 10 * context.config.tick_seconds
         failure = context.world.failure
         loop = f"last cycle {age:.0f} s ago" if age is not None else "no cycle yet"
         return Health(
-            ok=bool(writes and cycles and not failure),
+            ok=bool(cycles and not broken and not failure),
             checks={
-                "database": "writes" if writes else "cannot be written",
+                "database": "cannot be written" if broken else "writes",
                 "loop": failure or loop,
                 "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

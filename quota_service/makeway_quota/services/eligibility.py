@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from ..engine.state import Profile
-from ..policy import Document
+from ..policy import Document, closest
 from ..wording import names
 from .refusals import refuse
 
@@ -50,12 +49,6 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
             "queue_closed",
             403,
         )
-
-
-def closest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that is most like `name`, or None."""
-    found = difflib.get_close_matches(name[:80].lower(), known, 1, 0.6)
-    return found[0] if found else None
 
 
 def pick_team(document: Document, user: str, groups: Sequence[str], named: str | None) -> str:

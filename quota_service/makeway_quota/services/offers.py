@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from makeway_api.models import Kind, Offer, OfferTable, Reason, Victim
 
-from ..control.reconcile import with_names
+from ..control.names import names_of
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import Victim as EngineVictim
+from ..wording import sentence
 from .caller import Caller
 from .context import Context
 from .inventory import profile_model, usable
@@ -66,7 +67,7 @@ class OfferService:
 
     async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:
         rows = await self._context.world.rows()
-        message = with_names(found.message, rows)
+        message = sentence(found.facts, names_of(self._context.document.policies, rows))
         return Offer(
             profile=found.profile,
             team=found.policy,

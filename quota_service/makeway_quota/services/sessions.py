@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionAsk
 
 from ..control.leases import SESSION_LIVE, end_session
 from ..control.reconcile import decide
 from ..engine.state import Profile
-from ..store.errors import Conflict
-from ..store.records import Change, NewDecision, NewWorkload, Workload
+from ..store.errors import Conflict, TooMany
+from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload
 from ..wording import count, names
 from . import views
 from .caller import Caller
@@ -31,14 +32,16 @@ class SessionService:
         context = self._context
         profile = self._session_profile(ask, groups)
         await self._end_earlier(await self._live(), ask)
-        self._check_cap(await self._live(), ask, profile)
         new = self._new_session(ask, profile)
         said = f"{ask.user} asks for a session with {title_of(context.document, profile)}" + (
             f" for {context.title(ask.team)}." if ask.team else "."
         )
         decision = NewDecision("submit", new.id, ask.team, ask.user, "session", said)
+        cap = Cap(context.document.sessions_per_user, "session", with_gpus=True) if profile.gpus else None
         try:
-            row = await context.call(context.store.add_workload, new, (), decision, now=context.clock())
+            row = await context.call(context.store.add_workload, new, (), decision, cap, now=context.clock())
+        except TooMany as full:
+            raise _beyond_cap(ask.user, full) from full
         except Conflict as conflict:
             raise refuse(
                 f"A server of {ask.user} with this name is being started by another request; wait for that one.",
@@ -76,23 +79,6 @@ class SessionService:
             raise refuse(message, "no_team", 403)
         check_queue(context.document, ask.user, teams, ask.team, profile)
         return profile
-
-    def _check_cap(self, live: Sequence[Workload], ask: SessionAsk, profile: Profile) -> None:
-        """Refuse more GPU sessions than one person may have (F25)."""
-        most = self._context.document.sessions_per_user
-        if profile.gpus == 0:
-            return
-        mine = [row for row in live if row.owner == ask.user and row.gpus]
-        if len(mine) >= most:
-            servers = names([f"“{row.server or 'default'}” ({row.profile})" for row in mine])
-            raise refuse(
-                f"{ask.user} already has {count(len(mine), 'GPU session')}, and {most} is the most for one person: "
-                f"{servers}. Stop one of them first.",
-                "too_many_sessions",
-                409,
-                sessions=len(mine),
-                most=most,
-            )
 
     def _new_session(self, ask: SessionAsk, profile: Profile) -> NewWorkload:
         context = self._context
@@ -194,7 +180,23 @@ class SessionService:
 
     def _session(self, row: Workload) -> Session:
         context = self._context
-        return views.session(row, virtual=context.world.virtual and row.gpus > 0, url=context.config.public_url)
+        facts = context.document.profile_facts.get(row.profile)
+        titles = (facts.title if facts else row.profile, context.title(row.team))
+        virtual = context.world.virtual and row.gpus > 0
+        return views.session(row, virtual=virtual, url=context.config.public_url, titles=titles)
+
+
+def _beyond_cap(user: str, full: TooMany) -> MakewayError:
+    """Return the refusal of one GPU session more than one person may have (F25)."""
+    servers = names([f"“{row.server or 'default'}” ({row.profile})" for row in full.existing])
+    return refuse(
+        f"{user} already has {count(full.most, 'GPU session')}, and {full.most} is the most for one person: "
+        f"{servers}. Stop one of them first.",
+        "too_many_sessions",
+        409,
+        sessions=full.most,
+        most=full.most,
+    )
 
 
 def _where(row: Workload) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from makeway_api.models import DryRun, Job, JobAsk, Kind, Priority
 from pydantic import ValidationError
 
-from ..control.world import Follower
+from ..control.followers import Follower
 from ..engine.state import Profile
 from ..store.errors import Conflict
 from ..store.records import FilesOf, NewDecision, Workload

@@ -74,7 +74,7 @@ class IncrementalEngine:
 
     def show(self, policies: tuple[Policy, ...]) -> None:
         """Take the policies as they are now: with their histories."""
-        self.engine.show(replace(self.engine.shown, policies=policies))
+        self.engine.use(replace(self.engine.shown, policies=policies))
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
         """Decide once. Only starts, evictions, moves and promises are in the plan."""
@@ -113,4 +113,4 @@ class IncrementalEngine:
                 yield waiting
         for name, workload in sorted(self.engine.cluster.nominees.items()):
             if workload.state == "pending" and name not in told:
-                yield Waiting(name, "no_free_gpus", "place", "What was promised is not there any more.", {})
+                yield Waiting(name, "no_free_gpus", "place", (), {})

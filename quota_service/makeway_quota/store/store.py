@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from . import reads, rows, writes
+from sqlalchemy import Connection
+
+from . import pages, reads, replicas, rows, writes
 from .database import Database, parse
-from .errors import Conflict
+from .errors import Conflict, TooMany
+from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
+from .pruning import Pruning
 from .records import (
     Attempt,
+    Cap,
     Change,
     Decision,
     Event,
@@ -20,17 +25,18 @@ from .records import (
     NewWorkload,
     PastRun,
     PolicyVersion,
-    Pruned,
+    Submission,
     Workload,
 )
-
-DAY = 86_400.0
+from .replicas import Followed, Notifications
+from .space import allow_give_back, free_bytes
 
 
 def open_store(url: str) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done."""
     parsed = parse(url)
     upgrade(parsed)
+    allow_give_back(parsed)
     return Store(Database(parsed))
 
 
@@ -43,10 +49,15 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._notifications = Notifications(database)
+        self.pruning = Pruning(database)
         self._known: dict[str, Workload] = {}
+        self._ended: dict[str, int] = {}
+        """versions of the last workloads that ended, so that the change feed need not read them again"""
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
+        self._notifications.close()
         self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -70,51 +81,52 @@ class Store:
         new: NewWorkload,
         files: Sequence[tuple[str, bytes, bool]] = (),
         decision: NewDecision | None = None,
+        cap: Cap | None = None,
         *,
         now: float,
     ) -> Workload:
-        """Remember a submission; Conflict if its id is taken or its owner's server has a live session."""
-        [answer] = self.add_workloads([(new, files, decision)], now=now)
+        """Add a submission; Conflict if its id is taken or its owner's server has a live session, TooMany by a cap."""
+        [answer] = self.add_workloads([(new, files, decision, cap)], now=now)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def add_workloads(
         self,
-        submissions: Sequence[tuple[NewWorkload, Sequence[tuple[str, bytes, bool]] | FilesOf, NewDecision | None]],
+        submissions: Sequence[Submission | tuple[Any, ...]],
         *,
         now: float,
-    ) -> list[Workload | ValueError | Conflict]:
-        """Remember many submissions in one transaction; one that cannot be taken does not hinder the others.
+    ) -> list[Workload | ValueError | Conflict | TooMany]:
+        """Add many submissions in one transaction; one that is refused does not hinder the others.
 
-        They are a microsecond apart, so that whoever came first stays first.
+        They are a microsecond apart, so that their order stays. Each is a Submission or a tuple of its fields.
         """
-        answers: list[Workload | ValueError | Conflict] = []
-        able: dict[int, writes.Submission] = {}
-        for at, (new, files, decision) in enumerate(submissions):
+        answers: list[Workload | ValueError | Conflict | TooMany] = []
+        able: dict[int, writes.Checked] = {}
+        for at, given in enumerate(submissions):
+            new, files, decision, cap = Submission(*given)
             try:
-                workload = rows.submitted(new, now + at / 1e6)
+                first = rows.submitted(new, now + at / 1e6)
                 if isinstance(files, FilesOf):
-                    able[at] = writes.Submission(workload, {}, decision, files.workload)
+                    able[at] = writes.Checked(first, {}, decision, cap, files.workload)
                 else:
-                    able[at] = writes.Submission(workload, writes.digests(files), decision)
-                answers.append(able[at].workload)
+                    able[at] = writes.Checked(first, writes.digests(files), decision, cap)
+                answers.append(first)
             except ValueError as error:
                 answers.append(error)
         if not able:
             return answers
         changed: list[Workload] = []
         with self._database.write(changed) as connection:
-            conflicts = writes.add_workloads(connection, list(able.values()))
-            for (at, submission), conflict in zip(able.items(), conflicts, strict=True):
-                if conflict is None:
+            refusals = writes.add_workloads(connection, list(able.values()))
+            for (at, submission), refusal in zip(able.items(), refusals, strict=True):
+                if refusal is None:
                     changed.append(submission.workload._replace(source=""))
                 else:
-                    answers[at] = conflict
+                    answers[at] = refusal
             added = {workload.id for workload in changed}
-            writes.tell_workloads(connection, changed, now)
             said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
-            writes.decide(connection, said, now)
+            writes.log(connection, changed, said, now)
         self._know(changed)
         return answers
 
@@ -138,9 +150,8 @@ class Store:
         cursor: str | None = None,
     ) -> tuple[list[Workload], str | None]:
         """Read one page, newest submission first, without `source`; the second value is the next page's cursor."""
-        conditions = reads.matching(kind, owner, teams, states)
         with self._database.read() as connection:
-            return reads.page(connection, conditions, limit, cursor)
+            return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
         """Read the files that came with a submission, by path."""
@@ -169,11 +180,10 @@ class Store:
         with self._database.write(told) as connection:
             if term is not None:
                 writes.lead(connection, term)
-            changed = writes.change(connection, changes, self._known)
+            changed = writes.change(connection, changes, self._known, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
-            writes.tell_workloads(connection, changed, now)
-            writes.decide(connection, [d for d in decisions if d.workload not in skipped], now)
+            writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
             told += changed
         self._know(changed)
         return applied
@@ -185,6 +195,9 @@ class Store:
                 self._known[workload.id] = workload
             else:
                 self._known.pop(workload.id, None)
+                self._ended[workload.id] = workload.version
+        while len(self._ended) > replicas.ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     # -- decisions and events
 
@@ -201,7 +214,7 @@ class Store:
         With `owner`, decisions about what is theirs count too, in whatever team or in none.
         """
         with self._database.read() as connection:
-            return reads.decision_log(connection, workload, teams, owner, limit, before)
+            return pages.decision_page(connection, workload, teams, owner, limit, before)
 
     def events(self, after: int, limit: int = 500) -> list[Event]:
         """Read what happened after event `after`, oldest first."""
@@ -266,29 +279,61 @@ class Store:
             writes.add_event(connection, "policy", None, author, told, now)
         return added
 
-    # -- keeping house
+    # -- replicas
+
+    def leader_lock(self, deadline: float) -> LeaderLock:
+        """Return the lock that only one replica holds; a holder that is silent for `deadline` seconds loses it."""
+        return leader_lock(self._database, deadline)
 
     def take_term(self, holder: str, now: float) -> int:
-        """Begin to lead: the newest term wins, all older ones can no longer commit."""
+        """Begin the next term: older ones can no longer commit. Call it with the leader's lock held."""
         with self._database.write() as connection:
             return writes.take_term(connection, holder, now)
 
-    def prune(
-        self,
-        now: float,
-        keep_events_seconds: float = 7 * DAY,
-        keep_decisions_seconds: float = 365 * DAY,
-        keep_workloads_seconds: float | None = None,
-    ) -> Pruned:
-        """Forget what is older, at most some thousands per call; workloads (None: keep all) by their end."""
-        ended = None if keep_workloads_seconds is None else now - keep_workloads_seconds
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas may write to this database."""
+        return not self._database.sqlite
+
+    def wait_for_commit(self, timeout: float) -> bool:
+        """Wait until another replica has committed; False when time is up, or where that cannot be known."""
+        return self._notifications.wait(timeout)
+
+    def follow(self, after: int) -> Followed:
+        """Read what changed after event `after`, and call the listeners with what this process does not know yet."""
+        found = Followed(after)
+
+        def read(connection: Connection) -> list[Workload] | None:
+            nonlocal found
+            found = replicas.changed_after(connection, after, self._known, self._ended)
+            self._know(found.rows)
+            return found.rows if found.last > after else None
+
+        self._database.follow(read)
+        return found
+
+    def renew_leases(self, ids: Collection[str], until: float) -> None:
+        """Write that these sessions were renewed; neither their version nor their state changes."""
         with self._database.write() as connection:
-            return writes.prune(connection, now - keep_events_seconds, now - keep_decisions_seconds, ended)
+            replicas.renew_leases(connection, ids, until)
+
+    def lease_times(self) -> dict[str, float | None]:
+        """Return when the lease of each live session ends, as it was last written."""
+        with self._database.read() as connection:
+            return replicas.lease_times(connection)
 
     def size(self) -> int:
-        """Tell how many bytes the database takes."""
+        """Return the bytes that the database takes on disk."""
         return self._database.size()
 
-    def healthy(self) -> bool:
-        """Say whether a write could be made now."""
-        return self._database.writable()
+    def free_bytes(self) -> int:
+        """Return the bytes of an SQLite file that new rows can use before it grows (0 on PostgreSQL)."""
+        return free_bytes(self._database)
+
+    def failure(self) -> str | None:
+        """Return what is wrong with the last write (None: nothing); it waits for no lock and no database."""
+        return self._database.failure()
+
+    def probe(self, older_than: float = 10.0) -> None:
+        """Begin and end an empty write, unless one succeeded in the last `older_than` seconds, for `failure`."""
+        self._database.probe(older_than)

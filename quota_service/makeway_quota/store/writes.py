@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, Text, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows
-from .errors import Conflict, Deposed
-from .many import Many
-from .records import ENDED, Change, File, NewDecision, PolicyVersion, Pruned, Workload
+from .errors import Conflict, Deposed, TooMany
+from .many import Lookup, Many
+from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c
 ADD_WORKLOADS = Many(insert(workloads))
 ADD_ATTEMPTS = Many(insert(attempts))
-ADD_DECISION = insert(decisions)
+ADD_DECISIONS = Many(insert(decisions))
 ADD_EVENT = insert(events)
 ADD_EVENTS = Many(ADD_EVENT)
 SET_WORKLOADS = Many(update(workloads).where(workloads.c.id == bindparam("one")))
@@ -31,6 +31,7 @@ CLOSE_ATTEMPTS = Many(
         == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
     )
 )
+NUMBERS = Lookup(A.workload, A.workload, A.number)
 SHARE_FILES = insert(files).from_select(
     ["workload", "path", "executable", "blob"],
     select(bindparam("new", type_=Text), files.c.path, files.c.executable, files.c.blob).where(
@@ -38,46 +39,68 @@ SHARE_FILES = insert(files).from_select(
     ),
 )
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
-AT_ONCE = 10_000
-"""How many rows of a table one `prune` removes at most, so that nobody waits long for it."""
+MOST_NAMED = 10
+"""Workloads that the refusal of one too many brings along."""
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A workload to remember, with its files by content and the line about it for the log."""
+class Checked:
+    """A submission whose values can be stored: its first row, and its files with the digests of their content."""
 
     workload: Workload
     blobs: Mapping[File, str]
     decision: NewDecision | None = None
+    cap: Cap | None = None
     files_of: str | None = None
     """the workload that it shares its files with, instead of having `blobs`"""
 
 
-def add_workloads(connection: Connection, submissions: Sequence[Submission]) -> list[Conflict | None]:
-    """Insert submissions with their sources and files; for each, None or why its id or its server's place is taken."""
-    taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
-    originals = reads.ids_taken(connection, list({s.files_of for s in submissions if s.files_of is not None}))
-    places: dict[tuple[str, str], Workload] = {}
-    answers: list[Conflict | None] = []
-    added: list[Submission] = []
-    for submission in submissions:
-        new = submission.workload
-        conflict = _id_taken(connection, new) if new.id in taken else None
-        if conflict is None and submission.files_of is not None and submission.files_of not in originals:
-            conflict = Conflict(f"the workload {submission.files_of} is gone, so its files cannot be shared", None)
-        if conflict is None and new.kind == "session" and new.live:
-            place = (new.owner, new.server)
-            there = places.get(place) or reads.live_session(connection, *place)
-            if there is None:
-                places[place] = new
-            else:
-                conflict = Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
-        answers.append(conflict)
-        if conflict is None:
-            taken.add(new.id)
-            added.append(submission)
-    _insert(connection, added)
+def add_workloads(connection: Connection, submissions: Sequence[Checked]) -> list[Conflict | TooMany | None]:
+    """Insert submissions with their sources and files; for each, return None or why it was refused."""
+    gate = _Gate(connection, submissions)
+    answers = [gate.refusal(submission) for submission in submissions]
+    _insert(connection, [s for s, refused in zip(submissions, answers, strict=True) if refused is None])
     return answers
+
+
+class _Gate:
+    """Check submissions against the rows that are there and those admitted before them in the same transaction."""
+
+    def __init__(self, connection: Connection, submissions: Sequence[Checked]) -> None:
+        self._connection = connection
+        self._taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
+        self._originals = reads.ids_taken(connection, list({s.files_of for s in submissions if s.files_of is not None}))
+        self._servers: dict[tuple[str, str], Workload] = {}
+        self._counts: dict[tuple[str, Cap], int] = {}
+
+    def refusal(self, submission: Checked) -> Conflict | TooMany | None:
+        """Admit a submission (None), or return why it cannot be taken."""
+        new = submission.workload
+        if new.id in self._taken:
+            return _id_taken(self._connection, new)
+        if submission.files_of is not None and submission.files_of not in self._originals:
+            return Conflict(f"the workload {submission.files_of} is gone, so its files cannot be shared", None)
+        if new.kind == "session" and new.live:
+            there = self._servers.get((new.owner, new.server))
+            there = there or reads.live_session(self._connection, new.owner, new.server)
+            if there is not None:
+                return Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
+        if submission.cap is not None and (refused := self._beyond(new.owner, submission.cap)):
+            return refused
+        self._taken.add(new.id)
+        if new.kind == "session" and new.live:
+            self._servers[new.owner, new.server] = new
+        return None
+
+    def _beyond(self, owner: str, cap: Cap) -> TooMany | None:
+        """Return the refusal of one more workload under a cap, or count it."""
+        if (owner, cap) not in self._counts:
+            self._counts[owner, cap] = reads.count_capped(self._connection, owner, cap)
+        if self._counts[owner, cap] >= cap.most:
+            existing = reads.capped(self._connection, owner, cap, MOST_NAMED)
+            return TooMany(f"{owner} has {cap.most} {cap.kind}s, and that is the most", existing, cap.most)
+        self._counts[owner, cap] += 1
+        return None
 
 
 def _id_taken(connection: Connection, new: Workload) -> Conflict:
@@ -86,7 +109,7 @@ def _id_taken(connection: Connection, new: Workload) -> Conflict:
     return Conflict(f"there is a {kind} {new.id} already; give every submission its own id", there)
 
 
-def _insert(connection: Connection, added: Sequence[Submission]) -> None:
+def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     if added:
         values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
@@ -128,8 +151,10 @@ def lead(connection: Connection, term: int) -> None:
         raise Deposed(term, newest, holder)
 
 
-def change(connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload]) -> list[Workload]:
-    """Apply those whose expectation holds and answer what these workloads are now.
+def change(
+    connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload], now: float
+) -> list[Workload]:
+    """Apply the changes whose expectation holds and return what these workloads are now.
 
     `known` saves reading: rows that were read or written before, used where their version is still the same.
     """
@@ -145,6 +170,8 @@ def change(connection: Connection, changes: Sequence[Change], known: Mapping[str
     before = reads.current(connection, ids, known)
     numbers = _attempt_numbers(connection, [c.workload for c in changes if c.open_attempt])
     applied = [c for c in changes if c.workload in before and expected(c, before[c.workload], numbers)]
+    for c in applied:
+        _keep_end(columns[c.workload], before[c.workload], now)
     changed = [after(before[c.workload], columns[c.workload]) for c in applied]
     _update(connection, SET_WORKLOADS, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
     _update(connection, CLOSE_ATTEMPTS, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
@@ -164,8 +191,16 @@ def _update(connection: Connection, statement: Many, values: Iterable[dict[str, 
         statement.run(connection, group)
 
 
+def _keep_end(columns: dict[str, object], before: Workload, now: float) -> None:
+    """Set `ended_at` where a change sets the state alone: it is null exactly while the workload is live."""
+    if "state" in columns or "ended_at" in columns:
+        ended = columns.get("state", before.state) in ENDED
+        if ended != (columns.get("ended_at", before.ended_at) is not None):
+            columns["ended_at"] = now if ended else None
+
+
 def after(now: Workload, columns: Mapping[str, object]) -> Workload:
-    """Tell what a workload is once these columns are set."""
+    """Return a workload with these columns set and the next version."""
     return rows.changed(now, rows.decode(columns))
 
 
@@ -182,38 +217,35 @@ def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bo
 
 
 def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[str, int]]:
-    found: set[tuple[str, int]] = set()
-    for begin in range(0, len(ids), 500):
-        query = select(A.workload, A.number).where(A.workload.in_(ids[begin : begin + 500]))
-        found.update((workload, number) for workload, number in connection.execute(query).all())
-    return found
+    return {(workload, number) for workload, number in NUMBERS.run(connection, ids)}
 
 
-def tell_workloads(connection: Connection, changed: Iterable[Workload], now: float) -> None:
-    """Write an event for every workload that is not what it was."""
+def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewDecision], now: float) -> None:
+    """Write decisions to their log, and an event for every changed workload and every decision."""
     told = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
+    if made:
+        facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
+        ids = _decision_ids(connection, len(made))
+        ADD_DECISIONS.run(connection, [_decision(id, each, now) for id, each in zip(ids, facts, strict=True)])
+        told += [
+            _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
+            for id, new, each in zip(ids, made, facts, strict=True)
+        ]
     ADD_EVENTS.run(connection, told)
 
 
-def decide(connection: Connection, made: Sequence[NewDecision], now: float) -> None:
-    """Write decisions to the log, and an event for each."""
-    if not made:
-        return
-    facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
-    values = [
-        {
-            **{name: rows.clean(value) for name, value in each.items()},
-            "at": now,
-            "numbers": rows.to_json(each["numbers"]),
-        }
-        for each in facts
-    ]
-    ids = connection.execute(ADD_DECISION.returning(decisions.c.id, sort_by_parameter_order=True), values).scalars()
-    told = [
-        _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
-        for new, each, id in zip(made, facts, ids, strict=True)
-    ]
-    ADD_EVENTS.run(connection, told)
+def _decision_ids(connection: Connection, count: int) -> Sequence[int]:
+    """Return the ids of the next decisions; asking for them costs less than reading back what the database chose."""
+    if connection.dialect.name == "sqlite":
+        last = connection.exec_driver_sql("SELECT seq FROM sqlite_sequence WHERE name = 'decisions'").scalar() or 0
+        return range(last + 1, last + 1 + count)
+    query = "SELECT nextval(pg_get_serial_sequence('decisions', 'id')) FROM generate_series(1, %s)"
+    return [int(id) for id in connection.exec_driver_sql(query, (count,)).scalars()]
+
+
+def _decision(id: int, facts: Mapping[str, Any], now: float) -> dict[str, object]:
+    values = {name: rows.clean(value) for name, value in facts.items()}
+    return {"id": id, **values, "at": now, "numbers": rows.to_json(facts["numbers"])}
 
 
 def add_event(
@@ -263,23 +295,3 @@ def take_term(connection: Connection, holder: str, now: float) -> int:
     connection.execute(insert(terms), {"term": newest + 1, "holder": rows.clean(holder), "at": now})
     connection.execute(delete(terms).where(terms.c.term < newest - 100))
     return newest + 1
-
-
-def prune(connection: Connection, events_before: float, decisions_before: float, ended_before: float | None) -> Pruned:
-    """Remove what is older, but never the newest event: who listens goes on from its id."""
-    newest = select(func.max(events.c.id)).scalar_subquery()
-    gone_events = _remove(connection, events, events.c.at < events_before, events.c.id < newest)
-    gone_decisions = _remove(connection, decisions, decisions.c.at < decisions_before)
-    gone: tuple[str, ...] = ()
-    if ended_before is not None:
-        old = (workloads.c.state.in_(ENDED), workloads.c.ended_at < ended_before)
-        query = select(workloads.c.id).where(*old).order_by(workloads.c.ended_at, workloads.c.id).limit(500)
-        gone = tuple(connection.execute(query).scalars())
-        connection.execute(delete(workloads).where(workloads.c.id.in_(gone)))
-        connection.execute(delete(blobs).where(blobs.c.digest.not_in(select(files.c.blob))))
-    return Pruned(gone_events, gone_decisions, gone)
-
-
-def _remove(connection: Connection, table: Table, *old: Any) -> int:
-    ids = select(table.c.id).where(*old).order_by(table.c.id).limit(AT_ONCE)
-    return connection.execute(delete(table).where(table.c.id.in_(ids))).rowcount

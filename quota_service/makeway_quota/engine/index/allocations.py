@@ -60,6 +60,8 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
             if name in cluster.allocations and name not in kept:
                 _rise(cluster, cluster.allocations[name], crowded)
                 beneficiaries.add(old.evicted_for or "")
+            if old.state in ADMITTED and name not in kept:
+                _note_absent(cluster, old, False)
             cluster.yielding.discard(name)
     for workload in told:
         if workload.state not in LIVE:
@@ -121,7 +123,7 @@ def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
         del cluster.fresh[workload.id]
     for part in allocation.parts:
         part.node.placed[workload.id] = allocation
-        part.node.pool.moved.append(part.node.position)
+        part.node.pool.moved.append(part.node)
     cluster.note(allocation)
 
 
@@ -144,11 +146,14 @@ def _time(cluster: Cluster, workload: Workload) -> None:
         cluster.yielding.add(workload.id)
     elif at < inf:
         heappush(cluster.yields_at, (at, workload.id))
+        if len(cluster.yields_at) > 4 * len(cluster.workloads) + 64:  # a workload may be entered many times
+            cluster.yields_at = sorted(set(cluster.yields_at))
 
 
 def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
     """Seat running work; where devices are not known, the whole node is arranged anew afterwards."""
     need = cluster.need(workload)
+    _note_absent(cluster, workload, True)
     parts = _parts(cluster, workload, need)
     allocation = (
         Allocation(workload, need, parts[0].node.pool, parts, 0) if parts else _unplaced(cluster, workload, need)
@@ -170,6 +175,18 @@ def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) ->
                 crowded[name] = node
     if workload.state == "checkpointing" and workload.evicted_for is not None:
         cluster.promised_by.setdefault(workload.evicted_for, []).append(allocation)
+
+
+def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
+    """Note, or forget, that a placement names nodes that are not in the inventory: they may come (back)."""
+    for placed in workload.placement:
+        ids = cluster.absent.get(placed.node)
+        if there and placed.node not in cluster.nodes:
+            cluster.absent.setdefault(placed.node, set()).add(workload.id)
+        elif not there and ids is not None:
+            ids.discard(workload.id)
+            if not ids:
+                del cluster.absent[placed.node]
 
 
 def _unplaced(cluster: Cluster, workload: Workload, need: Need) -> Allocation | None:
@@ -284,11 +301,12 @@ def restore_nominations(cluster: Cluster) -> None:
             continue
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
             continue  # a device of the promise is gone
-        if _takes(parts, need):
+        if fits_later(parts, need):
             cluster.nominate(workload, need, parts)
 
 
-def _takes(parts: Iterable[Part], need: Need) -> bool:
+def fits_later(parts: Iterable[Part], need: Need) -> bool:
+    """Whether a placement is free once everything that terminates has left and nominations are kept."""
     wanted: dict[tuple[str, int], int] = {}
     hosted: dict[str, int] = {}
     for part in parts:

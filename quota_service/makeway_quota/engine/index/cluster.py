@@ -11,9 +11,10 @@ from typing import Any
 
 from ..request import Need, need_of
 from ..rules.quota import Account, Ledger, Line
-from ..state import Node, Profile, Snapshot, Workload
-from .allocations import build, repack, restore_nominations
+from ..state import Profile, Snapshot, Workload
+from .allocations import build, restore_nominations
 from .nodes import Allocation, NodeState, Part, PoolState, placement_of
+from .rooms import Rooms
 
 NOBODY = 1 << 30
 """After every priority."""
@@ -29,6 +30,8 @@ class Cluster:
         self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
         self.policies = frozenset(p.name for p in snapshot.policies)
         self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in sorted(snapshot.pools, key=lambda p: p.name)}
+        self.declared = frozenset(self.pools)
+        """The pools of the snapshot, without those that only a node names."""
         self.ledger = Ledger(sorted(snapshot.policies, key=lambda p: p.name))
         self.nodes: dict[str, NodeState] = {}
         self.workloads: dict[str, Workload] = {}
@@ -47,16 +50,18 @@ class Cluster:
         """What a search for victims learned that the next one may use."""
         self.answers: dict[tuple[object, ...], Any] = {}
         """What was found out about the finished plan, for those who wait and ask the same."""
-        self.capacities: dict[tuple[str, Need], tuple[int, int]] = {}
-        """How many workers the nodes of a pool would host, were they empty: all nodes, and those that are up."""
-        self.rooms: dict[tuple[object, ...], Any] = {}
-        """When there will be room for a need in a pool, kept from one decision to the next."""
+        self.rooms = Rooms()
+        """What room there is and will be for a need in a pool, kept from one decision to the next."""
+        self.absent: dict[str, set[str]] = {}
+        """Nodes that are not in the inventory, and the ids of admitted workloads whose placement names them."""
         self.endings: dict[Line, Any] = {}
         """Who ends when under a limit, kept likewise."""
         self.stoppable: dict[str, dict[str, int]] = {}
         """Pool to policy to the lowest priority among its work there that may be stopped."""
         self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
         """Pool and policy to all the work there that may be stopped, by id."""
+        self.without_gpus: dict[str, dict[str, Allocation]] = {}
+        """Pool to the preemptible work there that holds no GPUs, by id."""
         self.yielding: set[str] = set()
         """The ids of those who ran so long that they count one priority lower."""
         self.yields_at: list[tuple[float, str]] = []
@@ -80,17 +85,10 @@ class Cluster:
         self.rankings.clear()
         self.answers.clear()
         self.ledger.grown.clear()
+        self.rooms.begin()
         for pool in self.pools.values():
             pool.begin()
         restore_nominations(self)
-
-    def renew(self, node: Node) -> None:
-        """Take a node as it is now: up or down, cordoned, or with other strangers on it."""
-        state = self.nodes[node.name]
-        repack(self, state, node)
-        state.pool.packing = None
-        self.capacities.clear()
-        self.rooms.clear()
 
     def take_back(self) -> None:
         """Undo all moves of a decision, so that everything is as the snapshot showed it, and nothing promised."""
@@ -110,7 +108,7 @@ class Cluster:
     def need(self, workload: Workload) -> Need:
         """Give what a workload asks for."""
         w = workload
-        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory)
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid)
         need = self._needs.get(key)
         if need is None:
             need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))
@@ -138,11 +136,21 @@ class Cluster:
         return workload.priority - (workload.id in self.yielding)
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
-        """List a team's work in a pool that may be stopped, has not been told to go, and has a lower priority."""
-        yielding = self.yielding
-        for name, allocation in self.loose.get((pool.pool.name, policy), {}).items():
-            if allocation.workload.priority - (name in yielding) < priority and not allocation.terminating:
+        """List a policy's preemptible work in a pool that is not terminating and has a lower priority."""
+        for allocation in self.loose.get((pool.pool.name, policy), {}).values():
+            if not allocation.terminating and self.is_below(allocation.workload, priority):
                 yield allocation
+
+    def is_below(self, workload: Workload, priority: int) -> bool:
+        """Whether a workload has a lower priority than this, so that work of its own policy may evict it (rule 5.7)."""
+        return self.priority(workload) < priority
+
+    def is_protected(self, workload: Workload) -> bool:
+        """Whether a running workload is younger than the `min_runtime` of its profile."""
+        if workload.profile not in self.protecting:
+            return False
+        least = self.profiles[workload.profile].min_runtime
+        return workload.started_at is None or self.now - workload.started_at < least
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""
@@ -251,7 +259,11 @@ class Cluster:
         workload, pool = allocation.workload, allocation.pool.pool.name
         for line in self.account(workload).limiting(pool):
             line.see(workload.id, allocation if sign > 0 else None)
-        if workload.non_preemptible or not allocation.amount:
+        if workload.non_preemptible:
+            return
+        if not allocation.amount:
+            light = self.without_gpus.setdefault(pool, {})
+            light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
             return
         key = (pool, workload.policy)
         if sign > 0:

@@ -1,8 +1,8 @@
-"""The engine kept on its feet between decisions: only what changed is put in its place again.
+"""Keep the engine's state between decisions: only what changed is put in its place again.
 
 `IncrementalEngine.plan` returns what `schedule` returns for the same snapshot, without building the cluster anew.
-What a decision does to the cluster is undone at its end: what was decided is true once the world says so, and comes
-back as a change. Starts wait where they are until the next change, which confirms most of them.
+The effects of a decision on the cluster are undone at its end: a decision is true once the world shows it, and comes
+back as a change. Starts stay where they are until the next change, which confirms most of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from heapq import heappop
 from ..plan import Plan
 from ..schedule import decide
 from ..state import Node, Policy, Snapshot, Workload
+from . import membership
 from .allocations import change
 from .cluster import Cluster
 from .queues import PendingQueues
@@ -23,33 +24,61 @@ class IncrementalEngine:
     """One cluster and its queues. Not for several threads at once."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._stand(snapshot)
+        self._build(snapshot)
 
-    def _stand(self, snapshot: Snapshot) -> None:
-        self.shown = replace(snapshot, workloads=())
+    def _build(self, snapshot: Snapshot) -> None:
+        self.shown = replace(snapshot, nodes=(), workloads=())
         self.cluster = Cluster(snapshot)
         self.cluster.take_back()
         self.queues = PendingQueues(self.cluster)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Take the pools, nodes, profiles, policies and settings as they are now; the workloads are not looked at."""
-        old, new = self.shown, replace(snapshot, workloads=())
-        nodes = {} if old.nodes is new.nodes else _nodes_that_changed(old, new)
+        """Take everything as it is now but the workloads, which are not looked at."""
+        self.use(snapshot)
+        known = self.cluster.nodes
+        changed = [n for n in snapshot.nodes if n.name not in known or known[n.name].node != n]
+        gone = known.keys() - {node.name for node in snapshot.nodes}
+        if changed or gone:
+            self.change_nodes(changed, gone)
+
+    def use(self, snapshot: Snapshot) -> None:
+        """Take the pools, profiles, policies and settings as they are now; everything is built anew if they differ.
+
+        Neither nodes nor workloads are looked at. A policy's history alone is taken as it is.
+        """
+        old, new = self.shown, replace(snapshot, nodes=(), workloads=())
         history = old.policies is not new.policies and _without_history(old) == _without_history(new)
-        same = replace(old, now=new.now, nodes=new.nodes, policies=new.policies if history else old.policies) == new
-        if nodes is None or not same:
-            self._stand(replace(snapshot, workloads=tuple(self.cluster.workloads.values())))
+        if replace(old, now=new.now, policies=new.policies if history else old.policies) != new:
+            self._build_anew(new)
             return
         self.shown = new
-        if nodes:
-            self.cluster.take_back()
         if history:
             for policy in new.policies:
                 self.cluster.ledger.account(policy.name).policy = policy
             for account in self.cluster.ledger.accounts.values():
                 account.forget()
-        for node in nodes.values():
-            self.cluster.renew(node)
+
+    def change_nodes(self, nodes: Iterable[Node], gone: Iterable[str] = ()) -> None:
+        """Take nodes that are new or not what they were, and the names of those that are no more."""
+        cluster, news, left = self.cluster, list(nodes), list(gone)
+        known = [cluster.nodes[name].node for name in {*left, *(n.name for n in news)} if name in cluster.nodes]
+        if not all(membership.known_pool(cluster, node) for node in (*news, *known)):
+            named = {name: state.node for name, state in cluster.nodes.items() if name not in left}
+            self._build_anew(self.shown, (named | {node.name: node for node in news}).values())
+            return
+        cluster.take_back()
+        others: set[str] = set()
+        for name in left:
+            others |= membership.remove(cluster, name)
+        for node in news:
+            others |= membership.put(cluster, node)
+        self.queues.change(others)
+
+    def _build_anew(self, snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> None:
+        """Build everything from a snapshot without nodes and workloads, and those that are known."""
+        cluster = self.cluster
+        found = [state.node for state in cluster.nodes.values()] if nodes is None else nodes
+        self._build(replace(snapshot, nodes=tuple(found), workloads=tuple(cluster.workloads.values())))
 
     def change(self, workloads: Iterable[Workload], gone: Iterable[str] = ()) -> None:
         """Take workloads that are new or not what they were, and the ids of those that are no more."""
@@ -58,7 +87,7 @@ class IncrementalEngine:
         self.queues.change({*(w.id for w in told), *left, *others})
 
     def plan(self, now: float, why: bool = True) -> Plan:
-        """Decide about the world as it was told last; without `why` nobody is told why they wait."""
+        """Decide about the world as it was shown last; without `why` the plan has no reasons for waiting."""
         self.cluster.take_back()
         self.cluster.now = now
         self._let_yield()
@@ -70,16 +99,16 @@ class IncrementalEngine:
             self.cluster.take_back_but_starts()
 
     def _let_yield(self) -> None:
-        """Look again at who ran long enough by now to yield."""
+        """Lower the priority of workloads that ran long enough by now."""
         cluster, due = self.cluster, set()
         while cluster.yields_at and cluster.yields_at[0][0] <= cluster.now:
             due.add(heappop(cluster.yields_at)[1])
-        told = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
-        if told:
-            self.change(told)
+        found = [cluster.workloads[name] for name in sorted(due) if name in cluster.workloads]
+        if found:
+            self.change(found)
 
     def in_quota(self, workload: Workload) -> bool:
-        """Say whether a workload would be within the reservation in one of its pools, as things are."""
+        """Whether a workload would be within the reservation in one of its pools, as things are."""
         cluster = self.cluster
         cluster.take_back()
         cluster.begin()
@@ -89,21 +118,6 @@ class IncrementalEngine:
             return any(cluster.ledger.in_quota(account, name, amount, workload.non_preemptible) for name in names)
         finally:
             cluster.take_back()
-
-
-def _nodes_that_changed(old: Snapshot, new: Snapshot) -> dict[str, Node] | None:
-    """List the nodes that are not what they were; None if some came or went, or changed their pool or devices."""
-    before = {node.name: node for node in old.nodes}
-    if len(before) != len(new.nodes):
-        return None
-    changed = {}
-    for node in new.nodes:
-        known = before.get(node.name)
-        if known is None or known.pool != node.pool or known.gpus != node.gpus or known.devices != node.devices:
-            return None
-        if known != node:
-            changed[node.name] = node
-    return changed
 
 
 def _without_history(snapshot: Snapshot) -> list[Policy]:

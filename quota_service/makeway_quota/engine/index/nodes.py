@@ -36,6 +36,7 @@ class NodeState:
         "future",
         "guessed",
         "indexed",
+        "listed",
         "memory_future",
         "memory_open",
         "node",
@@ -50,7 +51,7 @@ class NodeState:
     )
 
     def __init__(self, node: Node, pool: PoolState, position: int) -> None:
-        self.pool, self.position, self.indexed = pool, position, False
+        self.pool, self.position, self.indexed, self.listed = pool, position, False, True
         self.allocations: dict[str, Allocation] = {}
         self.guessed = 0
         self.placed: dict[str, Allocation] = {}
@@ -95,7 +96,7 @@ class NodeState:
         milli, opened, future, free = part.milli, self.open, self.future, self.free
         self.pool.touch(self)
         if not for_a_while:
-            self.pool.moved.append(self.position)
+            self.pool.moved.append(self)
         whole_free, whole_future = self.whole_free, self.whole_future
         freed = 0
         for at in part.devices:
@@ -121,7 +122,8 @@ class NodeState:
 
     def suits(self, need: Need) -> bool:
         """Say whether work of this need may run here at all."""
-        return self.usable and (not need.models or self.node.model in need.models)
+        suited = self.usable and (not need.models or self.node.model in need.models)
+        return suited and (not need.avoid or self.node.name not in need.avoid)
 
     def workers(self, need: Need, later: bool) -> int:
         """Count how many workers of this need the node could host, now or later."""
@@ -207,7 +209,7 @@ class PoolState:
         self.first: dict[int, list[int]] = {}
         """What was free on the nodes that were touched in this decision, before it began."""
         self.touched: list[int] = []
-        self.moved: list[int] = []
+        self.moved: list[NodeState] = []
         """The same nodes, but for what is only taken off them for a while."""
         self.rounds = 0
         """How many times these lists were started_now anew."""
@@ -227,6 +229,11 @@ class PoolState:
             self.add(node)
         self.touched.clear()
         self.moved.clear()
+
+    def widen(self, devices: int) -> None:
+        """Make room in the index for nodes with so many devices."""
+        for buckets in (self.by_free, self.by_future):
+            buckets.extend([] for _ in range(devices + 1 - len(buckets)))
 
     def begin(self) -> None:
         """Begin a decision: what is free now is what was free at first."""
@@ -248,7 +255,7 @@ class PoolState:
     def drop(self, node: NodeState) -> None:
         """Take a node off the sums and the index."""
         self.touch(node)
-        self.moved.append(node.position)
+        self.moved.append(node)
         if node.usable:
             self.free -= sum(node.free)
             self.future -= sum(node.future)

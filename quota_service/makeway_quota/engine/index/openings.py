@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from ..request import Need
 from ..state import GPU
@@ -20,15 +18,14 @@ KNOWN = (UNKNOWN, 0, 0)
 """After every moment that is known."""
 NOW = -1.0
 """Before every moment: what is there already, or should be."""
-Floats = npt.NDArray[np.float64]
 Ends = Callable[[Allocation], float | None]
 """When somebody who runs is gone; None where nobody knows."""
 When = tuple[float, int, int]
 """A time, then (where that is unknown) the milli-GPUs of sessions and of jobs that have to end first."""
 Allocations = list[tuple[Allocation, float | None]]
 """Those on a node, and when each is gone."""
-Key = tuple[When, int, int, int]
-"""The order of openings: when, those with room for all first, the node's position, how many workers."""
+Key = tuple[When, int, str, int]
+"""The order of openings: when, those with room for all first, the node's name, how many workers."""
 
 
 class Opening(NamedTuple):
@@ -102,51 +99,60 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
 
 
 class Foreseen:
-    """When a pool will have room for a need: what each node says, asked again only where something happened.
+    """When a pool will have room for a need: what each node answers, asked again only where something happened.
 
-    A node's answer stands until something moves there, or until somebody there should have ended by now. `latest` is
-    the last moment that is of interest.
+    A node's answer stands until something moves there, or until work there should have ended by now. `latest` is
+    the last moment that is of interest. Nodes are ordered by name, as in the pool, so that none is numbered anew
+    when another comes or goes.
     """
 
     def __init__(self, pool: PoolState, need: Need, latest: When) -> None:
         self.pool, self.need, self.latest = pool, need, latest
         self.rounds, self.seen, self.now = -1, 0, UNKNOWN
-        self.openings: list[dict[int, Opening]] = [{} for _ in pool.nodes]
-        """Of each node, by how many workers it hosts then."""
-        self.holds: Floats = np.full(len(pool.nodes), UNKNOWN)
-        """Until when each node's answer stands."""
-        self.soonest = UNKNOWN
-        """The first of these moments, or one before it."""
+        self._openings: dict[str, dict[int, Opening]] = {}
+        """Node to its openings, by how many workers it hosts then."""
+        self._stands: dict[str, tuple[float, NodeState]] = {}
+        """Node to the moment until which its answer stands, and to itself."""
+        self._due: list[tuple[float, str]] = []
+        """The same moments as a heap; an entry that is not in `_stands` any more is void."""
+        self._keys: dict[str, list[Key]] = {}
         self._order: list[Key] = []
-        self._keys: list[list[Key]] = [[] for _ in pool.nodes]
-        self._in_the_end = [0] * len(pool.nodes)
+        self._in_the_end: dict[str, int] = {}
         """How many workers each node will host."""
+        self._total = 0
 
     def when(self, now: float, ends: Ends) -> float | None:
-        """Give the time of the first room for all workers; None if there is some now, or nobody knows."""
+        """Return the time of the first room for all workers; None if there is some now, or if it is not known."""
         found = self.room(now, ends)
         return found[0][0] if found and now < found[0][0] < UNKNOWN else None
 
     def room(self, now: float, ends: Ends) -> tuple[When, list[Opening]] | None:
-        """Find when the pool first has room for all the workers, and on which nodes; None if it never will."""
+        """Return when the pool first has room for all the workers, and on which nodes; None if it never will."""
         self._catch_up(now, ends)
         least, total = self.need.least, 0
-        chosen: dict[int, Opening] = {}
-        for (when, non_preemptible, loose), _, position, workers in self._order:
-            opening = self.openings[position][workers]
+        chosen: dict[str, Opening] = {}
+        for (when, non_preemptible, loose), _, name, workers in self._order:
+            opening = self._openings[name][workers]
             moment = (max(when, now), non_preemptible, loose)
             if workers >= least:
                 return moment, [opening]
-            total += workers - (chosen[position].workers if position in chosen else 0)
-            chosen[position] = opening
+            total += workers - (chosen[name].workers if name in chosen else 0)
+            chosen[name] = opening
             if total >= least:
                 return moment, _without_spare(list(chosen.values()), least)
         return None
 
     def ever(self, now: float, ends: Ends) -> bool:
-        """Say whether there will ever be room for all the workers."""
+        """Whether there will ever be room for all the workers."""
         self._catch_up(now, ends)
-        return sum(self._in_the_end) >= self.need.least
+        return self._total >= self.need.least
+
+    def forget(self, name: str) -> None:
+        """Drop a node that left the pool."""
+        if name in self._keys:
+            self._put_in_order(name, [])
+            self._total -= self._in_the_end.pop(name)
+            del self._keys[name], self._openings[name], self._stands[name]
 
     def _catch_up(self, now: float, ends: Ends) -> None:
         pool = self.pool
@@ -154,37 +160,56 @@ class Foreseen:
         if not anew and self.seen == len(pool.moved) and now == self.now:
             return
         if anew:
-            for at in range(len(pool.nodes)):
-                self._keys[at] = self._ask(at, now, ends)
-            self._order = sorted(key for keys in self._keys for key in keys)
+            self._start_anew(now, ends)
         else:
-            due = self.soonest <= now
-            for at in {*pool.moved[self.seen :], *(np.flatnonzero(self.holds <= now).tolist() if due else ())}:
-                self._put_in_order(at, self._ask(at, now, ends))
-            if due:
-                self.soonest = float(self.holds.min())
+            for node in {*pool.moved[self.seen :], *self._outlived(now)}:
+                if node.listed:  # else it has left the pool since
+                    self._put_in_order(node.node.name, self._ask(node, now, ends))
         self.rounds, self.seen, self.now = pool.rounds, len(pool.moved), now
 
-    def _put_in_order(self, at: int, keys: list[Key]) -> None:
-        before = self._keys[at]
+    def _start_anew(self, now: float, ends: Ends) -> None:
+        self._openings, self._stands, self._due, self._in_the_end, self._total = {}, {}, [], {}, 0
+        self._keys = {node.node.name: self._ask(node, now, ends) for node in self.pool.nodes}
+        self._order = sorted(key for keys in self._keys.values() for key in keys)
+
+    def _outlived(self, now: float) -> Iterator[NodeState]:
+        """List the nodes whose answer stands no longer."""
+        while self._due and self._due[0][0] <= now:
+            moment, name = heappop(self._due)
+            until, node = self._stands.get(name, (None, None))
+            if node is not None and until == moment:
+                yield node
+
+    def _put_in_order(self, name: str, keys: list[Key]) -> None:
+        before = self._keys.get(name, [])
         if keys != before:
             for key in before:
                 del self._order[bisect_left(self._order, key)]
             for key in keys:
                 insort(self._order, key)
-            self._keys[at] = keys
+        self._keys[name] = keys
 
-    def _ask(self, at: int, now: float, ends: Ends) -> list[Key]:
-        """Ask one node anew; give its openings' places in the order."""
-        node, need = self.pool.nodes[at], self.need
+    def _ask(self, node: NodeState, now: float, ends: Ends) -> list[Key]:
+        """Return the places of one node's openings in the order, worked out anew."""
+        need, name = self.need, node.node.name
         allocations = [(allocation, ends(allocation)) for allocation in node.allocations.values()]
-        later = [end for _, end in allocations if end is not None and end > now]
-        self.holds[at] = stands = min(later, default=UNKNOWN)
-        self.soonest = min(self.soonest, stands)
+        stands = min([end for _, end in allocations if end is not None and end > now], default=UNKNOWN)
+        before = self._stands.get(name)
+        self._stands[name] = stands, node
+        if stands < UNKNOWN and (before is None or before[0] != stands):
+            self._note(stands, name)
         found = list(openings(node, need, now, allocations, self.latest)) if node.suits(need) else []
-        self.openings[at] = {opening.workers: opening for opening in found}
-        self._in_the_end[at] = found[-1].workers if found else 0
+        self._openings[name] = {opening.workers: opening for opening in found}
+        in_the_end = found[-1].workers if found else 0
+        self._total += in_the_end - self._in_the_end.get(name, 0)
+        self._in_the_end[name] = in_the_end
         return [
-            ((NOW, 0, 0) if o.when[0] <= now else o.when, -o.workers if o.workers >= need.least else 0, at, o.workers)
+            ((NOW, 0, 0) if o.when[0] <= now else o.when, -o.workers if o.workers >= need.least else 0, name, o.workers)
             for o in found
         ]
+
+    def _note(self, stands: float, name: str) -> None:
+        """Enter a moment into the heap, which is made anew once most of its entries are void."""
+        heappush(self._due, (stands, name))
+        if len(self._due) > 4 * len(self._stands) + 64:
+            self._due = sorted((moment, each) for each, (moment, _) in self._stands.items() if moment < UNKNOWN)

@@ -19,7 +19,7 @@ class PackIndex:
 
     def __init__(self, pool: PoolState) -> None:
         self.pool = pool
-        self.mix = _rounded(pool.mix)
+        self.mix = rounded(pool.mix)
         self.packing = Packing([emptied(node) for node in pool.nodes], self.mix)
         for node in pool.nodes:
             self.packing.see(node.position, _left(node))
@@ -32,6 +32,18 @@ class PackIndex:
         found = self.packing.best(need.shape)
         return None if found is None else (self.pool.nodes[found[0]], found[1])
 
+    def renew(self, node: NodeState) -> bool:
+        """Take what a node offers when it is empty anew; False where the packing has to be built again."""
+        return self.packing.renew(node.position, emptied(node))
+
+    def insert(self, node: NodeState) -> bool:
+        """Take in a node that came into the pool at its position; False where the packing has to be built again."""
+        return self.packing.insert(node.position, emptied(node))
+
+    def remove(self, position: int) -> None:
+        """Drop the node at a position, which has left the pool."""
+        self.packing.remove(position)
+
     def catch_up(self) -> None:
         """See the nodes that were touched since the last time."""
         for position in set(self.pool.touched[self.seen :]):
@@ -39,13 +51,13 @@ class PackIndex:
         self.seen = len(self.pool.touched)
         if self.mixed != self.pool.mixed:
             self.mixed = self.pool.mixed
-            mix = _rounded(self.pool.mix)
+            mix = rounded(self.pool.mix)
             if mix != self.mix:
                 self.mix = mix
                 self.packing.learn(mix)
 
 
-def _rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
+def rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
     """Round the counts of a mix to steps of an eighth, so that one more of many changes no price."""
     return {shape: _step(count) for shape, count in mix.items() if count > 0}
 

@@ -21,7 +21,7 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
     if need.least == 1:
         if not enough(pool, need, later):
             return ()
-        if not later and pool.pool.strategy == "pack" and pool.mix:
+        if not later and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
             return _packed(pool, need)
         node = _one(pool, need, later)
         return _seats(node, need, 0, 1, later) if node else ()

@@ -10,8 +10,8 @@ then the first node. Arrays hold one row a node; only rows that changed are scor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -75,11 +75,12 @@ class Packing:
         self.turn: Ints = np.arange(len(rooms))
         self._asks: dict[Shape, _Ask] = {}
         self.shapes: list[Shape] | None = None
+        self.each: Floats = np.zeros((len(rooms), 0))
+        """What work of each shape could use of each node, were it empty."""
         for position, room in enumerate(rooms):
             self.see(position, room)
         self.empty = self.free.copy(), self.cpu.copy(), self.memory.copy()
         self.learn(mix)
-        self.changed.clear()
 
     def see(self, position: int, room: Room) -> None:
         """Take a node as it is now; nothing happens if it is as it was."""
@@ -132,6 +133,47 @@ class Packing:
             known.seen = 0
         self.changed.clear()
 
+    # Nodes that change, come and go
+
+    def renew(self, position: int, room: Room) -> bool:
+        """Take anew what a node offers when it is *empty*; False where the arrays are too narrow for it.
+
+        What is left on it now has to be shown by `see` afterwards.
+        """
+        if room.model not in self.models or len(room.left) > self.free.shape[1]:
+            return False
+        free, cpu, memory = self.empty
+        free[position] = 0
+        free[position, : len(room.left)] = room.left
+        cpu[position], memory[position] = room.cpu, room.memory
+        self.model[position] = self.models.index(room.model)
+        self.free[position] = 0
+        self.states[position] = (int(self.model[position]),)
+        self.each[position] = self._usable_empty(np.array([position]))
+        self._set_prices()
+        return True
+
+    def insert(self, position: int, room: Room) -> bool:
+        """Take in a new *empty* node before the one at `position`; False as for `renew`. Ties go by position again."""
+        if room.model not in self.models or len(room.left) > self.free.shape[1]:
+            return False
+        self._rearrange(lambda rows: np.insert(rows, position, 0, axis=0))
+        self.states.insert(position, ())
+        return self.renew(position, room)
+
+    def remove(self, position: int) -> None:
+        """Drop the node at a position. Ties go by position again."""
+        self._rearrange(lambda rows: np.delete(rows, position, axis=0))
+        del self.states[position]
+        self._set_prices()
+
+    def _rearrange(self, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> None:
+        free, cpu, memory = self.empty
+        self.empty = change(free), change(cpu), change(memory)
+        self.free, self.cpu, self.memory = change(self.free), change(self.cpu), change(self.memory)
+        self.model, self.each = change(self.model), change(self.each)
+        self.turn = np.arange(len(self.free))
+
     def prefer(self, order: Sequence[int]) -> None:
         """Let ties go to the node that comes first in this order (by default: in the order of the nodes)."""
         self.turn = np.array(order, dtype=np.int64)
@@ -147,9 +189,14 @@ class Packing:
         if [shape for shape, _ in shapes] != self.shapes:
             self._shape([shape for shape, _ in shapes])
         counts = np.array([count * (shape.gpus / GPU) ** -_SMALLER for shape, count in shapes], dtype=np.float64)
-        part = counts / counts.sum() if len(shapes) else counts
-        self.price: Floats = np.where(self.every > 0, part / np.where(self.every > 0, self.every, 1.0), 0.0)
+        self._part: Floats = counts / counts.sum() if len(shapes) else counts
+        self._set_prices()
+
+    def _set_prices(self) -> None:
+        every = self.each.sum(axis=0)
+        self.price: Floats = np.where(every > 0, self._part / np.where(every > 0, every, 1.0), 0.0)
         self._asks.clear()
+        self.changed.clear()
 
     def _shape(self, shapes: list[Shape]) -> None:
         """Lay out what the shapes need, and how much of the empty pool could serve each."""
@@ -165,16 +212,13 @@ class Packing:
         self.memory_need: Ints = np.array([shape.memory for shape in shapes], dtype=np.int64)
         suits = [[not s.models or model in s.models for s in shapes] for model in self.models]
         self.suits: Bools = np.array(suits, dtype=np.bool_).reshape(len(self.models), len(shapes))
-        full = self.free, self.cpu, self.memory
-        self.free, self.cpu, self.memory = self.empty
-        self.every: Floats = self._usable(np.arange(len(self.free))).sum(axis=0)
-        self.free, self.cpu, self.memory = full
+        self.each = self._usable_empty(np.arange(len(self.free)))
 
-    def _usable(self, rows: Ints) -> Floats:
-        """Give, for each node and shape, the milli-GPUs that more work of the shape could use."""
-        free = self.free[rows]
-        shared = _at_least(free, self.least)
-        return self._share(shared, (free == GPU).sum(axis=1), self.cpu[rows], self.memory[rows], rows)
+    def _usable_empty(self, rows: Ints) -> Floats:
+        """Return, for each empty node and shape, the milli-GPUs that work of the shape could use."""
+        free, cpu, memory = self.empty
+        shared = _at_least(free[rows], self.least)
+        return self._share(shared, (free[rows] == GPU).sum(axis=1), cpu[rows], memory[rows], rows)
 
     def _share(self, shared: Floats, whole: Ints, cpu: Floats, memory: Floats, rows: Ints) -> Floats:
         """Give the same from the sums over devices; leading axes may be nodes, or nodes and devices."""

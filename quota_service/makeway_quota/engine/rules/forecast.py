@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from ..index.cluster import Cluster
 from ..index.nodes import Allocation, PoolState
-from ..index.openings import KNOWN, UNKNOWN, Foreseen
+from ..index.openings import KNOWN, UNKNOWN
 from ..index.queues import Queue
 from ..plan import Code
 from .quota import Line
@@ -59,11 +59,8 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
     if code == "limit":
         return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
-        asked = (pool.pool.name, queue.need, KNOWN)
-        room = cluster.rooms.get(asked)
-        if room is None:
-            room = cluster.rooms[asked] = Foreseen(pool, queue.need, KNOWN)
-        return room.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
+        foreseen = cluster.rooms.foreseen(pool, queue.need, KNOWN)
+        return foreseen.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
     return None
 
 

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
-from ..index.nodes import UNLIMITED, Allocation, NodeState, Part, PoolState, hosts
-from ..index.openings import EVER, UNKNOWN, Foreseen, Opening
-from ..index.pack_index import emptied
+from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
+from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
+from ..index.rooms import hosts_emptied
 from ..placement.fit import kept_back
 from ..request import Need
 from ..state import GPU, Workload
+from .fair_share import within_fair_share
 from .forecast import ends_at, limit_falls
 from .order import rank
 from .quota import Line
-from .victims import within_fair_share
 
 _GPUS_ALONE = Need(0, 1, 1, 0, 0)
 """What goes with a part that takes no CPU and no memory."""
@@ -94,7 +94,9 @@ class Hold:
 
     def line_in_the_way(self, queue: Queue) -> Line | None:
         """Find a limit on which both count, and which has no room for both."""
-        both = self.queue.need.total + queue.need.total
+        if not queue.total:
+            return None
+        both = self.queue.total + queue.total
         for level in queue.account.chain:
             for line in level.covering(self.pool.pool.name) if level in self.queue.account.chain else ():
                 if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
@@ -103,7 +105,7 @@ class Hold:
 
     def over_capacity(self, queue: Queue) -> bool:
         """Say whether the pool's cap has no room for both."""
-        return self.cluster.over_capacity(self.pool, queue.need.total + self.queue.need.total)
+        return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
 
 
 def _shift(part: Part, need: Need, sign: int) -> None:
@@ -184,53 +186,20 @@ def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Qu
 
 def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     """Say whether a pool will ever have room for a need, with all gone who run there, and nominations honoured."""
-    asked = ("emptied", pool.pool.name, need)
-    if asked not in cluster.rooms:
-        cluster.rooms[asked] = _emptied(pool, need)
-    workers = cluster.rooms[asked]
-    if workers is None:
-        return _foreseen(cluster, need, pool).ever(cluster.now, lambda allocation: ends_at(cluster, allocation))
+    empty = cluster.rooms.emptied(pool, need)
+    if empty.vague:
+        foreseen = cluster.rooms.foreseen(pool, need, EVER)
+        return foreseen.ever(cluster.now, lambda allocation: ends_at(cluster, allocation))
     nominated: dict[int, list[tuple[Part, Need]]] = {}
     for nomination in cluster.nominations.values():
         for part in nomination.parts:
             if part.node.pool is pool:
                 nominated.setdefault(part.node.position, []).append((part, nomination.need))
-    total: int = workers[-1]
+    total = empty.total
     for at, parts in nominated.items():
-        total += _hosts_empty(pool.nodes[at], need, parts) - workers[at]
+        node = pool.nodes[at]
+        total += hosts_emptied(node, need, parts) - empty.workers[node.node.name]
     return total >= need.least
-
-
-def _emptied(pool: PoolState, need: Need) -> list[int] | None:
-    """Count the workers that each node would host, were it empty, and at the end those of the whole pool.
-
-    None where strangers sit we do not know on what.
-    """
-    if any(state.node.foreign_gpus for state in pool.nodes):
-        return None
-    workers = [_hosts_empty(state, need, ()) for state in pool.nodes]
-    return [*workers, sum(workers)]
-
-
-def _hosts_empty(state: NodeState, need: Need, nominated: Iterable[tuple[Part, Need]]) -> int:
-    """Count the workers that a node would host with nothing on it but what was nominated there."""
-    if not state.suits(need):
-        return 0
-    room = emptied(state)
-    left, cpu, memory = list(room.left), room.cpu, room.memory
-    for part, other in nominated:
-        for at in part.devices:
-            left[at] -= part.milli
-        cpu, memory = cpu - other.cpu, memory - other.memory
-    return min(need.least, hosts(need, left, left.count(GPU), cpu, memory))
-
-
-def _foreseen(cluster: Cluster, need: Need, pool: PoolState) -> Foreseen:
-    asked = (pool.pool.name, need, EVER)
-    if asked not in cluster.rooms:
-        cluster.rooms[asked] = Foreseen(pool, need, EVER)
-    found: Foreseen = cluster.rooms[asked]
-    return found
 
 
 def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
@@ -242,7 +211,11 @@ def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return False
     # over its fair share it would be made to leave at once
-    return in_quota or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue, pool)
+    return (
+        in_quota
+        or cluster.settings.fair_share != "reclaim"
+        or within_fair_share(cluster.ledger, queue.account, pool, amount)
+    )
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
@@ -250,7 +223,8 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
     if not _helps(cluster, queue, pool):
         return None
     name, amount = pool.pool.name, queue.need.total
-    found = _foreseen(cluster, queue.need, pool).room(cluster.now, lambda allocation: ends_at(cluster, allocation))
+    foreseen = cluster.rooms.foreseen(pool, queue.need, EVER)
+    found = foreseen.room(cluster.now, lambda allocation: ends_at(cluster, allocation))
     if found is None:
         return None
     (until, _, _), rooms = found

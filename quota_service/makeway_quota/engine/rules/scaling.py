@@ -1,4 +1,8 @@
-"""What pools that grow are asked for: the nodes that waiting work would fill, within their budget."""
+"""Work out the demand for nodes of autoscaled pools: the nodes that pending work would fill, within their budget.
+
+Linear in the pending workloads: imagined nodes only fill up and limits only get closer, so a need that found no room
+on a node, in a pool or under a limit once is not tried there again.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ from dataclasses import dataclass, field
 from ..index.cluster import Cluster
 from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
-from ..phrases import count, this
-from ..plan import Scale, Waiting
+from ..placement.packing import Shape
+from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need
 from ..state import GPU, Workload
-from .order import key
+from .order import common
 from .quota import Line
 
 _COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
+Entry = tuple[int, int, float, str, Queue, Workload]
+"""A pending workload in the order of the queues: the rank of its queue, what its owner runs, its age, its id."""
 
 
 @dataclass(slots=True)
@@ -27,6 +33,7 @@ class _Imagined:
     memory: int
 
     def take(self, need: Need) -> bool:
+        """Take one worker; False where it does not fit."""
         if not hosts(need, self.left, self.left.count(GPU), self.cpu, self.memory):
             return False
         pick(need, self.left)
@@ -34,32 +41,51 @@ class _Imagined:
         self.memory -= need.memory
         return True
 
-    def copy(self) -> _Imagined:
-        return _Imagined(list(self.left), self.cpu, self.memory)
-
 
 @dataclass(slots=True)
 class _Demand:
-    """How many nodes of one pool are wanted so far, and by whom."""
+    """The nodes of one pool that are wanted so far, and the ids of the workloads that would fill them."""
 
     pool: PoolState
     nodes: list[_Imagined] = field(default_factory=list)
     by: list[str] = field(default_factory=list)
+    full: dict[Shape, int] = field(default_factory=dict)
+    """How many of the first nodes have no room for a worker of a shape."""
+    too_large: set[Need] = field(default_factory=set)
+    """Needs for which the budget leaves no room."""
+    reasons: dict[str, tuple[Facts, dict[str, Number]]] = field(default_factory=dict)
+    """Kind of workload to the reason it gets where the budget is in its way."""
 
     @property
     def budget(self) -> int:
         return max(0, self.pool.pool.max_nodes - len(self.pool.nodes))
 
     def add(self, need: Need) -> bool:
-        """Make room for a workload on wanted nodes, old ones first; say whether the budget allows it."""
-        tried = [node.copy() for node in self.nodes]
+        """Make room for a workload on wanted nodes, old ones first; return whether the budget allows it."""
+        many, first, before = len(self.nodes), self.full.get(need.shape, 0), dict[int, _Imagined]()
         for _ in range(need.least):
-            if not any(node.take(need) for node in tried):
-                fresh = self._fresh()
-                if len(tried) >= self.budget or not fresh.take(need):
-                    return False
-                tried.append(fresh)
-        self.nodes = tried
+            if not self._take(need, before):
+                self.too_large.add(need)
+                for at, node in before.items():
+                    self.nodes[at] = node
+                del self.nodes[many:]
+                self.full[need.shape] = first
+                return False
+        return True
+
+    def _take(self, need: Need, before: dict[int, _Imagined]) -> bool:
+        """Put one worker on the first node with room; note in `before` what the nodes were that existed already."""
+        for at in range(self.full.get(need.shape, 0), len(self.nodes)):
+            node = self.nodes[at]
+            if need.least > 1 and at not in before:
+                before[at] = _Imagined(list(node.left), node.cpu, node.memory)
+            if node.take(need):
+                return True
+            self.full[need.shape] = at + 1
+        fresh = self._fresh()
+        if len(self.nodes) >= self.budget or not fresh.take(need):
+            return False
+        self.nodes.append(fresh)
         return True
 
     def _fresh(self) -> _Imagined:
@@ -68,13 +94,15 @@ class _Demand:
 
 
 def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
-    """QueueHeads waiting work that may use a pool that grows into demand for nodes, in the order of the queue."""
+    """Turn pending work that may use an autoscaled pool into demand for nodes, in the order of the queues."""
     demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
     if not demands:
         return
-    more: dict[Line, int] = {}
-    for queue, workload in _in_order(cluster, builder, waiting):
-        _ask(cluster, builder, demands, more, queue, workload)
+    asking = _Asking(cluster, demands)
+    for *_, queue, workload in _in_order(cluster, builder, waiting):
+        beyond = asking.ask(queue, workload)
+        if beyond is not None:
+            _report_over_budget(builder, beyond, workload)
     for name, demand in sorted(demands.items()):
         if demand.nodes:
             wanted = len(demand.nodes)
@@ -84,71 +112,94 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
                     wanted,
                     tuple(demand.by),
                     "scale_up",
-                    f"{count(len(demand.by), 'workload')} would fill {count(wanted, 'more node')} of pool {name}.",
+                    (Fact("scale_up", {"workloads": len(demand.by), "wanted": wanted, "pool": name}),),
                     {"wanted": wanted, "booting": demand.pool.pool.booting, "budget_left": demand.budget},
                 )
             )
-            for each in demand.by:
-                _tell(cluster, builder, demand, cluster.workloads[each])
+            _report_waiting(builder, demand)
 
 
-def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> list[tuple[Queue, Workload]]:
-    found = []
+def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> list[Entry]:
+    """List the pending workloads that a new node could help, as `order.key` orders them in their growing pool."""
     by_number = {queue.number: queue for queue in waiting}
+    groups = []
     for number, members, told in builder.groups:
         queue = by_number[abs(number)]
         growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
         if growing is None or told.code not in _COULD_USE_A_NODE:
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
-        for workload in members:
-            found.append((over, key(cluster, queue, growing, workload, over), queue, workload))
-    found.sort(key=lambda each: each[:2])
-    return [(queue, workload) for _, _, queue, workload in found]
+        groups.append(((over, common(queue, growing, over)), queue, members))
+    groups.sort(key=lambda each: each[0])
+    found: list[Entry] = []
+    rank, last = 0, None
+    for place, queue, members in groups:
+        rank += place != last
+        last = place
+        owners = queue.account.owners if cluster.settings.user_fairness else {}
+        found += [(rank, owners.get(w.owner, 0), w.submitted_at, w.id, queue, w) for w in members]
+    found.sort(key=lambda each: each[:4])
+    return found
 
 
-def _ask(
-    cluster: Cluster,
-    builder: PlanBuilder,
-    demands: dict[str, _Demand],
-    more: dict[Line, int],
-    queue: Queue,
-    workload: Workload,
-) -> None:
-    need, account = queue.need, queue.account
-    beyond = None
-    for pool in queue.pools:
-        demand = demands.get(pool.pool.name)
-        if demand is None:
-            continue
-        name, minus = pool.pool.name, {line: -amount for line, amount in more.items()}
-        if cluster.ledger.over_limit(account, name, need.total, False, minus) is not None:
-            continue
-        within = cluster.ledger.in_quota(account, name, need.total, queue.non_preemptible)
-        if not within and (queue.non_preemptible or account.policy.weight == "None"):
-            continue
-        if demand.add(need):
-            demand.by.append(workload.id)
-            for level in account.chain:
-                for line in level.covering(name):
-                    more[line] = more.get(line, 0) + need.total
-            return
-        beyond = demand
-    if beyond is not None:
-        _tell_over_budget(builder, beyond, workload)
+class _Asking:
+    """Asks the growing pools for room, and remembers the pools where a queue cannot get any."""
+
+    def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
+        self.cluster, self.demands = cluster, demands
+        self.minus: dict[Line, int] = {}
+        """Less than nothing: what the demand so far would add to each line."""
+        self.able: dict[int, list[_Demand]] = {}
+        """Queue number to the pools that it may grow."""
+        self.limited: set[tuple[int, str]] = set()
+        """Queues and pools where a limit leaves no room for one more."""
+
+    def ask(self, queue: Queue, workload: Workload) -> _Demand | None:
+        """Add a workload to the demand; return the last pool whose budget, and no limit, is in its way."""
+        need, account, beyond = queue.need, queue.account, None
+        for demand in self._able(queue):
+            name = demand.pool.pool.name
+            if (queue.number, name) in self.limited:
+                continue
+            if self.cluster.ledger.over_limit(account, name, need.total, False, self.minus) is not None:
+                self.limited.add((queue.number, name))
+            elif need in demand.too_large or not demand.add(need):
+                beyond = demand
+            else:
+                demand.by.append(workload.id)
+                for level in account.chain:
+                    for line in level.covering(name):
+                        self.minus[line] = self.minus.get(line, 0) - need.total
+                return None
+        return beyond
+
+    def _able(self, queue: Queue) -> list[_Demand]:
+        found = self.able.get(queue.number)
+        if found is None:
+            found = self.able[queue.number] = [
+                self.demands[pool.pool.name]
+                for pool in queue.pools
+                if pool.pool.name in self.demands and self._may_run(queue, pool.pool.name)
+            ]
+        return found
+
+    def _may_run(self, queue: Queue, pool: str) -> bool:
+        if self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible):
+            return True
+        return queue.borrows
 
 
-def _tell(cluster: Cluster, builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
+def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:
     name, wanted, booting = demand.pool.pool.name, len(demand.nodes), min(demand.pool.pool.booting, len(demand.nodes))
-    message = f"Waits for a node of pool {name}: {booting} of {wanted} booting."
-    builder.wait_instead(
-        Waiting(
-            workload.id, "waiting_for_node", "scale_up", message, {"booting": booting, "wanted": wanted, "pool": name}
-        )
-    )
+    numbers: dict[str, Number] = {"booting": booting, "wanted": wanted, "pool": name}
+    facts = (Fact("waiting_for_node", numbers),)
+    for id in demand.by:
+        builder.wait_instead(Waiting(id, "waiting_for_node", "scale_up", facts, numbers))
 
 
-def _tell_over_budget(builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
-    name, most = demand.pool.pool.name, demand.pool.pool.max_nodes
-    message = f"Pool {name} may grow to {count(most, 'node')} and has no room left for {this(workload)}."
-    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", message, {"max_nodes": most, "pool": name}))
+def _report_over_budget(builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
+    kind = workload.kind
+    if kind not in demand.reasons:
+        numbers: dict[str, Number] = {"max_nodes": demand.pool.pool.max_nodes, "pool": demand.pool.pool.name}
+        demand.reasons[kind] = (Fact("over_budget", {**numbers, "kind": kind}),), numbers
+    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", *demand.reasons[kind]))

@@ -1,0 +1,71 @@
+"""How long the demand for nodes of a pool that grows takes to work out, for as many pending jobs as there may be."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+
+from makeway_quota.engine import GPU, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.index.cluster import Cluster
+from makeway_quota.engine.index.queues import PendingQueues
+from makeway_quota.engine.plan_builder import PlanBuilder
+from makeway_quota.engine.rules.reasons import explain
+from makeway_quota.engine.rules.scaling import scale
+
+from .measure import Measured
+from .worlds_at_scale import NOW
+
+JOBS = 6_000
+MOST_NODES = 600
+TIMES = 7
+
+
+def measure() -> Iterator[Measured]:
+    """The demand for nodes; what one pass over as many workloads takes is the baseline."""
+    world = growing_pool()
+    cluster = Cluster(world)
+    queues = PendingQueues(cluster).open()
+
+    def demand() -> float:
+        builder = PlanBuilder(cluster)
+        explain(cluster, builder, queues)
+        gc.collect()
+        began = time.perf_counter()
+        scale(cluster, builder, queues)
+        took = time.perf_counter() - began
+        (found,) = builder.scaled
+        assert found.nodes == MOST_NODES
+        return took
+
+    yield Measured(
+        f"the demand of {JOBS} pending jobs for at most {MOST_NODES} nodes",
+        "ms",
+        [1000 * demand() for _ in range(TIMES)],
+        "building the engine's state from a snapshot of the same",
+        1000 * min(_timed(lambda: Cluster(world)) for _ in range(3)),
+        goal=50.0,
+        note="Of a whole cycle this is the part that imagines nodes; trying every one for every job took 3.5 s.",
+    )
+
+
+def growing_pool() -> Snapshot:
+    """An autoscaled pool without nodes, and jobs of 50 teams that would fill more nodes than it may have."""
+    names = tuple(f"team{at:02}" for at in range(50))
+    policies = tuple(Policy(name, (QuotaLine((), 40 * GPU),)) for name in names)
+    sizes = (1, 1, 2, 4, 0.5)
+    profiles = tuple(
+        Profile(f"f{at}", int(size * GPU), pools=("cloud",), policies=(names,)) for at, size in enumerate(sizes)
+    )
+    pool = Pool("cloud", kind="autoscaled", max_nodes=MOST_NODES, node_gpus=8)
+    work = tuple(
+        Workload(f"j{at:05}", names[at % 50], f"f{at % 5}", owner=f"user{at % 7}", submitted_at=NOW - JOBS + at)
+        for at in range(JOBS)
+    )
+    return Snapshot(NOW, pools=(pool,), profiles=profiles, policies=policies, workloads=work)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

@@ -1,0 +1,170 @@
+"""How long a cycle takes after one node of a large cluster changed: everything but the database and the network."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle
+
+from makeway_quota import policy
+from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.apply import change_set_of
+from makeway_quota.control.planner import Planner
+from makeway_quota.control.reasons import Reasons
+from makeway_quota.control.reconcile import reconcile
+from makeway_quota.control.world import World
+from makeway_quota.store.records import NewWorkload, PastRun, Place, Workload
+from makeway_quota.store.rows import changed, submitted
+
+from .measure import Measured
+
+NODES = 4_000
+EACH = 8
+ROWS = 56_000
+TEAMS = 50
+CHANGES = 12
+
+
+def measure() -> Iterator[Measured]:
+    """Change one node at a time; the baseline shows the world to a new engine, as a change of a node once did."""
+    yield from asyncio.run(_measure())
+
+
+async def _measure() -> list[Measured]:
+    document = policy.read(_document(), "policy.yaml")
+    backend = MemoryBackend(NodeSeen(f"n{at:04}", "gpu", tuple(range(EACH))) for at in range(NODES))
+    rows = _rows()
+    for row in rows:
+        if row.state == "running":
+            backend.attempts[row.id, 1] = _Attempt(AttemptSeen(row.id, 1, Phase.RUNNING))  # type: ignore[assignment]
+    world = World(_Rows(rows), document, 1)  # type: ignore[arg-type]
+    loop = _Cycle(world, backend)
+    for _ in range(3):
+        await loop.turn()
+    gc.collect()
+    gc.freeze()
+    samples, whole = [], []
+    node = backend.nodes["n2000"]
+    for at in range(CHANGES):
+        backend.nodes["n2000"] = _changed(node, at)
+        began = time.perf_counter()
+        await loop.turn()
+        samples.append(1000 * (time.perf_counter() - began))
+    gone = []
+    for at in range(CHANGES):
+        backend.nodes.pop("n2001") if at % 2 == 0 else backend.nodes.setdefault("n2001", replace(node, name="n2001"))
+        began = time.perf_counter()
+        await loop.turn()
+        gone.append(1000 * (time.perf_counter() - began))
+    for _ in range(2):
+        began = time.perf_counter()
+        world.use(replace(document), 1)
+        await loop.turn()
+        whole.append(1000 * (time.perf_counter() - began))
+    gc.unfreeze()
+    name = f"with {NODES} nodes, {ROWS} rows"
+    base = "the same after a new policy document: all rows, a new engine"
+    return [
+        Measured(f"a cycle after one node changed, {name}", "ms", samples, base, min(whole), goal=20.0),
+        Measured(f"a cycle after one node came or went, {name}", "ms", gone, base, min(whole)),
+    ]
+
+
+class _Cycle:
+    """Observe, reconcile, plan and apply, as the loop does; nothing is committed."""
+
+    def __init__(self, world: World, backend: MemoryBackend) -> None:
+        self.world, self.backend = world, backend
+        self.planner, self.reasons, self.now = Planner(world), Reasons(), time.time()
+
+    async def turn(self) -> None:
+        world, self.now = self.world, self.now + 1
+        world.see(await self.backend.observe(world.since))
+        rows = await world.rows()
+        found = reconcile(rows, world.attention.seen(self.now), now=self.now, lost_budget=3)
+        plan = await self.planner.plan(rows, self.now)
+        change_set_of(plan, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons)
+        world.attention.expected(self.now)
+        world.attention.rows()
+        world.attention.seen(self.now)
+        world.attention.done()
+        assert not found.changes, "what is reported is what is in the rows"
+
+
+class _Attempt:
+    """An attempt of the memory backend, without its order."""
+
+    def __init__(self, seen: AttemptSeen) -> None:
+        self.seen = seen
+
+
+class _Rows:
+    """A store that has rows and takes no changes."""
+
+    def __init__(self, rows: Sequence[Workload]) -> None:
+        self.rows = rows
+
+    def on_change(self, call: Callable[[Sequence[Workload]], object]) -> None:
+        """Nothing ever changes."""
+
+    def active(self) -> Sequence[Workload]:
+        """Return all rows."""
+        return self.rows
+
+    def past_runs(self) -> list[PastRun]:
+        """Return nothing: no forecasts."""
+        return []
+
+    def histories(self) -> tuple[dict[str, float], float]:
+        """Return nothing that was borrowed."""
+        return {}, 0.0
+
+
+def _changed(node: NodeSeen, at: int) -> NodeSeen:
+    """What happens to a node of a cluster all the time."""
+    return [
+        replace(node, foreign_cpu=500),
+        replace(node, cordoned=True),
+        replace(node, ready=False),
+        node,
+    ][at % 4]
+
+
+def _document() -> str:
+    names = [f"team{at:02}" for at in range(TEAMS)]
+    lines = ["version: 1", "pools: [{name: gpu}]", "profiles:"]
+    for gpus in (1, 2, 4, 8):
+        lines.append(f"  - {{name: gpu{gpus}, title: {gpus} GPUs, gpus: {gpus}, policies: [[{', '.join(names)}]]}}")
+    lines.append("policies:")
+    reserved = NODES * EACH // TEAMS // 2
+    lines += [f"  - {{name: {name}, groups: [{name}], quotas: [{{reserved: {reserved}}}]}}" for name in names]
+    return "\n".join(lines) + "\n"
+
+
+def _rows() -> list[Workload]:
+    """Every node is full, of jobs over quota and in quota; all others wait."""
+    teams, sizes, found = cycle(range(TEAMS)), cycle((8, 4, 4, 2, 2, 2, 2)), list[Workload]()
+    free = [(f"n{at:04}", EACH) for at in reversed(range(NODES))]
+    began = time.time() - 7200
+    while free:
+        node, left = free.pop()
+        size = min(next(sizes), left)
+        row = _row(len(found), next(teams), size, began)
+        first = EACH - left
+        place = Place(node, tuple(range(first, first + size)), (1000,) * size)
+        state = {"state": "running", "attempt": 1, "started_at": began, "placement": (place,)}
+        found.append(changed(row, state))
+        if left > size:
+            free.append((node, left - size))
+    while len(found) < ROWS:
+        found.append(_row(len(found), next(teams), (1, 2, 4, 8)[len(found) // TEAMS % 4], began + len(found) / 100))
+    return found
+
+
+def _row(number: int, team: int, size: int, at: float) -> Workload:
+    new = NewWorkload(f"j-{number:08x}", "job", f"team{team:02}", f"gpu{size}", f"user{number % 300}", gpus=1000 * size)
+    return submitted(new, at)

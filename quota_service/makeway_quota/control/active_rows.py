@@ -1,0 +1,113 @@
+"""Keep the workloads that have not ended in memory: read once, then followed from commit to commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from ..engine.state import ADMITTED
+from ..store.records import Workload
+
+
+class ActiveRows:
+    """The rows by id, with the indexes that a cycle needs. Used by one event loop; commits come from any thread."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Workload] | None = None
+        """None until they were read."""
+        self.attended: dict[str, Workload] = {}
+        """Those that may hold something or have a lease; not the thousands of jobs that wait."""
+        self.urgent: dict[str, Workload] = {}
+        """Jobs and sessions that a cycle may have to act upon: starting, noticed, terminating or cancelled."""
+        self.on_node: dict[str, set[str]] = {}
+        """Node to the ids of the workloads that are placed there."""
+        self.changed: set[str] = set()
+        """Ids that changed and that no cycle has gone through with yet."""
+        self._news: deque[Sequence[Workload]] = deque()
+        self._reading = asyncio.Lock()
+        self._copy: dict[str, Workload] | None = None
+
+    def committed(self, changed: Sequence[Workload]) -> None:
+        """Take what a commit changed, in the thread that wrote."""
+        self._news.append(changed)
+
+    async def read(self, read: Callable[[], Awaitable[Iterable[Workload]]]) -> bool:
+        """Read the rows, if that was not done yet; return whether it was done now."""
+        if self.found is not None:
+            return False
+        async with self._reading:
+            if self.found is not None:
+                return False
+            rows = await read()
+            found: dict[str, Workload] = {}
+            for row in rows:
+                found[row.id] = row
+                self._index(None, row)
+            self.found = found
+            return True
+
+    def copy(self) -> dict[str, Workload]:
+        """Return a copy for others to hold, the same one until something changes."""
+        if self._copy is None:
+            self._copy = dict(self.found or {})
+        return self._copy
+
+    def is_copy(self, rows: object) -> bool:
+        """Whether these are the rows as they are now."""
+        return rows is not None and rows is self._copy
+
+    def follow(self) -> list[tuple[Workload | None, Workload]]:
+        """Take in what was committed since; return each row before and after."""
+        taken: list[tuple[Workload | None, Workload]] = []
+        found = self.found
+        if found is None or not self._news:
+            return taken
+        self._copy = None
+        while self._news:
+            for row in self._news.popleft():
+                known = found.get(row.id)
+                if known is not None and known.version >= row.version:
+                    continue
+                if row.live:
+                    found[row.id] = row
+                else:
+                    found.pop(row.id, None)
+                self._index(known, row)
+                taken.append((known, row))
+        return taken
+
+    def on(self, nodes: Iterable[str]) -> set[str]:
+        """Return the ids of the workloads that are placed on any of the nodes."""
+        return set().union(*(self.on_node.get(node, ()) for node in nodes))
+
+    def _index(self, known: Workload | None, row: Workload) -> None:
+        self.changed.add(row.id)
+        _put(self.attended, row, is_attended(row))
+        _put(self.urgent, row, is_urgent(row))
+        before, now = known.placement if known else (), row.placement if row.live else ()
+        if before != now:
+            for place in before:
+                ids = self.on_node.get(place.node, set())
+                ids.discard(row.id)
+                if not ids:
+                    self.on_node.pop(place.node, None)
+            for place in now:
+                self.on_node.setdefault(place.node, set()).add(row.id)
+
+
+def is_attended(row: Workload) -> bool:
+    """Whether a row holds GPUs or has a lease."""
+    return row.live and (row.kind == "session" or row.state != "pending")
+
+
+def is_urgent(row: Workload) -> bool:
+    """Whether a cycle may have to act upon a row, even if nothing new is reported of it."""
+    return row.state in ADMITTED and (row.state != "running" or row.notice is not None or row.cancel_requested)
+
+
+def _put(index: dict[str, Workload], row: Workload, there: bool) -> None:
+    if there:
+        index[row.id] = row
+    else:
+        index.pop(row.id, None)

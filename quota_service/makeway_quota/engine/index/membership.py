@@ -1,0 +1,123 @@
+"""Add, change and remove nodes of a standing cluster, touching only the node's own rows.
+
+Called by `IncrementalEngine` between decisions, when nothing is nominated and no start of the last plan is left.
+Afterwards the cluster is what a new one would be, built from the same nodes and workloads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+
+from ..state import ADMITTED, Node, Workload
+from .allocations import change, repack
+from .cluster import Cluster
+from .nodes import NodeState, PoolState
+from .pack_index import emptied
+
+
+def known_pool(cluster: Cluster, node: Node) -> bool:
+    """Whether the snapshot named the pool of a node; a pool that only its nodes name comes and goes with them."""
+    return node.pool in cluster.declared
+
+
+def put(cluster: Cluster, node: Node) -> set[str]:
+    """Take a node as it is now, new or not; return the ids whose nomination this may change."""
+    state = cluster.nodes.get(node.name)
+    if state is None:
+        return _add(cluster, node)
+    old = state.node
+    if (old.pool, old.gpus, old.devices) != (node.pool, node.gpus, node.devices):
+        return remove(cluster, node.name) | _add(cluster, node)
+    if old != node:
+        _renew(cluster, state, node)
+    return set()
+
+
+def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
+    """Take a node as it is now: up or down, cordoned, of another model or size, or with other foreign pods."""
+    room = emptied(state)
+    cluster.rooms.go(state)
+    repack(cluster, state, node)
+    cluster.rooms.come(state)
+    packing = state.pool.packing
+    if packing is not None and room != emptied(state) and not packing.renew(state):
+        state.pool.packing = None
+
+
+def _add(cluster: Cluster, node: Node) -> set[str]:
+    pool = cluster.pools[node.pool]
+    at = bisect_left(pool.nodes, node.name, key=lambda each: each.node.name)
+    state = NodeState(node, pool, at)
+
+    def come() -> None:
+        _catch_up(pool)
+        pool.nodes.insert(at, state)
+        _number_anew(pool, at, 1)
+        cluster.nodes[node.name] = state
+        pool.widen(len(state.open))
+        pool.add(state)
+        state.indexed = True
+        pool.touch(state)
+        pool.moved.append(state)
+        if pool.packing is not None and not pool.packing.insert(state):
+            pool.packing = None
+        cluster.rooms.come(state)
+
+    here = [cluster.workloads[id] for id in cluster.absent.get(node.name, ()) if id in cluster.workloads]
+    others = _seat_anew(cluster, [workload for workload in here if workload.state in ADMITTED], come)
+    if node.foreign_gpus and not state.placed:
+        repack(cluster, state)
+    return others
+
+
+def remove(cluster: Cluster, name: str) -> set[str]:
+    """Take a node out of its pool; return the ids whose nomination this may change.
+
+    Its workloads are counted on the nodes that are left to them, else on the first pool of their profile.
+    """
+    state = cluster.nodes.get(name)
+    if state is None:
+        return set()
+
+    def leave() -> None:
+        pool = state.pool
+        cluster.rooms.go(state)
+        cluster.rooms.forget(state)
+        _catch_up(pool)
+        pool.drop(state)
+        pool.touched.clear()
+        pool.first.clear()
+        state.indexed = state.listed = False
+        del pool.nodes[state.position], cluster.nodes[name]
+        _number_anew(pool, state.position, -1)
+        if pool.packing is not None:
+            pool.packing.remove(state.position)
+
+    return _seat_anew(cluster, [allocation.workload for allocation in state.placed.values()], leave)
+
+
+def _seat_anew(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:
+    """Take workloads off their nodes, change the nodes `meanwhile`, and put them back where their placement says."""
+    again = sorted(workloads, key=lambda workload: workload.id)
+    others = change(cluster, (), [workload.id for workload in again])
+    meanwhile()
+    return others | change(cluster, again, ())
+
+
+def _catch_up(pool: PoolState) -> None:
+    """Let the packing take in what was touched, before positions change their meaning."""
+    if pool.packing is not None:
+        pool.packing.catch_up()
+        pool.packing.seen = 0
+    pool.touched.clear()
+    pool.first.clear()
+
+
+def _number_anew(pool: PoolState, at: int, step: int) -> None:
+    """Move the positions from `at` on by a step, after a node was put in or taken out there."""
+    for position in range(at, len(pool.nodes)):
+        pool.nodes[position].position = position
+    for buckets in (pool.by_free, pool.by_future):
+        for bucket in buckets:
+            bucket[:] = [position + step if position >= at else position for position in bucket]

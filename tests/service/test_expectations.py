@@ -1,0 +1,176 @@
+"""Attempts that are not reported: expected, lost, or not started yet; and losses that say nothing about the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.engine_view import to_avoid
+from makeway_quota.control.expectations import NOTE_AFTER, Expectations
+from makeway_quota.control.reconcile import reconcile
+from makeway_quota.service import Service
+from makeway_quota.store.records import NewWorkload, Place, Workload
+from makeway_quota.store.rows import submitted
+from running import running
+
+NODES = tuple(NodeSeen(name, "", (0, 1), virtual=True) for name in ("n1", "n2"))
+KEY = ("j-12345678", 1)
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def row(**changes: object) -> Workload:
+    """Return a job whose first attempt was just decided."""
+    made = submitted(NewWorkload(KEY[0], "job", "rnd", "gpu1", "ana", name="x"), 0.0)
+    placed = {"state": "starting", "attempt": 1, "started_at": 10.0, "placement": (Place("n1", (0,), (1000,)),)}
+    return made._replace(**(placed | changes))  # type: ignore[arg-type]
+
+
+def test_an_attempt_is_started_once_then_expected_then_lost() -> None:
+    clock = Clock()
+    expectations = Expectations(60.0, clock)
+    assert expectations.verdict(row(), synced=False, now=20.0) == "wait", "absence means nothing yet"
+    assert expectations.verdict(row(), synced=True, now=20.0) == "start"
+    expectations.ordered([KEY])
+    clock.now += 59.0
+    assert expectations.verdict(row(), synced=True, now=20.0) == "wait"
+    clock.now += 1.0
+    assert expectations.verdict(row(), synced=True, now=20.0) == "lost", "whatever the time of day says"
+    assert expectations.verdict(row(attempt=2), synced=True, now=20.0) == "start"
+
+
+@pytest.mark.parametrize("state", ["starting", "running", "checkpointing"])
+def test_an_attempt_that_was_seen_once_and_is_gone_is_lost(state: str) -> None:
+    expectations = Expectations(60.0, Clock())
+    expectations.ordered([KEY])
+    expectations.seen([KEY])
+    assert expectations.verdict(row(state=state), synced=False, now=20.0) == "wait"
+    assert expectations.verdict(row(state=state), synced=True, now=20.0) == "lost"
+
+
+def test_a_new_process_knows_from_the_row_what_was_ordered() -> None:
+    clock = Clock()
+    before, after = Expectations(60.0, clock), Expectations(60.0, clock)
+    before.ordered([KEY])
+    assert before.unwritten([row()], now=500.0) == {}
+    clock.now += NOTE_AFTER
+    assert before.unwritten([row()], now=500.0) == {KEY[0]: 500.0 - NOTE_AFTER}
+    noted = row(launched_at=500.0 - NOTE_AFTER)
+    assert before.unwritten([noted], now=500.0) == {}
+    assert after.verdict(noted, synced=True, now=510.0) == "wait"
+    clock.now += 60.0 - NOTE_AFTER - 10.0
+    assert after.verdict(noted, synced=True, now=510.0) == "lost"
+    for odd in (-1e9, 1e9):
+        assert Expectations(60.0, clock).verdict(noted, True, odd) in ("wait", "lost"), "never started again"
+    running_row, evicted = row(state="running"), row(state="checkpointing")
+    assert {after.verdict(each, True, 510.0) for each in (running_row, evicted._replace(attempt=3))} == {"lost"}
+
+
+def test_what_is_over_is_not_remembered() -> None:
+    expectations = Expectations(60.0, Clock())
+    expectations.ordered([KEY, ("j-2", 1)])
+    expectations.seen([KEY, ("j-3", 4)])
+    expectations.keep({KEY[0]: row()})
+    assert (list(expectations._ordered), expectations._seen) == ([KEY], {KEY})
+
+
+async def test_a_deleted_attempt_is_lost_and_started_anew_as_the_next_one(tmp_path: Path) -> None:
+    backend = MemoryBackend(NODES, real_time=True)
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "train", profile="gpu1")
+        await run.job(job.id, "running")
+        del backend.attempts[job.id, 1]
+        await run.until(lambda: (job.id, 2) in backend.attempts, "a second attempt is started")
+        assert (job.id, 1) not in backend.attempts, "the first one is not started again"
+        attempts = [(a.number, a.outcome) for a in run.service.store.attempts(job.id)]
+        assert attempts == [(1, "lost"), (2, None)]
+
+
+class Late(MemoryBackend):
+    """A backend whose list is behind: what is started is shown only once `shows` says so."""
+
+    shows = False
+    orders = 0
+
+    async def start(self, order: object) -> None:
+        self.orders += 1
+        await super().start(order)  # type: ignore[arg-type]
+
+    async def observe(self, since: int | None = None) -> Seen:
+        held, self.attempts = self.attempts, self.attempts if self.shows else {}
+        try:
+            return await super().observe(since)
+        finally:
+            self.attempts = held
+
+
+async def test_an_attempt_that_is_not_shown_yet_is_not_started_again(tmp_path: Path) -> None:
+    backend = Late(NODES, real_time=True)
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "train", profile="gpu1")
+        await run.until(lambda: backend.orders, "it is ordered")
+        cycles = run.service.loop.cycles
+        await run.until(lambda: run.service.loop.cycles > cycles + 5, "cycles pass")
+        assert (backend.orders, (await run.job(job.id)).state.value) == (1, "starting")
+        backend.shows = True
+        await run.job(job.id, "running")
+        assert backend.orders == 1
+
+
+async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -> None:
+    backend = Late(NODES, real_time=True)
+    backend.shows = True
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "train", profile="gpu1")
+        await run.job(job.id, "running")
+        await run.service.stop(stop_jobs=False)
+        backend.shows = backend.synced = False
+        again = await Service.open(run.service.config, backend)
+        await again.start()
+        run.service = again
+        await run.until(lambda: again.loop.cycles > 5, "cycles pass")
+        assert (await again.world.rows())[job.id].attempt == 1
+        backend.shows = backend.synced = True
+        await run.until(lambda: again.world.observed.synced, "the list is complete")
+        assert (await again.world.rows())[job.id].state == "running"
+        assert backend.orders == 1
+
+
+def lost(job: Workload, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool) -> Workload:
+    """Return what a job is after it was lost once more, on the node where it ran."""
+    seen = AttemptSeen(job.id, job.attempt, Phase.LOST, **facts)
+    (change,) = reconcile({job.id: job}, Seen(nodes, (seen,)), now=100.0, lost_budget=2).changes
+    return job._replace(**change.fields)  # type: ignore[arg-type]
+
+
+def test_a_loss_with_the_node_does_not_count() -> None:
+    job = row(state="running")
+    down = (NodeSeen("n1", "", (0, 1), ready=False), NODES[1])
+    for after in (lost(job, down), lost(job, NODES[1:]), lost(job, node_lost=True)):
+        assert (after.state, after.infra_failures, after.lost_on, after.failed_node) == ("pending", 0, (), "n1")
+
+
+def test_a_job_avoids_the_node_where_it_is_lost_again_and_again() -> None:
+    job = row(state="running")
+    for times in range(1, 5):
+        job = lost(job)
+        assert (job.state, job.infra_failures, job.lost_on) == ("pending", times, ("n1",) * times)
+        job = job._replace(state="running", placement=(Place("n1", (0,), (1000,)),))
+    assert to_avoid(job.lost_on) == ("n1",)
+    elsewhere = lost(job._replace(placement=(Place("n2", (0,), (1000,)),)))
+    assert elsewhere.state == "failed", "it was lost on two nodes, more often than allowed: the job is to blame"
+
+
+def test_a_job_ends_where_there_is_no_other_node_to_go_on() -> None:
+    job = row(state="running", infra_failures=2, lost_on=("n1", "n1"))
+    assert lost(job, NODES[:1]).state == "failed"

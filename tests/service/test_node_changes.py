@@ -1,0 +1,205 @@
+"""A world that changes node by node and row by row shows the engine what a new look at it would."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from makeway_quota import policy
+from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
+from makeway_quota.control.observed import Observed
+from makeway_quota.control.pool_assignment import divide
+from makeway_quota.control.world import World
+from makeway_quota.store.records import NewWorkload, PastRun, Place, Workload
+from makeway_quota.store.rows import changed, submitted
+
+DOCUMENTS = [
+    policy.read(
+        f"""
+version: 1
+settings: {{history_half_life: 3600}}
+pools:
+  - {{name: h100, nodes: {{local: {{gpus: {gpus}}}}}}}
+  - {{name: metal, nodes: {{local: {{gpus: all}}}}}}
+  - {{name: cloud, nodes: {{labels: {{kind: cloud}}}}}}
+profiles:
+  - {{name: gpu2, gpus: 2, pools: [metal, h100, cloud], policies: [[dev, research]]}}
+  - {{name: gpu1, gpus: 1, pools: [cloud, metal], policies: [[dev, research]]}}
+  - {{name: none, gpus: 0, pools: [h100, metal], policies: [[dev, research]]}}
+policies:
+  - {{name: dev, groups: [rnd], quotas: [{{reserved: 2}}]}}
+  - {{name: research, groups: [devops], quotas: [{{reserved: 2}}]}}
+"""
+    )
+    for gpus in ("[0, 1]", "[2, 3]", "[8]")
+]
+
+
+class Rows:
+    """A store in memory, as far as a world reads it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Workload] = {}
+        self.listeners: list[Callable[[Sequence[Workload]], object]] = []
+
+    def on_change(self, call: Callable[[Sequence[Workload]], object]) -> None:
+        self.listeners.append(call)
+
+    def put(self, *rows: Workload) -> None:
+        """Commit rows."""
+        for row in rows:
+            self.found[row.id] = row
+            if not row.live:
+                del self.found[row.id]
+        for call in self.listeners:
+            call(rows)
+
+    def active(self) -> list[Workload]:
+        return list(self.found.values())
+
+    def past_runs(self) -> list[PastRun]:
+        return [PastRun("dev", "ana", "gpu2", 100.0)] * 3
+
+    def histories(self) -> tuple[dict[str, float], float]:
+        return {}, 0.0
+
+
+def node(random: Random, name: str) -> NodeSeen:
+    """Return a node of this host, of a cluster that knows its pools, or with labels."""
+    devices = tuple(range(random.choice([2, 4])))
+    facts = {"ready": random.random() < 0.9, "cordoned": random.random() < 0.1, "model": random.choice(["", "x"])}
+    foreign = {0: random.choice([250, 1000])} if random.random() < 0.2 else {}
+    labels = {"kind": "cloud"} if random.random() < 0.3 else {}
+    pool = random.choice(["", "", "cloud"])
+    return NodeSeen(name, pool, devices, cpu=8000, foreign=foreign, labels=labels, **facts)  # type: ignore[arg-type]
+
+
+def next_row(random: Random, rows: Rows, number: int, now: float) -> None:
+    """Submit, start, move or end a workload."""
+    if random.random() < 0.5 or not rows.found:
+        profile, gpus = random.choice([("gpu2", 2000), ("gpu1", 1000), ("none", 0)])
+        team = random.choice(["dev", "research"])
+        new = NewWorkload(f"j-{number:08x}", "job", team, profile, random.choice(["ana", "bo"]), gpus=gpus)
+        rows.put(submitted(new, now))
+        return
+    row = random.choice(list(rows.found.values()))
+    if row.state == "pending" or random.random() < 0.3:
+        first = random.choice([0, 1, 2])
+        devices = tuple(range(first, first + row.gpus // 1000))
+        place = Place(random.choice("abc"), devices, (1000,) * len(devices))
+        rows.put(changed(row, {"state": "running", "attempt": 1, "placement": (place,), "started_at": now}))
+    else:
+        rows.put(changed(row, {"state": "succeeded", "placement": (), "ended_at": now, "ran": 50.0}))
+
+
+@pytest.mark.covers("F02", "F12")
+@pytest.mark.parametrize("seed", range(15))
+def test_the_engine_is_shown_what_a_new_look_would_show(seed: int) -> None:
+    asyncio.run(_live_through(Random(seed)))
+
+
+async def _live_through(random: Random) -> None:
+    rows, now, version, changes = Rows(), 1e6, 1, Changes()
+    nodes = {name: node(random, name) for name in "ab"}
+    world = World(rows, DOCUMENTS[0], version, lambda: now)  # type: ignore[arg-type]
+    world.see(changes.seen(nodes, {}, None))
+    shown: dict[str, object] = {}
+    shown_nodes: dict[str, object] = {}
+    for step in range(60):
+        now += random.choice([0.0, 1.0, 40.0])
+        for _ in range(random.randint(0, 3)):
+            next_row(random, rows, step * 10 + random.randint(0, 9), now)
+        if random.random() < 0.5:
+            name = random.choice("abc")
+            nodes.pop(name, None) if random.random() < 0.3 else nodes.__setitem__(name, node(random, name))
+            world.see(changes.seen(nodes, {}, world.since if random.random() < 0.9 else None))
+        if random.random() < 0.1:
+            version += 1
+            world.use(random.choice(DOCUMENTS), version)
+        found = await world.rows()
+        news = world.news(found, now)
+        for each in news.snapshot.workloads if news.whole else news.changed:
+            shown[each.id] = each
+        for one in news.snapshot.nodes if news.whole else news.nodes:
+            shown_nodes[one.name] = one
+        for gone in news.gone:
+            shown.pop(gone, None)
+        for gone in news.gone_nodes:
+            shown_nodes.pop(gone, None)
+        fresh = World(rows, world.document, 1, lambda now=now: now)  # type: ignore[arg-type]
+        fresh.see(Seen(tuple(nodes.values())))
+        fresh.durations = world.durations
+        whole = fresh.snapshot(dict(found), now)
+        assert shown == {each.id: each for each in whole.workloads}
+        assert shown_nodes == {each.name: each for each in whole.nodes}
+        assert world.assignment.parts == divide(nodes.values(), world.document).parts
+        assert world.accounting.over() == (await _over(fresh)), "what is over quota follows nodes and rows"
+
+
+async def _over(world: World) -> object:
+    await world.rows()
+    return world.accounting.over()
+
+
+def test_a_change_of_one_node_shows_no_row_anew() -> None:
+    async def change() -> None:
+        rows, changes = Rows(), Changes()
+        nodes = {f"n{at}": NodeSeen(f"n{at}", "cloud", (0, 1)) for at in range(5)}
+        for at in range(5):
+            row = submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0)
+            rows.put(row._replace(state="running", started_at=1.0, placement=(Place(f"n{at}", (0,), (1000,)),)))
+        world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
+        world.see(changes.seen(nodes, {}, None))
+        assert world.news(await world.rows(), 2.0).whole
+        before = world.assignment
+        nodes["n3"] = replace(nodes["n3"], cordoned=True)
+        world.see(changes.seen(nodes, {}, world.since))
+        news = world.news(await world.rows(), 2.0)
+        assert ([each.name for each in news.nodes], news.changed, news.gone, news.whole) == (["n3"], [], [], False)
+        assert world.assignment is not before
+        world.see(changes.seen(nodes, {}, world.since))
+        world.see(Seen(tuple(nodes.values())))
+        assert not world.news(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
+
+    asyncio.run(change())
+
+
+def test_versions_tell_what_changed_and_what_is_gone_since() -> None:
+    versions: Versions[str, int] = Versions()
+    assert versions.show({"a": 1, "b": 2}, 1)
+    assert not versions.show({"a": 1, "b": 2}, 2)
+    assert versions.show({"a": 1, "b": 3, "c": 4}, 2)
+    assert versions.since(0) == ([1, 3, 4], [])
+    assert versions.since(1) == ([3, 4], [])
+    assert versions.show({"c": 4}, 3)
+    found = versions.since(2)
+    assert found is not None
+    assert (found[0], set(found[1])) == ([], {"a", "b"})
+    assert versions.show({"c": 4, "a": 1}, 4)
+    assert versions.since(3) == ([1], [])
+
+
+def test_an_observer_that_knows_too_little_gets_a_full_list() -> None:
+    changes = Changes()
+    nodes = {str(at): NodeSeen(str(at), "p", ()) for at in range(MOST_GONE + 2)}
+    first = changes.seen(nodes, {}, None)
+    second = changes.seen({}, {}, first.version)
+    assert second.whole, "more is gone than is remembered"
+    third = changes.seen({"1": nodes["1"]}, {}, second.version)
+    assert (third.whole, third.nodes) == (False, (nodes["1"],))
+    assert changes.seen({}, {}, third.version + 5).whole, "a version of another backend"
+
+
+def test_absence_from_a_list_that_is_not_complete_means_nothing() -> None:
+    observed = Observed()
+    nodes = (NodeSeen("a", "p", (0,)), NodeSeen("b", "p", (0,)))
+    attempt = AttemptSeen("j", 1, Phase.RUNNING)
+    observed.take(Seen(nodes, (attempt,), synced=True))
+    assert observed.take(Seen((), (), synced=False)) == ((), ())
+    assert (set(observed.nodes), set(observed.attempts)) == ({"a", "b"}, {("j", 1)})
+    assert observed.take(Seen(nodes[:1], ())) == ((), ("b",))
+    assert (set(observed.attempts), observed.news) == (set(), {("j", 1)})
