@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.control import read_model
 from makeway_quota.control.read_model import ReadModels
 from makeway_quota.control.world import World
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
@@ -182,4 +183,22 @@ async def test_nodes_that_do_not_change_stay_the_same_objects(tmp_path: Path) ->
     after = await setting.models.current()
     assert [a is b for a, b in zip(before.nodes["far"], after.nodes["far"], strict=True)] == [False, True]
     assert after.nodes["big"][0] is before.nodes["big"][0]
+    setting.store.close()
+
+
+async def test_a_model_that_was_not_read_for_long_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_model, "MOST_NEWS", 3)
+    setting = Setting(tmp_path)
+    random = Random(1)
+    ids = []
+    for round in range(3):
+        await setting.check()
+        for number in range(8):
+            new = submitted(10 * round + number, random)
+            ids.append(new.id)
+            setting.store.add_workload(new, now=setting.clock)
+        for id in ids[::3]:
+            setting.store.commit([Change(id, {"state": "cancelled"}, expect_states=("pending",))], now=setting.clock)
+        assert len(setting.models._news) == 3, "no more is kept"
+    await setting.check()
     setting.store.close()

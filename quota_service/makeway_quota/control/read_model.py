@@ -26,6 +26,9 @@ from .world import World
 SHARE = 0.2
 """The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
 
+MOST_NEWS = 10_000
+"""Commits that wait to be taken in; where no request comes for so long, the next one reads all rows anew"""
+
 NodeKey = tuple[str, str]
 """Node and pool: a node that is divided among pools counts once in each."""
 
@@ -110,10 +113,11 @@ class ReadModels:
         self._world = world
         self._clock = clock
         self._monotonic = monotonic
-        self._news: deque[Sequence[Workload]] = deque()
+        self._news: deque[Sequence[Workload]] = deque(maxlen=MOST_NEWS)
+        self._missed = True
+        """Whether commits were dropped since the last version, or there is none yet"""
         self._rows: dict[str, Workload] = {}
         self._sessions: dict[str, Workload] = {}
-        self._known = False
         self._counts = _Counts()
         self._document: Document | None = None
         self._assignment: PoolAssignment | None = None
@@ -126,7 +130,13 @@ class ReadModels:
         self._one = asyncio.Lock()
         self._model: ReadModel | None = None
         self._not_before = 0.0
-        self.stop_following = store.on_change(self._news.append)
+        self.stop_following = store.on_change(self._committed)
+
+    def _committed(self, changed: Sequence[Workload]) -> None:
+        """Note what a commit changed, in the thread that wrote."""
+        if len(self._news) == MOST_NEWS:
+            self._missed = True
+        self._news.append(changed)
 
     async def current(self) -> ReadModel:
         """Return a model that has everything that was committed and observed before the call.
@@ -140,7 +150,8 @@ class ReadModels:
             if not self._fresh():
                 if (wait := self._not_before - self._monotonic()) > 0:
                     await asyncio.sleep(wait)
-                rows = None if self._known else await self._world.rows()
+                missed, self._missed = self._missed, False
+                rows = await self._world.rows() if missed else None
                 began = self._monotonic()
                 self._model = self._next(rows)
                 now = self._monotonic()
@@ -153,6 +164,7 @@ class ReadModels:
         return (
             self._model is not None
             and not self._news
+            and not self._missed
             and self._document is world.document
             and self._seen is world.seen.nodes
         )
@@ -187,9 +199,11 @@ class ReadModels:
         )
 
     def _take_rows(self, rows: Mapping[str, Workload] | None) -> None:
-        for row in (rows or {}).values():
-            self._put(row)
-        self._known = True
+        if rows is not None:
+            for gone in [row for id, row in self._rows.items() if id not in rows]:
+                self._forget(gone)
+            for row in rows.values():
+                self._put(row)
         while self._news:
             for row in self._news.popleft():
                 self._put(row)
