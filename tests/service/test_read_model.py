@@ -146,7 +146,9 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
             del running[id]
             setting.store.commit([Change(id, {"state": "succeeded"})], now=setting.clock)
         elif roll < 0.9:
-            setting.nodes["n1"] = replace(setting.nodes["n1"], ready=not setting.nodes["n1"].ready)
+            node = setting.nodes["n1"]
+            change = random.choice(({"ready": not node.ready}, {"cordoned": not node.cordoned}, {"foreign_gpus": 700}))
+            setting.nodes["n1"] = replace(node, **change)  # type: ignore[arg-type]
             setting.see()
         elif roll < 0.95:
             gone = setting.nodes.pop("n2", None)

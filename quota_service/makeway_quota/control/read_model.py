@@ -122,7 +122,6 @@ class ReadModels:
         self._document: Document | None = None
         self._assignment: PoolAssignment | None = None
         self._ledger = UsageLedger(world.document, PoolAssignment())
-        self._seen: tuple[NodeSeen, ...] = ()
         self._on_node: dict[str, dict[str, Workload]] = {}
         self._uses: dict[NodeKey, NodeUse] = {}
         self._stale: set[str] = set()
@@ -166,7 +165,7 @@ class ReadModels:
             and not self._news
             and not self._missed
             and self._document is world.document
-            and self._seen is world.seen.nodes
+            and self._assignment is world.assignment
         )
 
     def _next(self, rows: Mapping[str, Workload] | None) -> ReadModel:
@@ -175,7 +174,7 @@ class ReadModels:
         self._take_nodes()
         document = self._world.document
         uses: dict[str, list[NodeUse]] = {pool.name: [] for pool in document.pools}
-        for seen in self._seen:
+        for seen in self._world.assignment.nodes:
             if seen.pool in uses:
                 uses[seen.pool].append(self._uses[seen.name, seen.pool])
         shown = [use for nodes in uses.values() for use in nodes]
@@ -239,7 +238,7 @@ class ReadModels:
     def _take_nodes(self) -> None:
         """Make the nodes anew that changed, or whose holders did; count usage anew where a document or pool is new."""
         world = self._world
-        seen, document, assignment = world.seen.nodes, world.document, world.assignment
+        document, assignment = world.document, world.assignment
         if self._document is not document:
             self._ledger = UsageLedger(document, assignment)
             for row in self._rows.values():
@@ -250,14 +249,14 @@ class ReadModels:
                 self._ledger.remove(id)
                 self._ledger.add(self._rows[id])
         old, self._uses = self._uses, {}
-        for node in seen:
+        for node in assignment.nodes:
             use = old.get((node.name, node.pool))
             if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
                 held = self._on_node.get(node.name, {})
                 use = use_of(node, [held[id] for id in sorted(held)])
             self._uses[node.name, node.pool] = use
         self._stale.clear()
-        self._seen, self._document, self._assignment = seen, document, assignment
+        self._document, self._assignment = document, assignment
 
 
 def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
@@ -272,4 +271,4 @@ def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
                         taken[index] += milli
                         used += milli
     free = sum(max(0, 1000 - held - node.foreign.get(index, 0)) for index, held in taken.items())
-    return NodeUse(node, tuple(rows), used, free)
+    return NodeUse(node, tuple(rows), used, max(0, free - node.foreign_gpus))
