@@ -55,7 +55,7 @@ class Service:
         self.retention = Retention(
             parts.store, keep_of(parts.config), self.loop.actuator.purge, lambda: self.leader.term, clock=parts.clock
         )
-        self.services = Services(parts, self.loop.wake)
+        self.services = Services.of(parts, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -121,6 +121,7 @@ class Service:
         await self.leader.close()
         if self.feed is not None:
             await self.feed.close()
+        self.services.close()
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()

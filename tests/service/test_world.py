@@ -25,7 +25,7 @@ async def test_metrics_tell_gpus_teams_and_decisions(tmp_path: Path) -> None:
 
 async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
-        ready = await run.service.services.ready()
+        ready = await run.service.services.audit.ready()
         assert ready.ok, ready.checks
 
         async def broken(since: int | None = None) -> Seen:
@@ -35,11 +35,11 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
             patch.setattr(run.service.backend, "observe", broken)
             failed = await run.until(lambda: run.service.world.failure, "a cycle fails")
             assert failed == "OSError: the disk is full"
-            ready = await run.service.services.ready()
+            ready = await run.service.services.audit.ready()
             assert not ready.ok
             assert ready.checks["loop"] == "OSError: the disk is full"
         await run.until(lambda: not run.service.world.failure, "the next cycle works")
-        assert (await run.service.services.ready()).ok
+        assert (await run.service.services.audit.ready()).ok
 
 
 @pytest.mark.covers("F40", "N14")

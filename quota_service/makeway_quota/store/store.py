@@ -20,6 +20,7 @@ from .records import (
     Decision,
     Event,
     File,
+    FilesOf,
     NewDecision,
     NewWorkload,
     PastRun,
@@ -67,11 +68,12 @@ class Store:
         return self._database.on_commit(lambda _: callback())
 
     def on_change(self, callback: Callable[[Sequence[Workload]], None]) -> Callable[[], None]:
-        """Call `callback` after every commit with the workloads that it changed, as `active` would show them then.
+        """Call `callback` after every commit with the workloads that it changed, as `active` would return them then.
 
-        Commits are told in their order. As `on_commit` otherwise.
+        Commits of this process and those that `follow` reads come in the order of each row's versions; a commit that
+        changes no workload is left out. As `on_commit` otherwise.
         """
-        return self._database.on_commit(callback)
+        return self._database.on_commit(lambda changed: callback(changed) if changed else None)
 
     # -- workloads
 
@@ -106,7 +108,10 @@ class Store:
             new, files, decision, cap = Submission(*given)
             try:
                 first = rows.submitted(new, now + at / 1e6)
-                able[at] = writes.Checked(first, writes.digests(files), decision, cap)
+                if isinstance(files, FilesOf):
+                    able[at] = writes.Checked(first, {}, decision, cap, files.workload)
+                else:
+                    able[at] = writes.Checked(first, writes.digests(files), decision, cap)
                 answers.append(first)
             except ValueError as error:
                 answers.append(error)

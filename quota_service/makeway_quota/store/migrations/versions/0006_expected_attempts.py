@@ -1,13 +1,13 @@
 """Remember when an attempt was ordered to start, and the nodes on which attempts of a job were lost.
 
-Revision ID: 0009
+Revision ID: 0006
 Revises: 0005
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = '0009'
+revision = '0006'
 down_revision = '0005'
 branch_labels = None
 depends_on = None
