@@ -139,7 +139,7 @@ async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(post
         for job in jobs[:6]:
             await state(two.follower, job.id, "running")
         await until(lambda: two.leader.loop.cycles > 2, "it has decided")
-        assert (await two.follower.services.job(ROOT, jobs[6].id)).state.value == "pending", "the new limit"
+        assert (await two.follower.services.jobs.job(ROOT, jobs[6].id)).state.value == "pending", "the new limit"
 
 
 async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_path: Path) -> None:
