@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlparse
 
+from makeway_api.environment import read_environment
 from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
@@ -160,19 +160,8 @@ def load(config_file: str | None = None, environ: dict[str, str] | None = None) 
     if config_file:
         config = PyFileConfigLoader(config_file).load_config()
     service = QuotaService(config=config)
-    for name, trait in service.traits(config=True).items():
-        variable = trait.metadata.get("env")
-        if variable and env.get(variable, "") != "":
-            _set(service, name, trait, variable, env[variable])
+    read_environment(service, env)
     return _plain(service, env)
-
-
-def _set(service: QuotaService, name: str, trait: Any, variable: str, text: str) -> None:
-    try:
-        value = trait.from_string(text)
-        setattr(service, name, value)
-    except Exception as error:
-        raise ValueError(f"{variable}={text!r} is not accepted: {error} {trait.help}") from None
 
 
 def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:

@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show what the engine decides for a snapshot file")
     plan.add_argument("file", help="JSON or YAML, version 1 (docs/reference/snapshot.md); - reads standard input")
     plan.add_argument("--format", choices=["table", "json"], default="table")
+    engines = "fast: as the service runs it; reference: the same rules in plain code, without a cache, slow"
+    plan.add_argument("--engine", choices=["fast", "reference"], default="fast", help=engines)
     plan.set_defaults(run=_plan)
 
     snapshot = commands.add_parser("snapshot", help="write the service's world as a snapshot file, for `plan`")
@@ -121,7 +123,7 @@ def _plan(args: argparse.Namespace) -> int:
     from .snapshot_file import plan_command
 
     output = io.StringIO()
-    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, output)
+    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, output, args.engine)
     print(output.getvalue(), end="", file=sys.stderr if status else sys.stdout)
     return status
 

@@ -118,10 +118,10 @@ class Service:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.servers is not None:
             await self.servers.close()
+        self.services.close()
         await self.leader.close()
         if self.feed is not None:
             await self.feed.close()
-        self.services.close()
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()

@@ -189,9 +189,9 @@ class State:
         """Whether limits and the pool's capacity have room for a request."""
         for policy in self.facts.family(w.policy):
             for line in policy.quotas:
-                if line.limit is not None and line.covers(pool) and request:
-                    if self.usage(policy.name, line) + request > line.limit:
-                        return False
+                limit = line.limit if request and line.covers(pool) else None
+                if limit is not None and self.usage(policy.name, line) + request > limit:
+                    return False
         capacity = self.facts.pools[pool].capacity
         return capacity is None or not request or self.in_pool(pool) + request <= capacity
 

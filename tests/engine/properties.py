@@ -167,7 +167,11 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             continue
         for w in ours:
             del spared.held[w.id]
-        assert not facts.all_fit(spared.rooms(), [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
+        rooms = spared.rooms()
+        mine = [rooms[placed.node] for placed in victim.placement]
+        if any(min(room.devices, default=0) < 0 or room.cpu < 0 or room.memory < 0 for room in mine):
+            continue  # a start, or a job that moves, has its place
+        assert not facts.all_fit(rooms, [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
 
 
 def _within_caps(facts: Facts, state: State, victim: Workload, pool: str) -> bool:
@@ -213,7 +217,7 @@ def _legal_sets(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) 
         and o.state != "checkpointing"
         and o.id not in {m.id for m in plan.move}
         and facts.pool(place) == pool
-        and not (w.kind == "job" and _is_protected(facts, o))
+        and not (w.kind == "job" and is_protected(facts, o))
     ]
     if prod(len(place) - facts.least(o) + 2 for o, place in able) > MOST_COMBINATIONS:
         return  # the engines do not look at all of so many sets
@@ -222,14 +226,20 @@ def _legal_sets(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) 
         for group in combinations(able, size):
             victims = [o for o, _ in group]
             left = State(facts, {n: each for n, each in after.held.items() if n not in {v.id for v in victims}})
-            if facts.workers(left.rooms(), w, pool) >= facts.least(w) and left.admits(w, pool, facts.request(w)):
-                if any(_legal(facts, after, w, pool, order) for order in permutations(group)):
-                    yield tuple(victims)
+            room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
+            if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group):
+                yield tuple(victims)
 
 
-def _is_protected(facts: Facts, o: Workload) -> bool:
+def is_protected(facts: Facts, o: Workload) -> bool:
+    """Whether a job runs for less than its profile's `min_runtime`."""
     least = facts.profile(o).min_runtime
     return bool(least) and (o.started_at is None or facts.snapshot.now - o.started_at < least)
+
+
+def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[tuple[Workload, Placement]]) -> bool:
+    """Whether a set can be evicted in some order by rule 5.1."""
+    return any(_legal(facts, after, w, pool, order) for order in permutations(group))
 
 
 def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[tuple[Workload, Placement]]) -> bool:

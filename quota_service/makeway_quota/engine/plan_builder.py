@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .index.cluster import Cluster
 from .index.nodes import Allocation, Part, PoolState, placement_of
@@ -26,6 +26,18 @@ _BECAUSE: dict[Right, str] = {
 }
 
 
+@dataclass(slots=True)
+class Progress:
+    """What a plan did so far, counted: rounds compare it to tell whether they changed anything."""
+
+    decisions: int = 0
+    """Starts, withdrawals, evictions, moves, nominations and refusals."""
+    eased: int = 0
+    """How often a victim, a move, a withdrawn start or a lost nomination gave up GPUs that others may use."""
+    raised: int = 0
+    """Starts that put their policy above its reservation, so that its work may be evicted."""
+
+
 class PlanBuilder:
     """Collects decisions in the order in which they are made."""
 
@@ -45,21 +57,29 @@ class PlanBuilder:
         self.groups: list[Alike] = []
         """What those are told who wait for the same reason."""
         self._instead: dict[str, Waiting] = {}
-        self.decisions = 0
-        self.eased = 0
-        """How many times somebody left, moved or was struck out, which may make room for others."""
-        self.raised = 0
-        """How many starts put their team above its reservation, so that it may be asked for GPUs."""
+        self.progress = Progress()
         self.ahead: dict[str, list[str]] = {}
         """Pool to those that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
         """Pool to what is kept there for the one that waited too long."""
 
+    def lift_holds(self) -> None:
+        """Give back the GPUs that are held; the holds stay known."""
+        for held in self.holds.values():
+            held.lift()
+
+    def drop_holds(self) -> None:
+        """Give back the GPUs that are held, for good."""
+        self.lift_holds()
+        self.holds = {}
+
     def start(self, workload: Workload, allocation: Allocation, in_quota: bool) -> None:
         """Note a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
-        self.raised += any(0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool))
+        self.progress.raised += any(
+            0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)
+        )
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {
             "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
@@ -84,7 +104,7 @@ class PlanBuilder:
             {"gpus": number(allocation.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
         )
         self.ahead.setdefault(pool, []).append(workload.id)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def widen(self, allocation: Allocation) -> None:
         """Note that a gang starts with more workers than it needs."""
@@ -98,8 +118,8 @@ class PlanBuilder:
         """Strike a start out: somebody with a better right turned out to need these GPUs."""
         start = self.started.pop(workload.id)
         self.ahead[start.pool].remove(workload.id)
-        self.decisions += 1
-        self.eased += 1
+        self.progress.decisions += 1
+        self.progress.eased += 1
 
     def evict(self, asking: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a workload, in this order; they were evicted in the cluster already."""
@@ -133,8 +153,8 @@ class PlanBuilder:
             why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
-        self.decisions += 1
-        self.eased += 1
+        self.progress.decisions += 1
+        self.progress.eased += 1
 
     def _rule(self, asking: Preemptor, account: Account) -> str:
         """Return the code of the rule by which work of an account is evicted."""
@@ -191,14 +211,14 @@ class PlanBuilder:
                 (Fact("moves", values),),
                 {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
             )
-        self.decisions += 1
-        self.eased += 1
+        self.progress.decisions += 1
+        self.progress.eased += 1
 
     def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
         """Record that a workload starts at its nomination as soon as what terminates there has left."""
         self.nominated[workload.id] = workload, queue
         self.ahead.setdefault(pool.pool.name, []).append(workload.id)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def _write_nominations(self) -> None:
         """Write where the nominated workloads start, when, and for which workloads they wait."""
@@ -235,7 +255,7 @@ class PlanBuilder:
         """Strike out that a workload is evicted or moves."""
         self.evicted.pop(workload.id, None)
         self.moved.pop(workload.id, None)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def keep_workers(self, allocation: Allocation, parts: tuple[Part, ...]) -> None:
         """Record that a gang that shrinks goes on with these parts."""
@@ -244,7 +264,7 @@ class PlanBuilder:
         frees = number(allocation.amount - allocation.need.gpus * len(parts))
         numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
         self.moved[move.id] = replace(move, to=placement_of(parts), facts=facts, numbers=numbers)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def _in_the_way(
         self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]

@@ -126,9 +126,8 @@ class Store:
                 else:
                     answers[at] = refusal
             added = {workload.id for workload in changed}
-            writes.tell_workloads(connection, changed, now)
             said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
-            writes.decide(connection, said, now)
+            writes.log(connection, changed, said, now)
         self._know(changed)
         return answers
 
@@ -182,11 +181,10 @@ class Store:
         with self._database.write(told) as connection:
             if term is not None:
                 writes.lead(connection, term)
-            changed = writes.change(connection, changes, self._known)
+            changed = writes.change(connection, changes, self._known, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
-            writes.tell_workloads(connection, changed, now)
-            writes.decide(connection, [d for d in decisions if d.workload not in skipped], now)
+            writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
             told += changed
         self._know(changed)
         return applied

@@ -15,7 +15,7 @@ class Unschedulable:
     """Says which queues find no room, and nobody whom they could ask; for as long as the same is held."""
 
     def __init__(self, cluster: Cluster, builder: PlanBuilder) -> None:
-        self.cluster, self.builder, self.seen = cluster, builder, builder.decisions
+        self.cluster, self.builder, self.seen = cluster, builder, builder.progress.decisions
         self.kept = {hold.queue.number for hold in builder.holds.values()}
         """The numbers of the queues for which something is held."""
         self.room: dict[int, bool] = {}
@@ -24,9 +24,9 @@ class Unschedulable:
     def __call__(self, queue: Queue) -> bool:
         """Say whether nothing can be done for anybody in a queue, as things are."""
         builder = self.builder
-        if self.seen != builder.decisions:
+        if self.seen != builder.progress.decisions:
             self.room, self.asking = {}, {}
-            self.seen = builder.decisions
+            self.seen = builder.progress.decisions
         room = self.room.get(queue.wish)
         if room is None:
             room = self.room[queue.wish] = self._room(queue)
