@@ -85,7 +85,7 @@ class HubApi:
             offset, limit = following
 
     async def stop_server(self, user: str, server: str) -> None:
-        """Request the stop of a server; HubUnreachable where the Hub refuses. The server may go on for a while (202)."""
+        """Request the stop of a server, which may go on for a while (202); HubUnreachable where the Hub refuses."""
         path = f"/users/{quote(user, safe='')}/server"
         if server:
             path += f"s/{quote(server, safe='')}"
