@@ -43,7 +43,7 @@ def open_store(url: str) -> Store:
 class Store:
     """The service's memory. Blocking and thread-safe: call it through `asyncio.to_thread`.
 
-    Errors: StoreError when the database cannot be used, Conflict when somebody was faster, Deposed when another
+    Errors: StoreError when the database cannot be used, Conflict when another request was faster, Deposed when another
     service leads, ValueError for arguments that no caller should give.
     """
 
@@ -61,18 +61,19 @@ class Store:
         self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every commit that wrote something; the answer ends that.
+        """Call `callback` after every commit that wrote something; return how to end that.
 
         It is called in the thread that wrote, by one thread at a time, and must not write itself.
         """
         return self._database.on_commit(lambda _: callback())
 
     def on_change(self, callback: Callable[[Sequence[Workload]], None]) -> Callable[[], None]:
-        """Call `callback` after every commit with the workloads that it changed, as `active` would show them then.
+        """Call `callback` after every commit with the workloads that it changed, as `active` would return them then.
 
-        Commits are told in their order. As `on_commit` otherwise.
+        Commits of this process and those that `follow` reads come in the order of each row's versions; a commit that
+        changes no workload is left out. As `on_commit` otherwise.
         """
-        return self._database.on_commit(callback)
+        return self._database.on_commit(lambda changed: callback(changed) if changed else None)
 
     # -- workloads
 
@@ -222,12 +223,12 @@ class Store:
             return reads.events_after(connection, after, limit)
 
     def last_event_id(self) -> int:
-        """Tell the newest event's id, 0 before the first."""
+        """Return the newest event's id, 0 before the first."""
         with self._database.read() as connection:
             return reads.event_range(connection)[1]
 
     def oldest_event_id(self) -> int:
-        """Tell the oldest event that is still kept: who saw less than its id − 1 has to read everything anew."""
+        """Return the id of the oldest event that is kept: a reader behind its id − 1 has to read everything anew."""
         with self._database.read() as connection:
             return reads.event_range(connection)[0]
 
@@ -238,7 +239,7 @@ class Store:
         return Event(id, now, kind, team, owner, None, data)
 
     def past_runs(self, limit: int = 20_000) -> list[PastRun]:
-        """Tell how long the jobs ran that are over, first submitted first; the last `limit` of them (for forecasts)."""
+        """Return how long the last `limit` jobs that are over ran, first submitted first (for forecasts)."""
         with self._database.read() as connection:
             return reads.past_runs(connection, limit)
 
@@ -272,7 +273,7 @@ class Store:
             return reads.policy_history(connection, limit)
 
     def add_policy(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
-        """Put a new version in force; Conflict unless `base` is the current one (0: none yet, None: whichever)."""
+        """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
         with self._database.write() as connection:
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
             told = {"version": added.version, "author": author, "comment": comment}
