@@ -46,11 +46,11 @@ class Database:
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self.engine.dispose()
 
     def on_commit(self, callback: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
-        """Call back after each write with what it said it changed, in the order of the commits; the answer ends that.
+        """Call back after each write with what it changed, in the order of the commits; return a function that ends it.
 
         It is called before the next write may begin, so a listener must be quick and must not write.
         """
@@ -63,7 +63,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Look at one consistent state."""
+        """Read one consistent state."""
         with self._explained(), self.engine.connect() as connection, connection.begin():
             yield connection
 
@@ -105,7 +105,7 @@ class Database:
                 pass
 
     def size(self) -> int:
-        """Tell the bytes on disk."""
+        """Return the bytes on disk."""
         if self.sqlite:
             path = Path(self.url.database or "")
             return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
@@ -173,7 +173,7 @@ def parse(url: str) -> URL:
 
 
 def engine_for(url: URL, *, migrating: bool = False) -> Engine:
-    """Make the SQLAlchemy engine with the settings told above; foreign keys rest while tables are rebuilt."""
+    """Return an SQLAlchemy engine with the settings above; foreign keys are off while tables are rebuilt."""
     if url.get_backend_name() != "sqlite":
         return create_engine(url, poolclass=NullPool) if migrating else create_engine(url, pool_pre_ping=True)
     create_private(Path(url.database or ""))
@@ -199,7 +199,7 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
 
 
 def create_private(path: Path) -> None:
-    """Create an empty database that only its owner can read: it holds everybody's code."""
+    """Create an empty database that only its owner can read: it holds the code of all users."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
@@ -207,7 +207,7 @@ def create_private(path: Path) -> None:
 
 
 def explain(url: URL, error: DBAPIError) -> str:
-    """Say in one sentence what the database said, without the statement and its values."""
+    """Return the database's error in one sentence, without the statement and its values."""
     place = url.render_as_string(hide_password=True)
     said: Any = str(error.orig).strip().splitlines()
     return f"the database {place} cannot do this: {said[0] if said else type(error.orig).__name__}"
