@@ -32,6 +32,7 @@ def test_a_job_that_straddles_its_reservation_reclaims_within_the_fair_share(siz
 def test_only_policies_above_their_fair_share_are_reclaimed_from() -> None:
     world = World(fair_share="reclaim").pool("p", gpus=8).team("a", priority=1).team("b").team("c").profile("one", 1)
     world.jobs("a1 a2 a3 a4 a5 a6", "a", "one").jobs("c1 c2", "c", "one").reconcile()
+    world.paused = ("c/one",)  # so that c2 could not return
     assert evicted(world.submit("b1", "b", "one").step()) == ["a6"], "c has a lower priority, but its fair share is 2.6"
 
 
