@@ -286,8 +286,8 @@ EDITS = (
     # Where
     Edit(
         "index/nodes.py",
-        "return self.usable and (not need.models",
-        "return (not need.models",
+        "suited = self.usable and (not need.models",
+        "suited = (not need.models",
         "cordoned and lost nodes take nothing",
     ),
     Edit(

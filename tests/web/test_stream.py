@@ -210,7 +210,7 @@ async def test_the_rights_of_a_stream_come_from_its_token(web: Portal, served: s
 async def test_a_reader_from_before_the_oldest_event_is_told_to_read_anew(web: Portal, after: int) -> None:
     await web.running_job()
     store = web.services.context.store
-    await asyncio.to_thread(store.prune, web.services.context.clock() + 30 * 86400)
+    await asyncio.to_thread(store.pruning.forget_events, web.services.context.clock() + 30 * 86400, 1_000, 1_000)
     newest = store.last_event_id()
     events = web.services.audit.events(PEOPLE["root"], after)
     first = await anext(events)

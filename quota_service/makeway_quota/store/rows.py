@@ -9,6 +9,8 @@ from dataclasses import asdict, fields
 from operator import attrgetter
 from typing import Any, cast
 
+import orjson
+
 from .records import Attempt, Decision, Event, NewWorkload, Notice, Place, Workload
 
 WORKLOAD_FIELDS = tuple(name for name in Workload._fields if name != "source")
@@ -21,8 +23,8 @@ _ASKED = tuple(f.name for f in fields(NewWorkload))
 _READ_ASKED = attrgetter(*_ASKED)
 _NUMBERS = frozenset({int, float, bool})
 
+_AS_IS = frozenset({type(None), bool, float})
 LARGEST = 2**63 - 1
-_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def clean(value: object) -> object:
@@ -55,12 +57,12 @@ def refuse_unstorable(value: object, where: str) -> None:
 
 
 def to_json(value: object) -> str:
-    """Write compact JSON that every reader takes: no NaN or infinity (null instead), no NUL, no half surrogate."""
+    """Return compact JSON that every reader takes: null for NaN and infinity, and texts as `clean` leaves them."""
     try:
-        text = _COMPACT.encode(value)
-        if "\\u0000" not in text and "\\ud" not in text:
-            return text
-    except ValueError:
+        written = orjson.dumps(value)
+        if b"\\u0000" not in written:
+            return written.decode()
+    except TypeError:  # what orjson does not write: half surrogates, huge integers, named tuples, mappings
         pass
     return json.dumps(_plain(value), separators=(",", ":"))
 
@@ -80,11 +82,11 @@ def _mapping_to_json(value: Any) -> str:
 
 
 def _strings(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text)) if text != "[]" else ()
+    return tuple(orjson.loads(text)) if text != "[]" else ()
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    return cast(dict[str, Any], json.loads(text)) if text != "{}" else {}
+    return cast(dict[str, Any], orjson.loads(text)) if text != "{}" else {}
 
 
 def _places_to_json(value: Any) -> str:
@@ -96,7 +98,7 @@ def _places_to_json(value: Any) -> str:
 def _places(text: str) -> tuple[Place, ...]:
     if text == "[]":
         return ()
-    return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in json.loads(text))
+    return tuple(Place(node, tuple(devices), tuple(milli)) for node, devices, milli in orjson.loads(text))
 
 
 def _notice_to_json(value: Any) -> str | None:
@@ -104,7 +106,7 @@ def _notice_to_json(value: Any) -> str | None:
 
 
 def _notice(text: str | None) -> Notice | None:
-    return None if text is None else Notice(**json.loads(text))
+    return None if text is None else Notice(**orjson.loads(text))
 
 
 _ENCODERS: dict[str, Callable[[Any], str | None]] = {
@@ -132,18 +134,18 @@ _PLACEMENT = ATTEMPT_FIELDS.index("placement")
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
-    """Turn fields of a record into columns."""
+    """Return fields of a record as columns."""
     columns: dict[str, object] = {}
     for name, value in values.items():
         if name in _ENCODERS:
             columns[name] = _ENCODERS[name](value)
         elif name != "source":
-            columns[name] = value if value is None or value is True or value is False else clean(value)
+            columns[name] = value if type(value) in _AS_IS else clean(value)
     return columns
 
 
 def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: str) -> dict[str, object]:
-    """Turn the fields of a change into columns; ValueError names those that do not exist or never change."""
+    """Return the fields of a change as columns; ValueError names those that do not exist or never change."""
     unknown = sorted(set(values) - allowed)
     if unknown:
         raise ValueError(f"a change cannot set {', '.join(unknown)} of {what}; it can set {', '.join(sorted(allowed))}")
@@ -151,7 +153,7 @@ def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: s
 
 
 def decode(columns: Mapping[str, object]) -> dict[str, Any]:
-    """Turn columns back into fields of a record, just as a later read would."""
+    """Return columns as fields of a record, just as a later read would."""
     return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 

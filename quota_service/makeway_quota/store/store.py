@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from . import pages, reads, rows, writes
+from sqlalchemy import Connection
+
+from . import pages, reads, replicas, rows, writes
 from .database import Database, parse
 from .errors import Conflict, TooMany
+from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
 from .pruning import Pruning
 from .records import (
@@ -25,6 +28,7 @@ from .records import (
     Submission,
     Workload,
 )
+from .replicas import Followed, Notifications
 from .space import allow_give_back, free_bytes
 
 
@@ -45,11 +49,15 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self._known: dict[str, Workload] = {}
+        self._ended: dict[str, int] = {}
+        """versions of the last workloads that ended, so that the change feed need not read them again"""
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
+        self._notifications.close()
         self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
@@ -117,9 +125,8 @@ class Store:
                 else:
                     answers[at] = refusal
             added = {workload.id for workload in changed}
-            writes.tell_workloads(connection, changed, now)
             said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
-            writes.decide(connection, said, now)
+            writes.log(connection, changed, said, now)
         self._know(changed)
         return answers
 
@@ -173,11 +180,10 @@ class Store:
         with self._database.write(told) as connection:
             if term is not None:
                 writes.lead(connection, term)
-            changed = writes.change(connection, changes, self._known)
+            changed = writes.change(connection, changes, self._known, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
-            writes.tell_workloads(connection, changed, now)
-            writes.decide(connection, [d for d in decisions if d.workload not in skipped], now)
+            writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
             told += changed
         self._know(changed)
         return applied
@@ -189,6 +195,9 @@ class Store:
                 self._known[workload.id] = workload
             else:
                 self._known.pop(workload.id, None)
+                self._ended[workload.id] = workload.version
+        while len(self._ended) > replicas.ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     # -- decisions and events
 
@@ -270,12 +279,48 @@ class Store:
             writes.add_event(connection, "policy", None, author, told, now)
         return added
 
-    # -- keeping house
+    # -- replicas
+
+    def leader_lock(self, deadline: float) -> LeaderLock:
+        """Return the lock that only one replica holds; a holder that is silent for `deadline` seconds loses it."""
+        return leader_lock(self._database, deadline)
 
     def take_term(self, holder: str, now: float) -> int:
-        """Begin to lead: the newest term wins, all older ones can no longer commit."""
+        """Begin the next term: older ones can no longer commit. Call it with the leader's lock held."""
         with self._database.write() as connection:
             return writes.take_term(connection, holder, now)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas may write to this database."""
+        return not self._database.sqlite
+
+    def wait_for_commit(self, timeout: float) -> bool:
+        """Wait until another replica has committed; False when time is up, or where that cannot be known."""
+        return self._notifications.wait(timeout)
+
+    def follow(self, after: int) -> Followed:
+        """Read what changed after event `after`, and call the listeners with what this process does not know yet."""
+        found = Followed(after)
+
+        def read(connection: Connection) -> list[Workload] | None:
+            nonlocal found
+            found = replicas.changed_after(connection, after, self._known, self._ended)
+            self._know(found.rows)
+            return found.rows if found.last > after else None
+
+        self._database.follow(read)
+        return found
+
+    def renew_leases(self, ids: Collection[str], until: float) -> None:
+        """Write that these sessions were renewed; neither their version nor their state changes."""
+        with self._database.write() as connection:
+            replicas.renew_leases(connection, ids, until)
+
+    def lease_times(self) -> dict[str, float | None]:
+        """Return when the lease of each live session ends, as it was last written."""
+        with self._database.read() as connection:
+            return replicas.lease_times(connection)
 
     def size(self) -> int:
         """Return the bytes that the database takes on disk."""
