@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .index.cluster import Cluster
 from .index.nodes import Allocation, Part, PoolState, placement_of
 from .index.pending import Alike, Pending
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .progress import Progress
 from .rules.consolidation import Moving
 from .rules.hold import Hold
 from .rules.quota import Account
@@ -24,18 +25,6 @@ _BECAUSE: dict[Right, str] = {
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
 }
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a plan did so far, counted: rounds compare it to tell whether they changed anything."""
-
-    decisions: int = 0
-    """Starts, withdrawals, evictions, moves, nominations and refusals."""
-    eased: int = 0
-    """How often a victim, a move, a withdrawn start or a lost nomination gave up GPUs that others may use."""
-    raised: int = 0
-    """Starts that put their policy above its reservation, so that its work may be evicted."""
 
 
 class PlanBuilder:
@@ -55,7 +44,7 @@ class PlanBuilder:
         self.returned: list[tuple[Queue, str]] = []
         """The queue and owner of each start that was withdrawn since the queues were last looked at."""
         self.groups: list[Alike] = []
-        """What those are told who wait for the same reason."""
+        """The reasons, each with the workloads that wait for it."""
         self._instead: dict[str, Waiting] = {}
         self.progress = Progress()
         self.ahead: dict[str, list[str]] = {}
@@ -64,17 +53,17 @@ class PlanBuilder:
         """Pool to what is kept there for the one that waited too long."""
 
     def lift_holds(self) -> None:
-        """Give back the GPUs that are held; the holds stay known."""
+        """Release the GPUs that are held; the holds stay known."""
         for held in self.holds.values():
             held.lift()
 
     def drop_holds(self) -> None:
-        """Give back the GPUs that are held, for good."""
+        """Release the GPUs that are held, for good."""
         self.lift_holds()
         self.holds = {}
 
     def start(self, workload: Workload, allocation: Allocation, in_quota: bool) -> None:
-        """Note a start."""
+        """Record a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
         self.progress.raised += any(
@@ -107,7 +96,7 @@ class PlanBuilder:
         self.progress.decisions += 1
 
     def widen(self, allocation: Allocation) -> None:
-        """Note that a gang starts with more workers than it needs."""
+        """Record that a gang starts with more workers than it needs."""
         start = self.started[allocation.workload.id]
         numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
         fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
@@ -115,7 +104,7 @@ class PlanBuilder:
         self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
 
     def withdraw(self, workload: Workload) -> None:
-        """Strike a start out: somebody with a better right turned out to need these GPUs."""
+        """Withdraw a start: a workload with a better right needs these GPUs."""
         start = self.started.pop(workload.id)
         self.ahead[start.pool].remove(workload.id)
         self.progress.decisions += 1
@@ -252,7 +241,7 @@ class PlanBuilder:
         )
 
     def spare(self, workload: Workload) -> None:
-        """Strike out that a workload is evicted or moves."""
+        """Remove the eviction or move of a workload."""
         self.evicted.pop(workload.id, None)
         self.moved.pop(workload.id, None)
         self.progress.decisions += 1
@@ -292,11 +281,11 @@ class PlanBuilder:
         return Fact("by_victim", {**values, "team": account.policy.name, "gpus": number(allocation.amount)})
 
     def wait(self, waiting: Waiting) -> None:
-        """Note that a workload waits, and why."""
+        """Record that a workload waits, and why."""
         self.waiting[waiting.id] = waiting
 
     def wait_instead(self, waiting: Waiting) -> None:
-        """Tell one of a queue something better than the others."""
+        """Record a better reason for one workload than for the others of its queue."""
         self._instead[waiting.id] = waiting
 
     def _pending(self) -> Pending:
@@ -345,7 +334,7 @@ def _touches(allocation: Allocation, part: Part) -> bool:
 
 
 def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[int, int]:
-    """Give (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
+    """Return (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
     guarantor = account.guarantor(pool)
     if guarantor is None:
         return 0, account.in_pool.get(pool, 0)

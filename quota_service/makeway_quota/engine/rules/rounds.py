@@ -13,7 +13,8 @@ from ..index.cluster import Cluster
 from ..index.nodes import PoolState
 from ..index.queues import Queue
 from ..index.unschedulable import Unschedulable
-from ..plan_builder import PlanBuilder, Progress
+from ..plan_builder import PlanBuilder
+from ..progress import Progress
 from ..state import Workload
 from .admission import started
 from .hold import hold, outranked, starving
