@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from . import pages, reads, rows, writes
+from sqlalchemy import Connection
+
+from . import pages, reads, replicas, rows, writes
 from .database import Database, parse
 from .errors import Conflict, TooMany
+from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
 from .pruning import Pruning
 from .records import (
@@ -25,6 +28,7 @@ from .records import (
     Submission,
     Workload,
 )
+from .replicas import Followed, Notifications
 from .space import allow_give_back, free_bytes
 
 
@@ -45,26 +49,31 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self._known: dict[str, Workload] = {}
+        self._ended: dict[str, int] = {}
+        """versions of the last workloads that ended, so that the change feed need not read them again"""
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close the connections to the database."""
+        self._notifications.close()
         self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every commit that wrote something; the returned function ends that.
+        """Call `callback` after every commit that wrote something; return how to end that.
 
         It is called in the thread that wrote, by one thread at a time, and must not write itself.
         """
         return self._database.on_commit(lambda _: callback())
 
     def on_change(self, callback: Callable[[Sequence[Workload]], None]) -> Callable[[], None]:
-        """Call `callback` after every commit with the workloads that it changed, as `active` would show them then.
+        """Call `callback` after every commit with the workloads that it changed, as `active` would return them then.
 
-        Calls come in the order of the commits. As `on_commit` otherwise.
+        Commits of this process and those that `follow` reads come in the order of each row's versions; a commit that
+        changes no workload is left out. As `on_commit` otherwise.
         """
-        return self._database.on_commit(callback)
+        return self._database.on_commit(lambda changed: callback(changed) if changed else None)
 
     # -- workloads
 
@@ -187,6 +196,9 @@ class Store:
                 self._known[workload.id] = workload
             else:
                 self._known.pop(workload.id, None)
+                self._ended[workload.id] = workload.version
+        while len(self._ended) > replicas.ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
 
     # -- decisions and events
 
@@ -211,12 +223,12 @@ class Store:
             return reads.events_after(connection, after, limit)
 
     def last_event_id(self) -> int:
-        """Return the id of the newest event, 0 before the first."""
+        """Return the newest event's id, 0 before the first."""
         with self._database.read() as connection:
             return reads.event_range(connection)[1]
 
     def oldest_event_id(self) -> int:
-        """Return the id of the oldest event that is kept: a reader at less than this − 1 has to start afresh."""
+        """Return the id of the oldest event that is kept: a reader behind its id − 1 has to read everything anew."""
         with self._database.read() as connection:
             return reads.event_range(connection)[0]
 
@@ -227,7 +239,7 @@ class Store:
         return Event(id, now, kind, team, owner, None, data)
 
     def past_runs(self, limit: int = 20_000) -> list[PastRun]:
-        """Return how long the last `limit` ended jobs ran, first submitted first (for forecasts)."""
+        """Return how long the last `limit` jobs that are over ran, first submitted first (for forecasts)."""
         with self._database.read() as connection:
             return reads.past_runs(connection, limit)
 
@@ -261,19 +273,55 @@ class Store:
             return reads.policy_history(connection, limit)
 
     def add_policy(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
-        """Add the next version of the policy; Conflict unless `base` is the current one (0: none yet, None: any)."""
+        """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
         with self._database.write() as connection:
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
             news = {"version": added.version, "author": author, "comment": comment}
             writes.add_event(connection, "policy", None, author, news, now)
         return added
 
-    # -- terms and health
+    # -- replicas
+
+    def leader_lock(self, deadline: float) -> LeaderLock:
+        """Return the lock that only one replica holds; a holder that is silent for `deadline` seconds loses it."""
+        return leader_lock(self._database, deadline)
 
     def take_term(self, holder: str, now: float) -> int:
-        """Start the next term: older terms can no longer commit."""
+        """Begin the next term: older ones can no longer commit. Call it with the leader's lock held."""
         with self._database.write() as connection:
             return writes.take_term(connection, holder, now)
+
+    @property
+    def shared(self) -> bool:
+        """Whether other replicas may write to this database."""
+        return not self._database.sqlite
+
+    def wait_for_commit(self, timeout: float) -> bool:
+        """Wait until another replica has committed; False when time is up, or where that cannot be known."""
+        return self._notifications.wait(timeout)
+
+    def follow(self, after: int) -> Followed:
+        """Read what changed after event `after`, and call the listeners with what this process does not know yet."""
+        found = Followed(after)
+
+        def read(connection: Connection) -> list[Workload] | None:
+            nonlocal found
+            found = replicas.changed_after(connection, after, self._known, self._ended)
+            self._know(found.rows)
+            return found.rows if found.last > after else None
+
+        self._database.follow(read)
+        return found
+
+    def renew_leases(self, ids: Collection[str], until: float) -> None:
+        """Write that these sessions were renewed; neither their version nor their state changes."""
+        with self._database.write() as connection:
+            replicas.renew_leases(connection, ids, until)
+
+    def lease_times(self) -> dict[str, float | None]:
+        """Return when the lease of each live session ends, as it was last written."""
+        with self._database.read() as connection:
+            return replicas.lease_times(connection)
 
     def size(self) -> int:
         """Return the bytes that the database takes on disk."""

@@ -186,7 +186,7 @@ class _Asking:
     def _may_run(self, queue: Queue, pool: str) -> bool:
         if self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible):
             return True
-        return not queue.non_preemptible and queue.account.policy.weight != "None"
+        return queue.borrows
 
 
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:
