@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
@@ -66,7 +67,7 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
     for move in plan.move:
         assert facts.pool(move.to) == facts.pool(move.source), "a job moves within its pool"
         if move.rule == "shrink":
-            kept, had = {(p.node, p.devices) for p in move.to}, {(p.node, p.devices) for p in move.source}
+            kept, had = (Counter((p.node, p.devices) for p in place) for place in (move.to, move.source))
             assert kept < had, "a gang goes on with a part of its place"
             assert len(move.to) >= facts.least(facts.live[move.id]), "a gang keeps its least number of workers"
         else:
@@ -203,7 +204,7 @@ def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> 
     name = after.guarantor(w.policy, pool)
     if name is None:
         return False
-    every = State(facts, {o.id: (o, o.placement) for o in facts.live.values() if o.placement} | after.held)
+    every = State(facts, after.held | {o.id: (o, o.placement) for o in facts.live.values() if o.placement})
     lines = [line for line in facts.policies[name].quotas if line.reserved and line.covers(pool)]
     return all(every.usage(name, ln, w.non_preemptible) + facts.request(w) <= ln.reserved for ln in lines)
 

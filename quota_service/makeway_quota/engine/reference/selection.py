@@ -160,7 +160,8 @@ def _on_one_node(p: Preemptor, able: Sequence[Allocation]) -> Iterator[Victims]:
         if here and p.cluster.suits(node, p.need):
             found += _on_node(p, node, here, 1, ())
     unique = {frozenset((m.allocation.id, m.gone) for m in victims): victims for victims in found}
-    return iter(sorted(unique.values(), key=lambda s: set_key(p, s)))
+    ordered = sorted(unique.values(), key=lambda s: set_key(p, s))
+    return (s for s in ordered if not any(fits(p, less) for less in _spared(p, s)))  # less may do on another node
 
 
 def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, chosen: Victims) -> list[Victims]:
