@@ -8,7 +8,6 @@ change_set alone, so that a service killed between any two lines converges when 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from contextlib import suppress
@@ -19,6 +18,7 @@ from ..store.errors import Deposed
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
+from .garbage import collect_less
 from .planner import Planner
 from .reasons import Reasons
 from .reconcile import ChangeSet, note_launched, reconcile
@@ -30,10 +30,6 @@ MIN_CYCLE_SECONDS = 0.01
 
 CATCH_UP = 0.5
 """Seconds after which reasons that could not all be written are looked at again."""
-
-COLLECT_AFTER = (50_000, 10, 50)
-"""How much is made before Python looks for garbage: by default after every 700 objects, which a pass makes in a moment;
-looking then takes a third of its time."""
 
 PART = 200
 """Changes of a plan that are written and done together: where hundreds start at once, the first need not wait for the
@@ -81,7 +77,7 @@ class Loop:
     async def run(self) -> None:
         """QueueHeads until stopped. A cycle that fails is logged, told by `/readyz`, and tried again a second later."""
         self._loop = asyncio.get_running_loop()
-        gc.set_threshold(*COLLECT_AFTER)
+        collect_less()
         self.backend.on_change(self.wake)
         self._wake.set()
         while not self._stopping:

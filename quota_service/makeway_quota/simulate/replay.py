@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..backends.base import AttemptSeen, Seen
 from ..control.apply import change_set_of
+from ..control.garbage import collecting_less
 from ..control.reconcile import ChangeSet, reconcile
 from ..engine.plan import Plan
 from ..engine.state import Profile
@@ -22,9 +22,6 @@ from .memory import MemoryStore
 from .meter import HOLDING, Finished, Meter
 from .planner import Planner
 from .trace import Arrival, TraceInvalid
-
-COLLECT_AFTER = (50_000, 10, 50)
-"""How much is made before Python looks for garbage, as in the service's loop."""
 
 MOST_PASSES = 20
 """Passes at one moment until nothing changes any more."""
@@ -227,9 +224,5 @@ def replay(
 ) -> Outcome:
     """Play a trace on an cluster, with decisions by `planner`; `durations` learns how long the jobs ran."""
     played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations)
-    before = gc.get_threshold()
-    gc.set_threshold(*COLLECT_AFTER)
-    try:
+    with collecting_less():
         return played.run(list(arrivals), progress)
-    finally:
-        gc.set_threshold(*before)
