@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import again, changes, demand, engine_size, idle, lease, queue_mix, reclaim, train, world_cycle
+from . import again, changes, demand, engine_size, idle, lease, queue_mix, reclaim, soak, train, world_cycle
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "idle": idle.measure,
     "change_set": changes.measure,
     "queue-mix": queue_mix.measure,
+    "soak": soak.measure,
     "engine": engine_size.measure,
     "demand": demand.measure,
     "nodes": world_cycle.measure,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,9 @@ from makeway_quota.engine import (
     Workload,
     schedule,
 )
+from makeway_quota.engine.plan import Evict, Move, Offer, Refusal, Start, Waiting
 from makeway_quota.engine.state import ADMITTED
+from makeway_quota.wording import Names, sentence
 
 
 def milli(gpus: float | None) -> int | None:
@@ -40,6 +42,8 @@ class World:
         self.workloads: dict[str, Workload] = {}
         self.paused: tuple[str, ...] = ()
         self.plans: list[Plan] = []
+        self.engine: Callable[[Snapshot], Plan] = schedule
+        """What plans: the fast engine, or the reference."""
 
     # Builders
 
@@ -113,7 +117,7 @@ class World:
 
     def plan(self) -> Plan:
         """Ask the engine."""
-        return schedule(self.snapshot())
+        return self.engine(self.snapshot())
 
     def step(self) -> Plan:
         """Plan once and carry it out; who was told to leave is still there afterwards."""
@@ -212,5 +216,10 @@ class World:
         return total
 
     def reason(self, name: str) -> tuple[str, str]:
-        """Give code and sentence of a waiting workload, as of now."""
-        return next((w.code, w.message) for w in self.plan().pending if w.id == name)
+        """Return code and sentence of a waiting workload, as of now."""
+        return next((w.code, self.say(w)) for w in self.plan().pending if w.id == name)
+
+    def say(self, decision: Start | Evict | Move | Refusal | Waiting | Offer) -> str:
+        """Return the sentence of a decision, with the titles of teams."""
+        titles = {policy.name: policy.label for policy in self.policies.values()}
+        return sentence(decision.facts, Names(team=lambda name: titles.get(name, name)))

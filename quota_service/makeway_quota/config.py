@@ -28,6 +28,10 @@ class ServiceConfig:
     tick_seconds: float
     max_files_bytes: int
     max_failures_lost: int
+    keep_workloads_days: float
+    keep_decisions_days: float
+    keep_events_days: float
+    keep_events: int
     start_deadline_seconds: float
     host: str
     port: int
@@ -91,6 +95,24 @@ class QuotaService(Configurable):
         help="How often a job whose process vanished is started again; losses with their node do not count "
         "(MAKEWAY_MAX_FAILURES_LOST).",
     ).tag(config=True, env="MAKEWAY_MAX_FAILURES_LOST")
+    keep_workloads_days = Float(
+        90.0,
+        min=0.0,
+        help="Days that a workload is kept after its end, with its source, files, log, result and checkpoints; "
+        "0 for ever (MAKEWAY_KEEP_WORKLOADS_DAYS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_WORKLOADS_DAYS")
+    keep_decisions_days = Float(
+        90.0, min=0.0, help="Days that the decision log is kept; 0 for ever (MAKEWAY_KEEP_DECISIONS_DAYS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_DECISIONS_DAYS")
+    keep_events_days = Float(
+        7.0,
+        min=0.0,
+        help="Days that events of the live stream are kept for readers that come back; 0: only their number counts "
+        "(MAKEWAY_KEEP_EVENTS_DAYS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_EVENTS_DAYS")
+    keep_events = Int(
+        500_000, min=1000, help="Events of the live stream that are kept at most (MAKEWAY_KEEP_EVENTS)."
+    ).tag(config=True, env="MAKEWAY_KEEP_EVENTS")
     start_deadline_seconds = Float(
         120.0,
         min=5.0,
@@ -139,6 +161,10 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         tick_seconds=service.tick_seconds,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_failures_lost=service.max_failures_lost,
+        keep_workloads_days=service.keep_workloads_days,
+        keep_decisions_days=service.keep_decisions_days,
+        keep_events_days=service.keep_events_days,
+        keep_events=service.keep_events,
         start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from .backends.base import Backend, BackendError
+from .backends.base import Backend
 from .config import ServiceConfig
 from .control.components import Components
 from .control.cycle import Loop
@@ -21,14 +21,12 @@ from .control.hub_client import HubApi
 from .control.leases import Leases
 from .control.pool_assignment import sizes
 from .control.world import World
+from .history.retention import Retention, keep_of
 from .policy import Document, PolicyInvalid, Sizes, fit_text, read
 from .services import Services
-from .store.errors import StoreError
 from .store.store import Store, open_store
 
 log = logging.getLogger("makeway.service")
-
-PRUNE_EVERY = 3600.0
 
 
 class AlreadyRunning(Exception):
@@ -47,6 +45,9 @@ class Service:
         self.hub = parts.hub
         self.clock = parts.clock
         self.loop = Loop(parts)
+        self.retention = Retention(
+            parts.store, keep_of(parts.config), parts.backend.purge, lambda: self.loop.term, clock=parts.clock
+        )
         self.services = Services(parts, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,7 +81,7 @@ class Service:
         )
         deciding = asyncio.create_task(self.loop.run())
         deciding.add_done_callback(lambda task: deposed() if not task.cancelled() and task.exception() else None)
-        self._tasks = [deciding, asyncio.create_task(self._keep_house())]
+        self._tasks = [deciding, asyncio.create_task(self.retention.run())]
 
     async def stop(self, *, stop_jobs: bool) -> None:
         """Stop deciding; with `stop_jobs` everything that runs saves and returns to the queue."""
@@ -94,17 +95,6 @@ class Service:
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()
-
-    async def _keep_house(self) -> None:
-        """Forget old events and decisions once an hour."""
-        while True:
-            await asyncio.sleep(PRUNE_EVERY)
-            try:
-                pruned = await asyncio.to_thread(self.store.prune, self.clock())
-                for workload in pruned.workloads:
-                    await self.backend.purge(workload)
-            except (StoreError, BackendError, OSError) as error:
-                log.warning("What is old could not be forgotten; it is tried again in an hour: %s", error)
 
 
 def take_state_dir(state_dir: Path) -> IO[str]:

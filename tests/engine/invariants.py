@@ -11,6 +11,7 @@ from engine.sums import Sums, fits, held, take
 from engine.witness import watched
 from makeway_quota.engine import GPU, Plan, Snapshot, Workload, schedule
 from makeway_quota.engine.state import ADMITTED
+from makeway_quota.wording import sentence
 from worlds import World
 
 HOLDS = {"held", "paused", "queue_closed"}
@@ -64,8 +65,8 @@ def everybody_has_a_place(sums: Sums, plan: Plan) -> None:
 def every_wait_has_a_reason(plan: Plan) -> None:
     for waiting in plan.pending:
         assert waiting.code, "I9"
-        assert waiting.message.endswith((".", "!")), f"I9: {waiting.message}"
-        assert not re.search(r"\b1 GPUs", waiting.message), f"I9: {waiting.message}"
+        assert sentence(waiting.facts).endswith((".", "!")), f"I9: {sentence(waiting.facts)}"
+        assert not re.search(r"\b1 GPUs", sentence(waiting.facts)), f"I9: {sentence(waiting.facts)}"
         assert waiting.code != "reclaiming" or waiting.not_before is not None, "I9"
 
 

@@ -127,7 +127,9 @@ def test_paused_work_waits_alone() -> None:
     world = pair().submit("a1", "a", "two", paused=True).submit("a2", "a", "two")
     plan = world.step()
     assert [s.id for s in plan.start] == ["a2"]
-    assert [(w.id, w.message) for w in plan.pending] == [("a1", "Paused: this job starts nothing until it is resumed.")]
+    assert [(w.id, world.say(w)) for w in plan.pending] == [
+        ("a1", "Paused: this job does not start until it is resumed.")
+    ]
     world.paused = ("a/two",)
     world.change("a1", paused=False)
     assert not world.step().start

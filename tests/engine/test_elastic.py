@@ -39,11 +39,12 @@ def test_a_gang_gives_up_the_workers_that_are_needed_the_last_ones_first(kind: s
 
 
 def test_the_reason_names_both_numbers_of_workers() -> None:
-    (move,) = gang(reserved=8).submit("b1", "b", "gpu8").step().move
-    assert move.message == (
+    world = gang(reserved=8)
+    (move,) = world.submit("b1", "b", "gpu8").step().move
+    assert world.say(move) == (
         "b's job b1 of b-user needs 8 GPUs within its reservation; a uses 32 GPUs, 24 more than its 8 reserved; "
-        "g leaves first (lowest priority, most over its share, last started). "
-        "It saves and goes on with 3 of its 4 workers."
+        "g is first in the eviction order (lowest priority, most over its share, last started). "
+        "It saves a checkpoint and goes on with 3 of its 4 workers."
     )
     assert (move.numbers["workers"], move.numbers["keeps"], move.numbers["frees"]) == (4, 3, 8)
 
@@ -56,7 +57,7 @@ def test_a_gang_that_shrank_restarts_where_it_was_and_grows_again_when_it_starts
     plan = world.step()
     assert {s.id: [p.node for p in s.placement] for s in plan.start} == {"b1": ["p-4"], "g": ["p-1", "p-2", "p-3"]}
     assert world.workloads["g"].attempt == 2
-    assert "It starts with 3 of 4 workers." in next(s.message for s in plan.start if s.id == "g")
+    assert "It starts with 3 of 4 workers." in next(world.say(s) for s in plan.start if s.id == "g")
     world.end("b1")
     assert not world.step().acts, "a gang that runs is not widened"
     world.submit("b2", "b", "wide").step()
@@ -116,7 +117,7 @@ def test_a_gang_within_its_reservation_does_not_shrink() -> None:
     world.profile("gpu8", 8).profile("elastic", 8, workers=2, min_workers=1)
     world.submit("g", "a", "elastic").reconcile()
     assert not world.submit("b1", "b", "gpu8").step().acts
-    assert world.reason("b1")[1].endswith("nobody who may be stopped would make room for it.")
+    assert world.reason("b1")[1].endswith("no preemptible workload would free enough GPUs.")
 
 
 def test_shrinking_a_gang_costs_less_than_stopping_a_larger_job() -> None:
@@ -130,7 +131,7 @@ def test_a_gang_shrinks_for_a_higher_priority_of_its_own_team() -> None:
     world = gang()
     plan = world.submit("urgent", "a", "gpu8", priority=1).step()
     assert shrunk(plan) == {"g": ["p-1", "p-2", "p-3"]}
-    assert "higher priority" in plan.move[0].message
+    assert "higher priority" in world.say(plan.move[0])
 
 
 def test_a_gang_shrinks_where_its_teams_limit_is_in_the_way_of_its_own_session() -> None:
@@ -156,8 +157,9 @@ def test_a_limit_that_was_lowered_meanwhile_lets_a_gang_go_on_with_its_least() -
 
 
 def test_the_picker_says_that_a_gang_goes_on_with_fewer_workers() -> None:
-    found = WhatIf(gang().snapshot()).offer("b", "gpu8", owner="bo")
-    assert found.message == "Ready in 30 s or less: 1 gang goes on with fewer workers, nobody is stopped."
+    world = gang()
+    found = WhatIf(world.snapshot()).offer("b", "gpu8", owner="bo")
+    assert world.say(found) == "Ready in 30 s or less: 1 gang goes on with fewer workers, no job is stopped."
     assert [victim.id for victim in found.moved] == ["g"]
 
 

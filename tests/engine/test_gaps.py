@@ -154,7 +154,7 @@ def test_only_those_move_who_have_to() -> None:
     assert [m.id for m in plan.move] == ["a2"]
 
 
-def test_a_gang_over_two_nodes_does_not_move_and_an_elastic_one_keeps_its_size() -> None:
+def test_the_smallest_job_moves() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("elastic", 1, workers=2, min_workers=1).profile("four", 4)
     world.run("a1", "a", "elastic", "p-1", "p-1").run("a2", "a", "elastic", "p-2")
@@ -185,13 +185,13 @@ def test_offers_tell_who_moves_and_what_is_on_its_way() -> None:
     world.profile("one", 1).profile("two", 2).profile("four", 4)
     world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
     found = WhatIf(world.snapshot()).offer("b", "four", owner="bo")
-    assert found.message == "Ready in 30 s or less: 1 job moves over, nobody is stopped."
+    assert world.say(found) == "Ready in 30 s or less: 1 job moves to other GPUs, no job is stopped."
     world = pair().jobs("b1 b2", "b", "two")
     world.reconcile()
     world.session("s", "a", "one").step()
     world.end("s")
     found = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
-    assert found.message == "Ready in 28 s or less: the GPUs are on their way."
+    assert world.say(found) == "Ready in 28 s or less: the GPUs are on their way."
 
 
 def test_what_a_team_could_start_minds_capacity_and_static_quotas() -> None:
@@ -251,6 +251,6 @@ def test_a_promise_to_a_session_outlives_the_use_of_its_departments_reservation(
     assert not world.step().refused, "it was admitted by what its department reserves, before its team used its own"
     (plan,) = (plan for plan in world.release("b1", "b2").reconcile() if plan.acts)
     assert [s.id for s in plan.start] == ["s", "a1"]
-    assert plan.start[0].message == (
-        "Starts on q-1, as it was promised: a's sessions use 6 GPUs, more than the 4 reserved now."
+    assert world.say(plan.start[0]) == (
+        "Starts on q-1, where its GPUs were nominated: a's sessions use 6 GPUs, more than the 4 reserved now."
     )

@@ -36,10 +36,10 @@ def test_nodes_are_held_for_who_waited_too_long() -> None:
     assert not plan.start
     waiting = {w.id: w for w in plan.pending}
     assert (waiting["a6"].code, waiting["a6"].rule) == ("held", "starvation")
-    assert waiting["a6"].message == (
-        "p-1 and p-2 are held for b's job g of b-user, which has waited 24 h; this job needs 2."
+    assert world.say(waiting["a6"]) == (
+        "p-1 and p-2 are held for b's job g of b-user, which has waited 1 d; this job needs 2."
     )
-    assert waiting["g"].message.endswith("p-1 and p-2 are held for it.")
+    assert world.say(waiting["g"]).endswith("p-1 and p-2 are held for it.")
     world.end("a1", "a2", "a3")
     assert [s.id for s in world.step().start] == ["g"]
 
@@ -90,7 +90,7 @@ def test_a_limit_is_held_too() -> None:
     assert not plan.start
     assert {w.id: w.code for w in plan.pending} == {"big": "limit", "s5": "held"}
     message = (
-        "a uses 3 of its limit of 4 GPUs, and 4 are held for a's job big of a-user, which has waited 24 h; "
+        "a uses 3 of its limit of 4 GPUs, and 4 are held for a's job big of a-user, which has waited 1 d; "
         "this job needs 1."
     )
     assert world.reason("s5")[1] == message

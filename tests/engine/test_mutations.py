@@ -147,8 +147,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims.py",
-        "            or victim.non_preemptible\n",
-        "",
+        "if allocation.terminating or victim.non_preemptible or allocation.pool",
+        "if allocation.terminating or allocation.pool",
         "sessions are never victims",
     ),
     Edit(
@@ -197,8 +197,8 @@ EDITS = (
     ),
     Edit(
         "rules/consolidation.py",
-        'if allocation.fresh or victim.non_preemptible or victim.kind != "job":',
-        "if allocation.fresh:",
+        "if allocation.terminating or allocation.fresh or victim.non_preemptible or victim.kind",
+        "if allocation.terminating or allocation.fresh or victim.kind",
         "sessions are not moved",
     ),
     Edit(
@@ -209,8 +209,8 @@ EDITS = (
     ),
     Edit(
         "schedule.py",
-        "if queue.patient or (over",
-        "if (over",
+        "if not queue.total or queue.patient or (over",
+        "if not queue.total or (over",
         "reclaim_after waits before anybody is evicted",
     ),
     Edit(
@@ -221,8 +221,8 @@ EDITS = (
     ),
     Edit(
         "rules/consolidation.py",
-        "    if allocation.fresh or victim.non_preemptible",
-        "    if allocation.fresh:\n        return False\n    if victim.non_preemptible",
+        "        return allocation.fresh and not allocation.terminating",
+        "        return False",
         "what starts in a plan is put elsewhere, not moved later",
     ),
     Edit(

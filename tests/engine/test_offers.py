@@ -20,17 +20,19 @@ def lab() -> World:
 
 @pytest.mark.covers("N03")
 def test_ready_now() -> None:
-    found = WhatIf(lab().snapshot()).offer("devops", "gpu1", owner="bo")
-    assert (found.code, found.reason, found.message) == ("ready_now", "starting", "Ready now.")
+    world = lab()
+    found = WhatIf(world.snapshot()).offer("devops", "gpu1", owner="bo")
+    assert (found.code, found.reason, world.say(found)) == ("ready_now", "starting", "Ready now.")
 
 
 @pytest.mark.covers("N03", "F40")
 def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
-    found = WhatIf(lab().snapshot()).offer("devops", "gpu2", owner="bo")
+    world = lab()
+    found = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
     assert found.code == "ready_after_reclaim"
     assert found.seconds == 30
     assert [(v.id, v.owner, v.policy, v.gpus) for v in found.victims] == [("r9", "ana", "rnd", GPU)]
-    assert found.message == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
+    assert world.say(found) == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
 
 
 @pytest.mark.covers("N03", "F25")
@@ -39,9 +41,9 @@ def test_refused_with_names() -> None:
     world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").reconcile()
     found = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="carol")
     assert found.code == "refused"
-    assert found.message == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
+    assert world.say(found) == "4 of your 5 guaranteed GPUs are in use: alice 2, bo 2; this session needs 2."
     assert (
-        WhatIf(world.snapshot()).offer("devops", "gpu6").message
+        world.say(WhatIf(world.snapshot()).offer("devops", "gpu6"))
         == "This session needs 6 GPUs; devops has 5 guaranteed."
     )
 
@@ -52,14 +54,15 @@ def test_a_preemptible_session_runs_over_quota() -> None:
     found = WhatIf(world.snapshot()).offer("rnd", "gpu2", preemptible=True)
     assert found.code == "ready_now"
     assert not found.in_quota
-    assert "over quota" in found.message
+    assert "over quota" in world.say(found)
 
 
 @pytest.mark.covers("N03")
 def test_a_job_waits_for_the_limit() -> None:
-    found = WhatIf(lab().snapshot()).offer("rnd", "gpu1", kind="job")
+    world = lab()
+    found = WhatIf(world.snapshot()).offer("rnd", "gpu1", kind="job")
     assert (found.code, found.reason) == ("wait", "limit")
-    assert found.message == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
+    assert world.say(found) == "R&D uses 9 of its limit of 9 GPUs; this job needs 1."
 
 
 @pytest.mark.covers("F02", "N03")

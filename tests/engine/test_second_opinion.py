@@ -51,25 +51,27 @@ def fits(sums: Sums, preemptor: Workload, gone: Iterable[str]) -> bool:
     return sum(devices.count(GPU) // each for devices in free) >= sums.workers(preemptor)
 
 
-def legal(sums: Sums, preemptor: Workload, group: tuple[Workload, ...]) -> bool:
-    return any(legal_in_order(sums, preemptor, order) for order in permutations(group))
+def legal(sums: Sums, preemptor: Workload, group: tuple[Workload, ...], own: bool) -> bool:
+    return any(legal_in_order(sums, preemptor, order, own) for order in permutations(group))
 
 
-def legal_in_order(sums: Sums, preemptor: Workload, order: tuple[Workload, ...]) -> bool:
+def legal_in_order(sums: Sums, preemptor: Workload, order: tuple[Workload, ...], own: bool) -> bool:
+    """Whether rule 5.1 lets the preemptor evict these; `own`: non-preemptible work may evict all jobs of its policy."""
     use = {name: sums.usage(name, policy.quotas[0]) for name, policy in sums.policies.items()}
     use[preemptor.policy] += sums.request(preemptor)
     for victim in order:
-        if use[victim.policy] <= sums.policies[victim.policy].quotas[0].reserved:
+        above = use[victim.policy] > sums.policies[victim.policy].quotas[0].reserved
+        if not above and not (own and preemptor.non_preemptible and victim.policy == preemptor.policy):
             return False
         use[victim.policy] -= sums.held(victim)
     return True
 
 
-def solutions(sums: Sums, preemptor: Workload) -> Iterator[tuple[Workload, ...]]:
+def solutions(sums: Sums, preemptor: Workload, own: bool) -> Iterator[tuple[Workload, ...]]:
     able = [w for w in sums.live.values() if w.state == "running" and not w.non_preemptible]
     for size in range(1, min(4, len(able)) + 1):
         for group in combinations(able, size):
-            if fits(sums, preemptor, [w.id for w in group]) and legal(sums, preemptor, group):
+            if fits(sums, preemptor, [w.id for w in group]) and legal(sums, preemptor, group, own):
                 yield group
 
 
@@ -81,9 +83,13 @@ def judge(world: World, exact: bool) -> bool:
         return False
     plan = world.plan()
     chosen = tuple(sums.live[e.id] for e in plan.evict)
-    found = list(solutions(sums, preemptor))
+    own = False
+    found = list(solutions(sums, preemptor, own))
+    if not found and preemptor.non_preemptible:
+        own = True
+        found = list(solutions(sums, preemptor, own))
     if chosen:
-        assert legal_in_order(sums, preemptor, chosen), "I3"
+        assert legal_in_order(sums, preemptor, chosen, own), "I3"
         assert fits(sums, preemptor, [w.id for w in chosen]), "I4"
         for one in chosen:
             assert not fits(sums, preemptor, [w.id for w in chosen if w is not one]), f"I4: {one.id} need not leave"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from importlib import import_module
 from random import Random
 
@@ -26,12 +27,16 @@ def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.M
     seen: Counter[str] = Counter()
     best = victim_ranking.Ranking.best
 
-    def checked(ranking: victim_ranking.Ranking, preemptor: Preemptor) -> list[Allocation] | None:
-        chosen = best(ranking, preemptor)
+    def checked(
+        ranking: victim_ranking.Ranking, preemptor: Preemptor, without: Collection[int] = ()
+    ) -> victim_ranking.Ranked | None:
+        chosen = best(ranking, preemptor, without)
         all_of_them = [
-            scored for node in preemptor.pool.nodes if (scored := ranking._judge(preemptor, node.position)[1])
+            victim_ranking.Ranked(scored[0], node.position, scored[1])
+            for node in preemptor.pool.nodes
+            if node.position not in without and (scored := ranking._judge(preemptor, node.position)[1])
         ]
-        assert chosen == (min(all_of_them, key=lambda scored: scored[0])[1] if all_of_them else None)
+        assert chosen == min(all_of_them, key=lambda ranked: ranked[:2], default=None)
         seen["several" if len(all_of_them) > 1 else "one"] += 1
         return chosen
 

@@ -1,4 +1,4 @@
-"""The snapshot file: what it may hold, what it says when it is wrong, and what comes out."""
+"""Snapshot files: their content, their error messages, and the plan that is printed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_plan_of_a_file_as_json(tmp_path: Path) -> None:
 def test_the_plan_of_a_file_as_a_table(tmp_path: Path) -> None:
     code, text = run(tmp_path, GREEDY)
     assert code == 0
-    assert "Leave\n  j3  rnd/gpu3  for d1" in text
+    assert "Evict\n  j3  rnd/gpu3  for d1" in text
     assert "Wait\n  d1  devops/gpu3  reclaiming" in text
 
 
@@ -133,6 +133,7 @@ EVERYTHING = Snapshot(
             time_limit=8.5,
             expected=7.5,
             ran=6.5,
+            avoid=("n2",),
         ),
     ),
     paused=("a/f",),
@@ -140,7 +141,7 @@ EVERYTHING = Snapshot(
 
 
 def test_every_field_of_the_engine_survives_being_written() -> None:
-    """Whoever adds a field to the engine adds it to the file, or the replay of a dumped pass is another plan."""
+    """Without a field, the replay of a dumped cycle would be another plan."""
     records = [EVERYTHING, EVERYTHING.settings, EVERYTHING.workloads[0], EVERYTHING.workloads[0].placement[0]]
     records += [EVERYTHING.pools[0], EVERYTHING.nodes[0], EVERYTHING.profiles[0], EVERYTHING.policies[0]]
     for record in (*records, EVERYTHING.policies[0].quotas[0]):
@@ -153,21 +154,41 @@ def test_every_field_of_the_engine_survives_being_written() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("version: 1", "version: 2", "version: this program reads version 1"),
-        ("now: 2026", "then: 2026", "unknown key 'then' at the top"),
-        ("now: 2026-01-01T12:00:00Z", "now: noon", "now: expected a time such as"),
-        ("capacity: null", "colour: red", "pools[0]: unknown key 'colour'"),
-        ("reserved: 5, limit: 9, lend", "reserved: -5, limit: 9, lend", "policies[0].quotas[0].reserved: expected"),
-        ("weight: Medium", "weight: Huge", "policies[0].weight: expected one of None, Lowest"),
-        ("gpus: 3, workers", "gpus: 1.5, workers", "profiles[0].gpus: expected whole GPUs, or a share of one"),
-        ("gpus: 3, workers: 1,", "", "profiles[0]: gpus is missing"),
-        ("pool: h100, gpus: 10", "pool: h200, gpus: 10", "nodes[0].pool: there is no 'h200'"),
-        ("foreign: {gpus: 0}", "foreign: {gpu: 0}", "nodes[0].foreign: unknown key 'gpu'"),
-        ("id: j2", "id: j1", "workloads: 'j1' is there more than once"),
-        ("placement: [{node: n1}], last", "placement: [n1], last", "workloads[0].placement[0]: expected a mapping"),
-        ("priority: normal", "priority: urgent", "workloads[0].priority: expected one of low, normal, high"),
-        ("ready: true", "ready: 1", "nodes[0].ready: expected true or false"),
-        ("policies:\n", "policies: [\n", "not readable as JSON or YAML"),
+        ("version: 1", "version: 2", 'version: this is "2", but this Makeway reads version 1'),
+        ("now: 2026", "then: 2026", 'then: "then" is not a key here; there are: '),
+        ("now: 2026-01-01T12:00:00Z", "now: noon", 'now: this is "noon", expected a time such as'),
+        ("capacity: null", "colour: red", 'pools[0].colour: "colour" is not a key here'),
+        (
+            "reserved: 5, limit: 9, lend",
+            "reserved: -5, limit: 9, lend",
+            "policies[0].quotas[0].reserved: -5 is too small; the least is 0 GPUs",
+        ),
+        ("weight: Medium", "weight: Huge", 'policies[0].weight: this is "Huge", expected one of None, Lowest'),
+        (
+            "gpus: 3, workers",
+            "gpus: 1.5, workers",
+            "profiles[0].gpus: a worker takes part of one GPU (less than 1) or whole ones",
+        ),
+        ("gpus: 3, workers: 1,", "", "profiles[0].gpus: gpus is missing"),
+        ("pool: h100, gpus: 10", "pool: h200, gpus: 10", 'nodes[0].pool: there is no "h200"; did you mean "h100"?'),
+        (
+            "foreign: {gpus: 0}",
+            "foreign: {gpu: 0}",
+            'nodes[0].foreign.gpu: "gpu" is not a key here; did you mean "gpus"?',
+        ),
+        ("id: j2", "id: j1", 'workloads[1].id: the id "j1" is used twice in workloads'),
+        (
+            "placement: [{node: n1}], last",
+            "placement: [n1], last",
+            'workloads[0].placement[0]: this is "n1", expected a table with the keys node',
+        ),
+        (
+            "priority: normal",
+            "priority: urgent",
+            'workloads[0].priority: this is "urgent", expected one of low, normal, high',
+        ),
+        ("ready: true", "ready: 1", 'nodes[0].ready: this is "1", expected true or false'),
+        ("policies:\n", "policies: [\n", "this is not YAML or JSON: "),
     ],
 )
 def test_bad_input_is_one_line_that_names_the_place(tmp_path: Path, old: str, new: str, said: str) -> None:
@@ -185,5 +206,5 @@ def test_a_missing_file_is_one_line() -> None:
 
 
 def test_a_list_is_no_snapshot() -> None:
-    with pytest.raises(SnapshotError, match="must hold a mapping"):
+    with pytest.raises(SnapshotError, match="this is a list, expected a table with the keys version, now, settings"):
         read_snapshot("[]")

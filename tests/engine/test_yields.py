@@ -27,7 +27,7 @@ def test_a_job_that_ran_for_long_yields_to_a_shorter_one_of_its_team() -> None:
     plan = world.submit("next", "a", "four").step()
     (evict,) = plan.evict
     assert (evict.id, evict.beneficiary) == ("old", "next")
-    assert evict.message.endswith("this job of the same team ran for more than 8 h and yields to it.")
+    assert world.say(evict).endswith("this job of the same team ran for more than 8 h and yields to it.")
     world.change("old", ran=10 * HOUR)
     world.reconcile()
     assert world.named() == ["new", "next"]

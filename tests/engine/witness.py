@@ -9,8 +9,9 @@ from unittest.mock import patch
 
 from engine.sums import Sums, fits, take
 from makeway_quota.engine import QuotaLine, Snapshot, Workload
-from makeway_quota.engine.index.nodes import Allocation, placement_of
+from makeway_quota.engine.index.nodes import placement_of
 from makeway_quota.engine.rules import admission
+from makeway_quota.engine.rules.victim_sets import Victim
 
 
 @contextmanager
@@ -31,10 +32,9 @@ def watched(snapshot: Snapshot) -> Iterator[None]:
 class Moment:
     """The cluster when somebody's victims have been chosen and told to go."""
 
-    def __init__(self, snapshot: Snapshot, preemptor: Any, victims: list[Allocation]) -> None:
+    def __init__(self, snapshot: Snapshot, preemptor: Any, victims: list[Victim]) -> None:
         self.sums = Sums(snapshot)
         self.right: str = preemptor.right
-        self.blocked = {line.account.policy.name for line in preemptor.blocked}
         self.preemptor: Workload = preemptor.workload
         self.pool: str = preemptor.pool.pool.name
         self.victims = victims
@@ -42,11 +42,13 @@ class Moment:
         self.stay = [t for t in cluster.allocations.values() if not t.terminating]
         self.nominations = [t for i, t in cluster.nominations.items() if i != self.preemptor.id]
 
-    def usage(self, policy: str, line: QuotaLine, back: list[Allocation]) -> int:
+    def usage(self, policy: str, line: QuotaLine, back: list[Victim]) -> int:
         """Count what a line will hold, had those in `back` stayed."""
+        kept = [(t, t.amount) for t in [*self.stay, *self.nominations]]
+        given_up = [(v.allocation, v.allocation.amount - v.allocation.need.gpus * len(v.kept)) for v in back]
         return sum(
-            t.amount
-            for t in [*self.stay, *self.nominations, *back]
+            amount
+            for t, amount in [*kept, *given_up]
             if policy in self.sums.family(t.workload.policy) and line.covers(t.pool.pool.name)
         )
 
@@ -57,18 +59,19 @@ class Moment:
 
     def everybody_was_entitled_to_be_asked(self) -> None:
         for at, victim in enumerate(self.victims):
-            workload = victim.workload
-            family = set(self.sums.family(workload.policy))
+            workload = victim.allocation.workload
             assert not workload.non_preemptible, "I2"
             if self.right == "own_team":
                 assert workload.policy == self.preemptor.policy, "I3"
                 assert workload.priority < self.preemptor.priority, "I3"
             elif self.right == "fair_share":
                 assert workload.policy != self.preemptor.policy, "I3"
-            elif not (self.right == "own_limit" and family & self.blocked):
+            elif not victim.allocation.amount:
+                assert self.right in ("reservation", "own_policy"), "only work in quota evicts work without GPUs"
+            elif not (self.right == "own_policy" and workload.policy == self.preemptor.policy):
                 assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.preemptor}"
 
-    def above(self, victim: Workload, back: list[Allocation]) -> bool:
+    def above(self, victim: Workload, back: list[Victim]) -> bool:
         """Say whether the victim's policy is above its reservation while those in `back` have not left yet."""
         mine = self.sums.family(self.preemptor.policy)
         guarantor = next((at for at, name in enumerate(mine) if self.reserving(name)), 0)
@@ -85,9 +88,11 @@ class Moment:
         if any(line.lend is not None for policy in self.sums.policies.values() for line in policy.quotas):
             return
         for victim in self.victims:
-            assert not self.would_do_with(victim), f"I4: {victim.workload} need not leave for {self.preemptor}"
+            assert not self.would_do_with(victim), (
+                f"I4: {victim.allocation.workload} need not leave for {self.preemptor}"
+            )
 
-    def would_do_with(self, one: Allocation) -> bool:
+    def would_do_with(self, one: Victim) -> bool:
         """Say whether the preemptor could start with this victim still there."""
         request = self.sums.request(self.preemptor)
         for name in self.sums.family(self.preemptor.policy):
@@ -95,7 +100,8 @@ class Moment:
                 limited = line.limit is not None and line.covers(self.pool)
                 if limited and self.usage(name, line, [one]) + request > (line.limit or 0):
                     return False
-        everybody = [*self.stay, *self.nominations, one]
+        others = [n for n in self.nominations if n.workload is not one.allocation.workload]
+        everybody = [*self.stay, *others, one.allocation]
         capacity = next(p.capacity for p in self.sums.snapshot.pools if p.name == self.pool)
         used = sum(t.amount for t in everybody if t.pool.pool.name == self.pool)
         if capacity is not None and used + request > capacity:

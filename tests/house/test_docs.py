@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import make_docs
 import pytest
 import yaml
 from makeway_quota import policy
-from makeway_quota.policy import sections as policy_sections
+from makeway_quota.policy import models as policy_models
+from makeway_quota.policy.tables import Table
+from makeway_quota.snapshot_file import models as snapshot_models
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -178,11 +180,14 @@ def test_the_sample_policy_is_valid(root: Path) -> None:
     assert {one.name: one.quotas[0].reserved for one in document.policies} == {"rnd": 5000, "devops": 5000}
 
 
-def test_every_key_of_the_policy_file_is_documented(root: Path) -> None:
-    text = (root / "docs/reference/policy-file.md").read_text(encoding="utf-8")
-    policy_document = importlib.import_module("makeway_quota.policy.read")
-    keys = {*policy_sections.POOL, *policy_sections.POLICY, *policy_sections.QUOTA, *policy_sections.PROFILE}
-    keys |= {*policy_document.SETTINGS, *policy_document.TOP}
+@pytest.mark.parametrize(
+    ("pages", "tables"), [(["policy-file"], policy_models), (["snapshot", "policy-file"], snapshot_models)]
+)
+def test_every_key_of_a_file_is_documented(root: Path, pages: list[str], tables: ModuleType) -> None:
+    text = "".join((root / f"docs/reference/{page}.md").read_text(encoding="utf-8") for page in pages)
+    own = [table for table in vars(tables).values() if isinstance(table, type) and table.__module__ == tables.__name__]
+    keys = {key for table in own if issubclass(table, Table) for key in table.known()}
+    assert len(keys) > 40
     assert not {key for key in keys if not re.search(rf"\b{key}\b", text)}
 
 

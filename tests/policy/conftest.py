@@ -1,4 +1,4 @@
-"""Documents that differ from a good one only in what the test says."""
+"""Documents that differ from a valid one in a few places."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sample() -> str:
 
 @pytest.fixture
 def issues() -> Callable[..., list[Issue]]:
-    """Read a document that is wrong, and answer with what."""
+    """Return a function that reads an invalid document and returns its issues."""
 
     def find(text: str, **given: object) -> list[Issue]:
         with pytest.raises(PolicyInvalid) as caught:
@@ -52,7 +52,7 @@ def issues() -> Callable[..., list[Issue]]:
 
 @pytest.fixture
 def good() -> Callable[..., str]:
-    """Return the good document with some texts replaced; each must be there exactly once."""
+    """Return a function that replaces some texts of the valid document; each must occur exactly once."""
 
     def change(**replaced: str) -> str:
         text = GOOD
@@ -66,5 +66,5 @@ def good() -> Callable[..., str]:
 
 @pytest.fixture
 def document() -> Document:
-    """Return the good document, read."""
+    """Return the valid document, read."""
     return policy.read(GOOD)

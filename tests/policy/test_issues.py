@@ -1,4 +1,4 @@
-"""Whatever is wrong is told with file, line, place and what to do, and all at once."""
+"""Every issue is reported with file, line, place and what to do, and all at once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ from makeway_quota.policy import PolicyInvalid
         ("[rnd, devops]", "[rnd]\n    grace: -1s", 9, "profiles[0].grace", "expected a number of seconds"),
         ("[rnd, devops]", "[rnd]\n    grace: 99d", 9, "profiles[0].grace", "too long"),
         ("[rnd, devops]", "[rnd]\n    memory: 64GB", 9, "profiles[0].memory", "64Gi"),
+        ("[rnd, devops]", f"[rnd]\n    memory: {'9' * 400}Gi", 9, "profiles[0].memory", "too large; the most is"),
+        ("[rnd, devops]", f"[rnd]\n    cpu: {'9' * 5000}", 9, "profiles[0].cpu", "not a finite number|too large"),
         ("[rnd, devops]", "[rnd]\n    workers: 1.5", 9, "profiles[0].workers", "whole number"),
         ("[rnd, devops]", "[rnd]\n    min_workers: 2", 9, "profiles[0].min_workers", "more than the 1 workers"),
-        ("[rnd, devops]", "[rnd]\n    env: {1A: x}", 9, "profiles[0].env", "no name of a variable"),
+        ("[rnd, devops]", "[rnd]\n    env: {1A: x}", 9, "profiles[0].env", "not the name of a variable"),
         ("[rnd, devops]", "[rnd]\n    env: {MAKEWAY_X: x}", 9, "profiles[0].env", "set by Makeway itself"),
         ("[rnd, devops]", "[rnd]\n    env: {A: [1]}", 9, "profiles[0].env.A", "expected a text"),
         ("[rnd, devops]", "[rnd]\n    env: [A]", 9, "profiles[0].env", "expected a table"),
@@ -48,7 +50,7 @@ from makeway_quota.policy import PolicyInvalid
         ("name: gpu1", f"name: {'a' * 64}", 5, "profiles[0].name", "at most 63"),
         ("groups: [rnd]", "groups: []", 12, "policies[0].groups", "the list is empty"),
         ("groups: [rnd]", "groups: ['']", 12, "policies[0].groups[0]", "expected a name"),
-        ("groups: [rnd]", "weight: Medium", 10, "policies[0].groups", "nobody is in this team"),
+        ("groups: [rnd]", "weight: Medium", 10, "policies[0].groups", "this team has no members"),
         ("groups: [rnd]", "groups: [rnd]\n    weight: Hihg", 13, "policies[0].weight", 'did you mean "High"'),
         ("groups: [rnd]", "groups: [rnd]\n    parent: rnd", 13, "policies[0].parent", "circle: rnd → rnd"),
         ("groups: [rnd]", "groups: [rnd]\n    parent: dev", 13, "policies[0].parent", 'no policy "dev"'),
@@ -56,6 +58,7 @@ from makeway_quota.policy import PolicyInvalid
         ("title: R&D", f"title: {'x' * 201}", 11, "policies[0].title", "201 characters, 200 are allowed"),
         ("size: 10", "size: 10\n  - name: gpu", 4, "pools[1].name", "used twice in pools .first on line 2."),
         ("size: 10", "size: 10\n    nodes: {local: {gpus: [0, -1]}}", 4, "pools[0].nodes.local.gpus[1]", "from 0"),
+        ("size: 10", "size: 10\n    nodes: {local: {gpus: [1024]}}", 4, "pools[0].nodes.local.gpus[0]", "from 0"),
         ("size: 10", "size: 10\n    profiles: [gpu2]", 4, "pools[0].profiles", 'no profile "gpu2"'),
         ("size: 10", "size: 10\n    max_nodes: 2", 4, "pools[0].max_nodes", "kind: autoscaled"),
         ("size: 10", "size: 10\n    consolidation: yes", 4, "pools[0].consolidation", "expected true or false"),
@@ -67,7 +70,7 @@ from makeway_quota.policy import PolicyInvalid
         ("pools:\n", "version: 2\npools:\n", 1, "version", "reads version 1"),
     ],
 )
-def test_one_mistake_is_told_where_it_is(issues, good, old, new, line, where, message) -> None:
+def test_one_mistake_is_reported_where_it_is(issues, good, old, new, line, where, message) -> None:
     text = good((old, new)) if old != "pools:\n" else new + good().removeprefix(old)
     found = issues(text, file="my policy.yaml")
     assert len(found) == 1, found
@@ -97,7 +100,7 @@ def test_a_wrong_quota_line_is_named(issues, good, quota: str, key: str | None, 
     assert message in issue.message
 
 
-def test_everything_is_told_at_once_in_the_order_of_the_lines(issues, good) -> None:
+def test_everything_is_reported_at_once_in_the_order_of_the_lines(issues, good) -> None:
     text = good(("size: 10", "sise: 10"), ("gpus: 1", "gpus: x"), ("name: devops", "name: Dev Ops"))
     found = issues(text)
     assert [issue.line for issue in found] == [3, 6, 8, 14]
@@ -158,7 +161,7 @@ policies:
         ("hello", 1, 'this is "hello", expected a table'),
     ],
 )
-def test_what_is_no_policy_at_all_is_told_in_one_line(issues, text: str, line: int | None, message: str) -> None:
+def test_what_is_no_policy_at_all_is_reported_in_one_line(issues, text: str, line: int | None, message: str) -> None:
     (issue,) = issues(text)
     assert issue.line == line
     assert re.search(message, issue.message), issue.message

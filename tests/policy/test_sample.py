@@ -20,7 +20,7 @@ def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> Non
     ]
     assert document.teams_of("ana", ["rnd", "users"]) == ("rnd",)
     assert document.teams_of("lead", {"devops", "rnd"}) == ("rnd", "devops")
-    assert document.teams_of("nobody", []) == ()
+    assert document.teams_of("unknown", []) == ()
     assert document.profiles_for(None, "session") == ("cpu",)
     assert document.profiles_for(None, "job") == ()
     assert document.profiles_for("rnd", "session") == ("cpu", "gpu1", "gpu2", "gpu3", "gpu8")
@@ -90,7 +90,7 @@ def test_ranks_and_queues_are_read(sample: str) -> None:
     )
     assert document.queue_open("rnd", "gpu1")
     assert not document.queue_open("devops", "gpu1")
-    assert not document.queue_open("nobody", "gpu2")
+    assert not document.queue_open("unknown", "gpu2")
     assert not document.queue_open("rnd", "gpu9")
     assert not document.queue_open(None, "gpu1")
     assert document.queue_open(None, "cpu")

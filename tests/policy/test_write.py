@@ -1,14 +1,21 @@
-"""A document that is written reads back as it was, and a difference is told in sentences."""
+"""A written document reads back as it was, and a difference is described in sentences."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota import policy
 from makeway_quota.engine.state import Policy, Pool, Profile, QuotaLine, Settings
 from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
 
+SAMPLE = Path(__file__).parents[2] / "hub_config" / "policy.yaml"
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?", fullmatch=True)
 letters = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp", "Cn", "Co"])
 texts = st.text(letters, max_size=20).map(str.strip)
@@ -171,7 +178,30 @@ def test_any_mutation_is_read_or_refused(data: st.DataObject) -> None:
     assert bool(read) != bool(issues)
 
 
-def test_a_difference_is_told_in_sentences(sample: str) -> None:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each list or table in a document with each of its keys."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield value, key
+        if isinstance(inner, dict | list):
+            yield from places(inner)
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_value_anywhere_is_read_or_refused_with_its_line(data: st.DataObject) -> None:
+    tree = yaml.safe_load(SAMPLE.read_text("utf-8"))
+    scalars = [None, True, -1, 0.5, 10**400, 1e300, "", "x", "2h", "9" * 400 + "Gi", "all", "None", "rnd", "{message}"]
+    value = st.sampled_from([*scalars, [], {}, [[]], ["rnd", "rnd"], [{}], {"x": 1}, {"gpus": []}, {"name": None}])
+    for _ in range(data.draw(st.integers(1, 3))):
+        table, key = data.draw(st.sampled_from(list(places(tree))))
+        table[key] = data.draw(value)
+    text = data.draw(st.sampled_from([json.dumps(tree, indent=1), yaml.safe_dump(tree)]))
+    read, issues = attempt(text)
+    assert bool(read) != bool(issues)
+    assert all(issue.line and issue.line <= text.count("\n") + 1 and issue.message for issue in issues)
+
+
+def test_a_difference_is_described_in_sentences(sample: str) -> None:
     old = policy.read(sample)
     text = sample.replace("reserved: 5, limit: 9", "reserved: 4.5", 1).replace(
         "victim_order: newest", "victim_order: cheapest"
@@ -184,7 +214,7 @@ def test_a_difference_is_told_in_sentences(sample: str) -> None:
         "Pool GPUs (gpu): rank of profiles gpu8, gpu3, gpu2, gpu1 → gpu4, gpu3, gpu2, gpu1.",
         "Profile 8 GPUs (gpu8) is removed.",
         "Profile 1 GPU (gpu1): teams, best rank first rnd = devops → devops, rnd.",
-        "Profile 1 GPU (gpu1): grace 30 → 60.",
+        "Profile 1 GPU (gpu1): grace 30 s → 1 min.",
         "Profile 8 GPUs (gpu4) is new.",
         "Team R&D (rnd): reserved in gpu 5 GPUs → 4.5 GPUs.",
         "Team R&D (rnd): limit in gpu 9 GPUs → none.",
@@ -192,7 +222,18 @@ def test_a_difference_is_told_in_sentences(sample: str) -> None:
     ]
 
 
-def test_a_new_order_is_told(document: Document) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [("1h", "90m", "1 h → 1 h 30 min"), ("2d", "172801", "172800 s → 172801 s"), ("0.25", "0.3", "0.2 s → 0.3 s")],
+)
+def test_durations_that_differ_are_shown_to_differ(sample: str, old: str, new: str, shown: str) -> None:
+    before, after = (
+        policy.read(sample.replace("victim_order: newest", f"yields_after: {span}")) for span in (old, new)
+    )
+    assert policy.diff(before, after) == [f"Settings: yields after {shown}."]
+
+
+def test_a_new_order_is_described(document: Document) -> None:
     turned = policy.read(policy.write(document))
     assert policy.diff(document, turned) == []
     swapped = Document(

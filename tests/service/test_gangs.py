@@ -43,7 +43,7 @@ async def test_an_elastic_gang_makes_room_with_one_worker_and_grows_again(tmp_pa
         single = await run.submit("bo", "single", profile="gpu4")
         terminating = await run.job(wide.id, "checkpointing")
         assert terminating.reason is not None
-        assert terminating.reason.message.endswith("It saves and goes on with 2 of its 3 workers.")
+        assert terminating.reason.message.endswith("It saves a checkpoint and goes on with 2 of its 3 workers.")
         assert nodes(await run.job(single.id, "running")) == ["n3"]
 
         assert await workers(run, backend, wide, 2) == ["n1", "n2"]

@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import pytest
 from makeway_quota.control.reasons import Reasons
 from makeway_quota.engine.index.pending import Alike, Pending, Told
-from makeway_quota.engine.plan import Waiting
+from makeway_quota.engine.plan import Fact, Waiting
 from makeway_quota.engine.state import Placed
 from makeway_quota.engine.state import Workload as EngineView
 from makeway_quota.store.records import Place
+from makeway_quota.wording import sentence
 
 
 def told(message: str, not_before: float | None = None) -> Told:
-    return Told("no_free_gpus", "place", message, {}, not_before)
+    return Told("no_free_gpus", "place", (Fact("plain_wait", {"code": message}),), {}, not_before)
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,22 @@ class ChangeSet:
         found = self.reasons.news(Pending(single or {}, groups), self.rows)
         for waiting in found:
             places = tuple(Place(p.node, p.devices, (1000,)) for p in waiting.nomination)
-            change = {"reason_code": waiting.code, "reason_message": waiting.message, "not_before": waiting.not_before}
+            change = {
+                "reason_code": waiting.code,
+                "reason_message": sentence(waiting.facts),
+                "not_before": waiting.not_before,
+            }
             row = self.rows[waiting.id]
             self.rows[row.id] = replace(row, **change, nomination=places, version=row.version + 1)
         return [waiting.id for waiting in found]
 
     def said(self) -> set[str]:
         """Every sentence in the store."""
-        return {row.reason_message for row in self.rows.values()}
+        return {self.text(row.id) for row in self.rows.values()}
+
+    def text(self, id: str) -> str:
+        """The text that the row's sentence was made from."""
+        return self.rows[id].reason_message.removeprefix("Waits: ").removesuffix(".")
 
 
 @pytest.mark.covers("F53")
@@ -105,16 +114,16 @@ def test_every_queue_has_its_turn() -> None:
         change_set.cycle(
             *(Alike(at + 1, part, told(f"new {second if at == 0 else ''}")) for at, part in enumerate(split))
         )
-    assert {change_set.rows[w.id].reason_message for w in split[1]} == {"new "}, (
-        "though the first queue's words never rest"
-    )
+    assert {change_set.text(w.id) for w in split[1]} == {"new "}, "though the first queue's words never rest"
 
 
 def test_who_joins_a_queue_and_who_loses_a_claim_are_told_at_once() -> None:
     change_set = ChangeSet(40)
     change_set.cycle(Alike(1, change_set.members[:39], told("old")))
     nomination = (Placed(0, "n1", (0,)),)
-    promise = Waiting("w000", "reclaiming", "promise", "Yours soon.", {}, nomination=nomination)
+    promise = Waiting(
+        "w000", "reclaiming", "nomination", (Fact("plain_wait", {"code": "soon"}),), {}, nomination=nomination
+    )
     written = change_set.cycle(Alike(1, change_set.members[1:], told("new")), single={"w000": promise})
     assert written[:2] == ["w000", "w039"], "a promise and a first reason before all others"
     assert change_set.rows["w000"].nomination

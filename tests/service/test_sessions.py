@@ -60,6 +60,16 @@ async def test_one_person_holds_at_most_two_gpu_sessions(tmp_path: Path) -> None
         assert (await run.granted((await run.session("ana", "cpu", None, "three")).id)).phase == "granted"
 
 
+@pytest.mark.covers("F25")
+async def test_five_requests_at_once_get_two_gpu_sessions(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        asked = [run.session("ana", "gpu1", "rnd", f"server{number}") for number in range(5)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, MakewayError)]
+        assert len(refused) == 3
+        assert {error.code for error in refused} == {"too_many_sessions"}
+
+
 async def test_a_new_server_of_the_same_name_replaces_a_lease_that_was_left_behind(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         first = await run.granted((await run.session("ana", "gpu3", "rnd")).id)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.engine import Snapshot, schedule
-from makeway_quota.snapshot_file import plan_as_json, read_snapshot, write_snapshot
+from makeway_quota.snapshot_file import plan_as_json, read_snapshot, titles, write_snapshot
 from running import SAMPLE, Running, running
 
 POLICY = SAMPLE.read_text(encoding="utf-8").replace("settings:", "settings:\n  history_half_life: 1h")
@@ -66,7 +66,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
             assert schedule(read_snapshot(write_snapshot(pressed, format))) == plan
         (tmp_path / "pass.json").write_text(write_snapshot(pressed, "json"), encoding="utf-8")
         told = await command(tmp_path, "plan", str(tmp_path / "pass.json"), "--format", "json")
-        assert json.loads(told) == json.loads(json.dumps(plan_as_json(plan)))
+        assert json.loads(told) == json.loads(json.dumps(plan_as_json(plan, titles(pressed))))
 
 
 def _unforeseen(snapshot: Snapshot) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Policy versions, forecasts, migrations, and forgetting what is old."""
+"""Policy versions, forecasts and migrations."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from alembic.migration import MigrationContext
 from makeway_quota.store import Conflict, Store, StoreError, open_store
 from makeway_quota.store.database import engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun
-from makeway_quota.store.tables import attempts as attempts_table
-from makeway_quota.store.tables import blobs, files, metadata, sources
-from sqlalchemy import func, inspect, select, text
+from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun, Place
+from makeway_quota.store.tables import metadata
+from sqlalchemy import inspect, text
 
 
 def test_the_migrations_make_exactly_the_tables(url: str) -> None:
@@ -110,6 +109,45 @@ def test_what_ran_before_the_upgrade_is_added_up(url: str) -> None:
         engine.dispose()
 
 
+OLD_JOB = {
+    **dict.fromkeys(("kind",), "job"),
+    **{"team": "rnd", "profile": "gpu1", "owner": "ana", "name": "t", "priority": "normal", "signal": "SIGTERM"},
+    **dict.fromkeys(("preemptible", "over_quota", "cancel_requested", "server_started"), False),
+    **dict.fromkeys(("attempt", "preemptions", "failures", "infra_failures", "max_failures", "min_workers"), 0),
+    **{"gpus": 1000, "workers": 1, "cpu": 0, "memory": 0, "grace": 30.0, "version": 4, "ran": 5.0},
+    **dict.fromkeys(("reason_code", "reason_message", "message", "server"), ""),
+    **dict.fromkeys(("reason_numbers", "env"), "{}"),
+    **dict.fromkeys(("borrowed_from", "placement", "command"), "[]"),
+}
+
+
+def test_a_database_of_version_3_is_upgraded_with_what_it_holds(url: str) -> None:
+    parsed = parse(url)
+    engine = engine_for(parsed, migrating=True)
+    old = [
+        OLD_JOB | {"id": "j1", "state": "pending", "submitted_at": 1.0, "claim": '[["n1",[0],[1000]]]'},
+        OLD_JOB | {"id": "j2", "state": "failed", "submitted_at": 2.0, "ended_at": 3.0, "claim": "[]"},
+    ]
+    try:
+        with engine.begin() as connection:
+            command.upgrade(alembic_config(connection), "0003")
+            for row in old:
+                names = ", ".join(row)
+                values = ", ".join(f":{name}" for name in row)
+                connection.execute(text(f"INSERT INTO workloads ({names}) VALUES ({values})"), row)
+            connection.execute(text("INSERT INTO histories (policy, milli, at) VALUES ('rnd', 500, 7)"))
+    finally:
+        engine.dispose()
+    store = open_store(url)
+    assert [(row.id, row.nomination, row.version) for row in store.active()] == [
+        ("j1", (Place("n1", (0,), (1000,)),), 4)
+    ]
+    assert [row.id for row in store.workloads(teams=["rnd"], states=["failed"])[0]] == ["j2"]
+    assert store.histories() == ({"rnd": 500.0}, 7.0)
+    assert store.commit([Change("j1", {"state": "running"}, expect_version=4)], now=8.0) == {"j1"}
+    store.close()
+
+
 def test_the_decision_log_is_read_in_pages(store: Store) -> None:
     for number in range(7):
         team = "rnd" if number % 2 else "devops"
@@ -123,29 +161,3 @@ def test_the_decision_log_is_read_in_pages(store: Store) -> None:
     store.commit([], [NewDecision("wait", "s1", None, "bo", "limit", "7")], now=8.0)
     assert [d.message for d in store.decisions(teams=["rnd"], owner="bo")] == ["7", "5", "3", "1"]
     assert [d.message for d in store.decisions(owner="bo")] == ["7"]
-
-
-def test_what_is_old_is_forgotten(store: Store, job) -> None:
-    script = [("train.py", b"print(1)", False)]
-    for id, at in (("old", 0.0), ("new", 0.0), ("live", 0.0)):
-        store.add_workload(job(id, source="x"), [*script, ("id", id.encode(), False)], now=at)
-    store.commit([Change("old", {"state": "failed", "ended_at": 10.0}, open_attempt=Attempt("old", 1, 1.0))], now=10.0)
-    store.commit([], [NewDecision("wait", "old", None, None, "", "")], now=10.0)
-    store.commit([Change("new", {"state": "failed", "ended_at": 900.0})], now=900.0)
-    pruned = store.prune(1000.0, 500.0, 500.0, 500.0)
-    assert (pruned.workloads, pruned.decisions, pruned.events) == (("old",), 1, 5)
-    assert store.workload("old") is None
-    assert store.files("old") == ()
-    assert store.attempts("old") == []
-    assert len(store.files("new")) == len(store.files("live")) == 2
-    with store._database.read() as connection:
-        for table, left in ((blobs, 3), (files, 4), (sources, 2), (attempts_table, 0)):
-            assert connection.execute(select(func.count()).select_from(table)).scalar_one() == left
-
-
-def test_the_newest_event_is_never_forgotten(store: Store) -> None:
-    for number in range(3):
-        store.add_event("usage", None, None, {"n": number}, 1.0)
-    assert store.prune(1e9, 0.0, 0.0, 0.0).events == 2
-    assert store.oldest_event_id() == store.last_event_id() == 3
-    assert store.add_event("usage", None, None, {}, 2.0).id == 4

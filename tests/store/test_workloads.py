@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 import threading
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from makeway_quota.store import Conflict, Store, StoreError, open_store
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, Notice, Place
+from makeway_quota.store import Conflict, Store, StoreError, TooMany, database, open_store
+from makeway_quota.store.records import Attempt, Cap, Change, NewDecision, NewWorkload, Notice, Place
 
 NASTY = [
     "",
@@ -125,6 +126,43 @@ def test_of_two_who_ask_at_once_one_gets_the_session(store: Store, job) -> None:
     assert len(store.active()) == 20
 
 
+@pytest.mark.covers("F25")
+def test_five_requests_at_once_do_not_pass_a_cap_of_two(store: Store, job) -> None:
+    cap = Cap(2, "session", with_gpus=True)
+    store.add_workload(job("other", kind="session", owner="bo"), now=0.0)
+    store.add_workload(job("cpu", kind="session", gpus=0, server="cpu"), now=0.0)
+    gate = threading.Barrier(5)
+    outcomes: list[str] = []
+
+    def ask(number: int) -> None:
+        gate.wait()
+        new = job(f"s{number}", kind="session", server=f"n{number}")
+        try:
+            store.add_workload(new, (), None, cap, now=1.0)
+            outcomes.append("lease")
+        except TooMany as full:
+            outcomes.append(f"refused: {full.most} of {len(full.existing)}")
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["lease"] * 2 + ["refused: 2 of 2"] * 3
+    assert len(store.active()) == 4
+
+
+def test_a_cap_counts_what_the_same_batch_adds_and_what_has_ended_no_more(store: Store, job) -> None:
+    cap = Cap(2, "job", ("pending",))
+    store.add_workload(job("j0"), now=0.0)
+    store.commit([Change("j0", {"state": "running"})], now=0.0)
+    answers = store.add_workloads([(job(f"j{n}"), (), None, cap) for n in range(1, 5)], now=1.0)
+    assert [type(answer).__name__ for answer in answers] == ["Workload", "Workload", "TooMany", "TooMany"]
+    store.commit([Change("j1", {"state": "cancelled", "ended_at": 2.0})], now=2.0)
+    assert store.add_workload(job("j5"), (), None, cap, now=3.0).live
+    assert store.add_workload(job("j6", owner="bo"), (), None, cap, now=3.0).live
+
+
 def test_pages_are_newest_first_and_lose_nothing(store: Store, job) -> None:
     for number in range(25):
         store.add_workload(job(f"j{number:02}", team="rnd" if number % 2 else "devops"), now=float(number // 10))
@@ -169,8 +207,31 @@ def test_the_database_is_private(sqlite_url: str) -> None:
     store.add_event("usage", None, None, {}, 1.0)
     for file in path.parent.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
-    assert store.healthy()
     store.close()
+
+
+def test_readiness_follows_the_last_write_and_waits_for_no_lock(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    store = open_store(sqlite_url)
+    heard: list[str] = []
+    store.on_commit(lambda: heard.append("a commit"))
+    store.probe()
+    assert store.failure() is None
+    with sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert store.failure() is None
+        with pytest.raises(StoreError, match="locked"):
+            store.probe(older_than=0.0)
+        assert store.failure() == "database is locked"
+        other.execute("ROLLBACK")
+    store.probe(older_than=0.0)
+    assert store.failure() is None
+    with store._database.write():
+        assert store.failure() is None, "asked while a write is under way"
+    store.close()
+    assert heard == ["a commit"], "an empty write is no news"
 
 
 @pytest.mark.parametrize(

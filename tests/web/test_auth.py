@@ -136,7 +136,7 @@ async def test_a_foreign_script_at_the_same_origin_cannot_read_pages(web: Portal
     stolen = await browser.get(PREFIX, headers={"Sec-Fetch-Mode": "cors", "Accept": "*/*"})
     assert stolen.status_code == 403
     refreshed = {"Sec-Fetch-Mode": "cors", "X-XSRFToken": xsrf_of(await browser.get(PREFIX)), "HX-Request": "true"}
-    assert (await browser.get(f"{PREFIX}live/board", headers=refreshed)).status_code == 200
+    assert (await browser.get(f"{PREFIX}live/panel", headers=refreshed)).status_code == 200
 
 
 async def test_a_form_of_another_site_is_refused(web: Portal) -> None:
@@ -161,5 +161,5 @@ async def test_the_cookie_is_signed_and_for_scripts_invisible(web: Portal) -> No
 
 
 async def test_a_part_of_a_page_asks_for_a_reload_after_the_login_ended(web: Portal) -> None:
-    answer = await web.as_(None, headers={"HX-Request": "true"}).get(f"{PREFIX}live/board")
+    answer = await web.as_(None, headers={"HX-Request": "true"}).get(f"{PREFIX}live/panel")
     assert (answer.status_code, answer.headers["HX-Refresh"]) == (204, "true")

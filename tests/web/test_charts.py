@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from makeway_api.models import Device, Holder, Kind, Node, State, TeamUsage
-from makeway_quota.web.charts import Look, bar, bar_scale, cell_tip, node, sentence
-from makeway_quota.web.palette import SLOTS, colours
+from makeway_api.models import Device, Holder, Kind, Node, Pool, State, TeamUsage
+from makeway_quota.web.pages.bars import bar, bar_scale, sentence
+from makeway_quota.web.pages.cells import cell_tip, node
+from makeway_quota.web.pages.heat import GPU_WIDTH, ROW_GPUS, WIDTH, Grid, heat_map
+from makeway_quota.web.pages.look import Look
+from makeway_quota.web.pages.palette import SLOTS, colours
 from web.portal import EVIL
 
 LOOK = Look(classes={"rnd": "t0", "devops": "t1"}, titles={"rnd": "R&D"}, jobs="/jobs/", devices=10)
@@ -90,9 +93,62 @@ def test_names_with_markup_stay_text() -> None:
     assert "&lt;script&gt;" in drawn
 
 
-def test_large_clusters_are_drawn_small() -> None:
-    small = Look(classes={}, titles={}, jobs="/", devices=800)
-    assert "<text" not in str(node(machine(Device(index=0, free=1)), small))
+def large_pool(*nodes: Node) -> Pool:
+    devices = [device for node in nodes for device in node.devices]
+    return Pool(name="h100", total=len(devices), used=sum(1 for d in devices if d.holders), nodes=list(nodes))
+
+
+def full_node(name: str, *teams: str, over: bool = False, ready: bool = True) -> Node:
+    """A node of eight GPUs; the first ones are held by these teams."""
+    held = [Device(index=i, free=0, holders=[holder(team, over=over)]) for i, team in enumerate(teams)]
+    free = [Device(index=i, free=1) for i in range(len(teams), 8)]
+    return Node(name=name, pool="h100", devices=[*held, *free], ready=ready)
+
+
+def areas(svg: str, name: str) -> float:
+    """The number of GPUs that the path of a class covers."""
+    path = re.search(rf'<path class="{name}" d="([^"]*)"', svg)
+    return sum((int(width) + 1) / GPU_WIDTH for width in re.findall(r"h(\d+)v", path[1])) if path else 0
+
+
+def test_a_heat_map_draws_every_gpu_once_in_the_colour_of_its_team() -> None:
+    nodes = [
+        full_node("a", "rnd", "rnd", "devops"),
+        full_node("b", *["devops"] * 8, over=True),
+        full_node("c", ready=False),
+    ]
+    svg = str(heat_map(large_pool(*nodes), LOOK))
+    assert areas(svg, "t0") == 2
+    assert sum(areas(svg, name) for name in ("t0", "t1", "free", "down")) == 24 - 8, "t1 has two paths"
+    assert svg.count('class="t1"') == 2, "over quota has a path of its own"
+    assert svg.count("#mw-hatch") == 1
+    assert areas(svg, "down") == 8
+    assert "a 3/8 in use\nb 8/8 in use\nc not ready" in svg
+    assert "h100: 11 of 24 GPUs in use on 3 nodes, 1 not ready" in svg
+
+
+def test_tiles_of_a_heat_map_do_not_overlap() -> None:
+    nodes = [full_node(f"n{i}", *["rnd"] * (i % 9)) for i in range(500)]
+    svg = str(heat_map(large_pool(*nodes), LOOK))
+    boxes = [tuple(map(int, found)) for found in re.findall(r"M(\d+) (\d+)h(\d+)v", svg)]
+    cells = [(x + step * GPU_WIDTH, y) for x, y, width in boxes for step in range((width + 1) // GPU_WIDTH)]
+    assert len(cells) == len(set(cells)) == 4_000
+    grid = Grid.of(nodes)
+    assert max(x for x, _ in cells) < grid.columns * grid.wide <= WIDTH
+
+
+def test_a_node_with_more_gpus_than_a_row_takes_several() -> None:
+    node = Node(name="nvl72", pool="h100", devices=[Device(index=i, free=1) for i in range(72)])
+    svg = str(heat_map(large_pool(node), LOOK))
+    assert len({y for _, y in re.findall(r"M(\d+) (\d+)h", svg)}) == -(-72 // ROW_GPUS)
+    assert areas(svg, "free") == 72
+
+
+def test_a_heat_map_of_a_thousand_nodes_is_small() -> None:
+    nodes = [full_node(f"node-{i:04}", *["rnd", "devops"] * (i % 5)) for i in range(1_000)]
+    svg = str(heat_map(large_pool(*nodes), LOOK))
+    assert len(svg) < 120 * 1024, "though no two neighbours are of the same team"
+    assert svg.count("<") < 40
 
 
 def test_foreign_jobs_are_no_links() -> None:

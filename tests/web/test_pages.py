@@ -109,7 +109,7 @@ async def test_people_see_their_own_teams(web: Portal) -> None:
 async def test_the_changing_part_comes_alone(web: Portal) -> None:
     ids = await busy(web)
     browser = await web.browser("root")
-    for path in ("board", "teams/rnd", f"jobs/{ids[0]}"):
+    for path in ("panel", "teams/rnd", f"jobs/{ids[0]}"):
         part = await browser.get(f"{PREFIX}live/{path}")
         assert part.status_code == 200
         assert "<html" not in part.text
@@ -117,7 +117,7 @@ async def test_the_changing_part_comes_alone(web: Portal) -> None:
 
 
 async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.web.panel.LOGGED", 3)
+    monkeypatch.setattr("makeway_quota.web.pages.panel.LOGGED", 3)
     await busy(web)
     browser = await web.browser("root")
     link = re.search(rf'href="({PREFIX}decisions[^"]*)">Older', check(await browser.get(f"{PREFIX}teams/rnd")))
@@ -125,7 +125,7 @@ async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: py
     older = words(check(await browser.get(link[1].replace("&amp;", "&"))))
     assert "Decisions about R&D" in older
     assert "ana asks for a session" in older
-    assert "Nothing older was decided." in words(check(await browser.get(f"{PREFIX}decisions?before=1")))
+    assert "There are no older decisions." in words(check(await browser.get(f"{PREFIX}decisions?before=1")))
     check(await (await web.browser("bo")).get(f"{PREFIX}decisions?team=rnd"), 403)
 
 
@@ -162,7 +162,7 @@ async def test_the_buttons_of_a_job_page(web: Portal) -> None:
     browser = await web.browser("ana")
     token = xsrf((await browser.get(f"{PREFIX}jobs/{id}")).text)
     shown = words(check(await browser.post(f"{PREFIX}jobs/{id}/preempt-test", data=token)))
-    assert "The rehearsal began" in shown
+    assert "The preemption test has started" in shown
     assert "checkpointing" in shown
     await web.run.job(id, "running")
     check(await browser.post(f"{PREFIX}jobs/{id}/cancel", data=token))
@@ -200,7 +200,7 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
     monkeypatch.setattr(web.services, "job", one)
     monkeypatch.setattr(web.services, "error", error)
     shown = words(check(await (await web.browser("root")).get(f"{PREFIX}jobs/{id}")))
-    for part in ("ValueError", "step 3", "61 s", "Resume"):
+    for part in ("ValueError", "step 3", "1 min 1 s", "Resume"):
         assert part in shown
 
 
@@ -269,3 +269,23 @@ async def test_everything_a_page_needs_is_served_from_here(web: Portal) -> None:
         for needed in re.findall(r"@import\s+url\(([^)]+)\)|@import\s+\"([^\"]+)\"", answer.text):
             inner = httpx2.URL(f"http://hub.test{path}").join("".join(needed).strip("\"'"))
             assert (await outsider.get(inner)).status_code == 200, inner
+
+
+@pytest.mark.covers("N27")
+async def test_the_lists_of_workloads_and_nodes(web: Portal) -> None:
+    ids = await busy(web)
+    root = await web.browser("root")
+    text = check(await root.get(f"{PREFIX}workloads?state=running&team=rnd"))
+    assert "Running 4" in words(text)
+    assert f"jobs/{ids[4]}" not in text, "bo's job is of another team"
+    assert "Queue 1" in words(check(await root.get(f"{PREFIX}workloads?q=PATIENT")))
+    assert "No workload matches." in words(check(await root.get(f"{PREFIX}workloads?q=%3Cscript%3E")))
+    check(await root.get(f"{PREFIX}workloads?state=paused"), 422)
+    assert "Queue 0" in words(check(await (await web.browser("bo")).get(f"{PREFIX}workloads")))
+    assert "9 of 10" in words(check(await root.get(f"{PREFIX}nodes?state=free")))
+    assert "No node matches." in words(check(await root.get(f"{PREFIX}nodes?state=idle")))
+    shown = words(check(await root.get(f"{PREFIX}nodes/virtual-1")))
+    assert "9 of 10 GPUs in use" in shown
+    assert "Running 5" in shown
+    check(await root.get(f"{PREFIX}nodes/nope"), 404)
+    check(await (await web.browser("blind")).get(f"{PREFIX}nodes"), 403)

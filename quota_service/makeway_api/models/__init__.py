@@ -8,6 +8,7 @@ from .audit import Decision, Event
 from .base import ENDED, HOLDS_GPUS, Ask, Health, Kind, Me, Priority, Problem, Reason, Slug, State, UserName, Wire
 from .inventory import Device, Holder, Node, Policy, Pool, Profile, QuotaLine
 from .policies import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
+from .retention import Kept, RetentionReport
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
 from .workloads import (
     Attempt,
@@ -41,6 +42,7 @@ __all__ = [
     "Job",
     "JobAsk",
     "JobPage",
+    "Kept",
     "Kind",
     "Lending",
     "LogChunk",
@@ -61,6 +63,7 @@ __all__ = [
     "Profile",
     "QuotaLine",
     "Reason",
+    "RetentionReport",
     "Session",
     "SessionAsk",
     "Slug",

@@ -6,57 +6,39 @@ somebody cancelled meanwhile is left alone; the backend is told afterwards, from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Mapping
 
 from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
 from ..store.records import Attempt, Change, Notice, Workload
+from ..wording import IDS, Names, sentence
 from .pool_assignment import places
 from .reasons import AT_ONCE, Reasons
-from .reconcile import HOLDS, ChangeSet, decide, with_names
-
-Said = TypeVar("Said", Start, Evict, Move, Refusal, Waiting)
+from .reconcile import HOLDS, ChangeSet, decide
 
 
 def change_set_of(
-    plan: Plan, rows: Mapping[str, Workload], *, now: float, lease_seconds: float, reasons: Reasons | None = None
+    plan: Plan,
+    rows: Mapping[str, Workload],
+    *,
+    now: float,
+    lease_seconds: float,
+    reasons: Reasons | None = None,
+    names: Names = IDS,
 ) -> ChangeSet:
-    """QueueHeads a plan into changes and decisions; `rows` is what the plan was made from."""
+    """Return a plan as changes and decisions; it was made from `rows`, and `names` is how sentences call them."""
     change_set = ChangeSet()
-    pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows) if reasons or plan.pending else []
-    for start in _said(plan.start, rows):
-        _start(change_set, start, rows[start.id], now, lease_seconds, lenders(plan, start))
-    for evict in _said(plan.evict, rows):
-        _leave(change_set, evict, rows[evict.id], rows.get(evict.beneficiary), now)
-    for move in _said(plan.move, rows):
-        _leave(change_set, move, rows[move.id], rows.get(move.beneficiary), now)
-    for refusal in _said(plan.refused, rows):
-        _refuse(change_set, refusal, rows[refusal.id], now)
-    for waiting in _said(pending, rows):
-        _wait(change_set, waiting, rows[waiting.id])
+    pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows, names) if reasons or plan.pending else []
+    for start in plan.start:
+        message = sentence(start.facts, names)
+        _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))
+    evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
+    for each in evictions:
+        _evict(change_set, each, sentence(each.facts, names), rows[each.id], rows.get(each.beneficiary), now)
+    for refusal in plan.refused:
+        _refuse(change_set, refusal, sentence(refusal.facts, names), rows[refusal.id], now)
+    for waiting in pending:
+        _wait(change_set, waiting, sentence(waiting.facts, names), rows[waiting.id])
     return change_set
-
-
-def named(plan: Plan, rows: Mapping[str, Workload]) -> Plan:
-    """Say names where the engine says ids: people know their jobs by name."""
-    return replace(
-        plan,
-        start=_said(plan.start, rows),
-        evict=_said(plan.evict, rows),
-        move=_said(plan.move, rows),
-        refused=_said(plan.refused, rows),
-        pending=_said(plan.pending, rows),
-    )
-
-
-def _said(items: Iterable[Said], rows: Mapping[str, Workload]) -> tuple[Said, ...]:
-    return tuple(
-        [
-            item if (message := with_names(item.message, rows)) == item.message else replace(item, message=message)
-            for item in items
-        ]
-    )
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:
@@ -72,7 +54,13 @@ def lenders(plan: Plan, start: Start) -> tuple[str, ...]:
 
 
 def _start(
-    change_set: ChangeSet, start: Start, row: Workload, now: float, lease_seconds: float, borrowed_from: tuple[str, ...]
+    change_set: ChangeSet,
+    start: Start,
+    message: str,
+    row: Workload,
+    now: float,
+    lease_seconds: float,
+    borrowed_from: tuple[str, ...],
 ) -> None:
     number = row.attempt + 1
     placement = places(start.placement)
@@ -87,7 +75,7 @@ def _start(
         "failed_node": None,
         "launched_at": None,
         "reason_code": "starting",
-        "reason_message": start.message,
+        "reason_message": message,
         "reason_numbers": dict(start.numbers),
         "not_before": None,
         "message": "",
@@ -97,60 +85,60 @@ def _start(
         fields["expires_at"] = now + lease_seconds
     attempt = Attempt(row.id, number, now, placement=placement, over_quota=not start.in_quota)
     change = Change(row.id, fields, row.version, ("pending",), open_attempt=attempt)
-    change_set.add(change, decide(row, "start", start.rule, start.message, **_plain(start.numbers)))
+    change_set.add(change, decide(row, "start", start.rule, message, **_plain(start.numbers)))
 
 
-def _leave(change_set: ChangeSet, leave: Evict | Move, row: Workload, by: Workload | None, now: float) -> None:
-    moved = isinstance(leave, Move)
+def _evict(
+    change_set: ChangeSet, evict: Evict | Move, message: str, row: Workload, by: Workload | None, now: float
+) -> None:
+    moved = isinstance(evict, Move)
     notice = Notice(
-        reason=leave.message,
+        reason=message,
         at=now,
-        deadline=leave.deadline,
+        deadline=evict.deadline,
         kind="move" if moved else "evict",
         by_team=by.team if by else None,
         by_owner=by.owner if by else None,
-        by_workload=leave.beneficiary,
+        by_workload=evict.beneficiary,
     )
     fields: dict[str, object] = {
         "state": "checkpointing",
         "notice": notice,
-        "evicted_for": leave.beneficiary,
-        "nomination": places(leave.to) if isinstance(leave, Move) else (),
+        "evicted_for": evict.beneficiary,
+        "nomination": places(evict.to) if isinstance(evict, Move) else (),
         "reason_code": "moving" if moved else "making_way",
-        "reason_message": leave.message,
-        "reason_numbers": dict(leave.numbers),
+        "reason_message": message,
+        "reason_numbers": dict(evict.numbers),
     }
     change = Change(row.id, fields, row.version, HOLDS)
-    change_set.add(
-        change, decide(row, "move" if moved else "evict", leave.rule, leave.message, **_plain(leave.numbers))
-    )
+    change_set.add(change, decide(row, "move" if moved else "evict", evict.rule, message, **_plain(evict.numbers)))
 
 
-def _refuse(change_set: ChangeSet, refusal: Refusal, row: Workload, now: float) -> None:
+def _refuse(change_set: ChangeSet, refusal: Refusal, message: str, row: Workload, now: float) -> None:
     fields: dict[str, object] = {
         "state": "cancelled",
         "ended_at": now,
         "nomination": (),
         "reason_code": refusal.code,
-        "reason_message": refusal.message,
+        "reason_message": message,
         "reason_numbers": dict(refusal.numbers),
-        "message": refusal.message,
+        "message": message,
     }
     change = Change(row.id, fields, row.version, ("pending",))
-    change_set.add(change, decide(row, "refuse", refusal.rule, refusal.message, **_plain(refusal.numbers)))
+    change_set.add(change, decide(row, "refuse", refusal.rule, message, **_plain(refusal.numbers)))
 
 
-def _wait(change_set: ChangeSet, waiting: Waiting, row: Workload) -> None:
+def _wait(change_set: ChangeSet, waiting: Waiting, message: str, row: Workload) -> None:
     fields: dict[str, object] = {
         "reason_code": waiting.code,
-        "reason_message": waiting.message,
+        "reason_message": message,
         "reason_numbers": dict(waiting.numbers),
         "nomination": places(waiting.nomination),
         "not_before": waiting.not_before,
     }
     said = None
     if row.reason_code != waiting.code:
-        said = decide(row, "wait", waiting.rule, waiting.message, **_plain(waiting.numbers))
+        said = decide(row, "wait", waiting.rule, message, **_plain(waiting.numbers))
     change_set.add(Change(row.id, fields, row.version, ("pending",)), said)
 
 

@@ -19,6 +19,7 @@ from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
 from .garbage import collect_less
+from .names import names_of
 from .planner import Planner
 from .reasons import Reasons
 from .reconcile import ChangeSet, note_launched, reconcile
@@ -75,7 +76,7 @@ class Loop:
         self._wake.set()
 
     async def run(self) -> None:
-        """QueueHeads until stopped. A cycle that fails is logged, told by `/readyz`, and tried again a second later."""
+        """Turn until stopped. A cycle that fails is logged, told by `/readyz`, and tried again a second later."""
         self._loop = asyncio.get_running_loop()
         collect_less()
         self.backend.on_change(self.wake)
@@ -100,7 +101,7 @@ class Loop:
                 self._wake.set()
 
     async def converge(self) -> None:
-        """QueueHeads until nothing changes any more (at most MOST_ROUNDS times)."""
+        """Turn until nothing changes any more (at most MOST_ROUNDS times)."""
         for _ in range(MOST_ROUNDS):
             began = time.monotonic()
             if not await self.cycle():
@@ -121,7 +122,14 @@ class Loop:
         changed = await self._commit(settled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         plan = await self._planner.plan(rows, now)
-        change_set = change_set_of(plan, rows, now=now, lease_seconds=self.leases.seconds, reasons=self._reasons)
+        change_set = change_set_of(
+            plan,
+            rows,
+            now=now,
+            lease_seconds=self.leases.seconds,
+            reasons=self._reasons,
+            names=names_of(self.world.document.policies, rows),
+        )
         started_now = Started()
         changed |= await self._carry_out(change_set, started_now, now)
         await self.world.attended()  # with the commits so far

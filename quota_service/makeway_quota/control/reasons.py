@@ -11,8 +11,8 @@ from ..engine.index.pending import Pending, Told
 from ..engine.plan import Code, Waiting
 from ..engine.state import Workload as EngineView
 from ..store.records import Workload
+from ..wording import IDS, Names, sentence
 from .pool_assignment import places
-from .reconcile import with_names
 
 WAITING = frozenset(get_args(Code))
 """Reasons that the engine gave; other codes say what happened before."""
@@ -56,13 +56,13 @@ class Reasons:
         self._at = clock()
         self._last = 0
 
-    def news(self, pending: Sequence[Waiting], rows: Mapping[str, Workload]) -> list[Waiting]:
+    def news(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names = IDS) -> list[Waiting]:
         """Choose whom to write to."""
         self._earn()
         single = list(pending.single.values()) if isinstance(pending, Pending) else pending
-        found = self._singles(single, rows)
+        found = self._singles(single, rows, names)
         if isinstance(pending, Pending):
-            found += self._of_groups(pending, rows)
+            found += self._of_groups(pending, rows, names)
         return found
 
     def _earn(self) -> None:
@@ -73,14 +73,14 @@ class Reasons:
 
     # Who is told something of its own
 
-    def _singles(self, pending: Sequence[Waiting], rows: Mapping[str, Workload]) -> list[Waiting]:
+    def _singles(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         told, known_before = {}, self._told
         found: list[Waiting] = []
         for waiting in pending:
             row = rows[waiting.id]
             known = known_before.get(waiting.id)
             same = known is not None and known[0] == row.version and _alike(known[1], waiting)
-            if same or is_told(row, waiting, rows):
+            if same or is_told(row, waiting, names):
                 told[waiting.id] = row.version, waiting
             elif not may_wait(row, waiting):
                 found.append(waiting)
@@ -94,7 +94,7 @@ class Reasons:
 
     # Who is told the same as others
 
-    def _of_groups(self, pending: Pending, rows: Mapping[str, Workload]) -> list[Waiting]:
+    def _of_groups(self, pending: Pending, rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         found: list[Waiting] = []
         behind: list[tuple[int, _Group]] = []
         groups: dict[int, _Group] = {}
@@ -113,11 +113,11 @@ class Reasons:
         self._groups = groups
         begin = next((at for at, (number, _) in enumerate(behind) if number > self._last), 0)
         chosen = {waiting.id for waiting in found}
-        found += self._paced(behind[begin:] + behind[:begin], rows, chosen)
+        found += self._paced(behind[begin:] + behind[:begin], rows, chosen, names)
         return found
 
     def _paced(
-        self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str]
+        self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str], names: Names
     ) -> Iterator[Waiting]:
         """Go through those who may not have been told yet, as far as the pace allows; `chosen` are being told."""
         looks = LOOKS * max(self._left, 1.0)
@@ -130,7 +130,7 @@ class Reasons:
                 looks -= 1
                 if waiting.id in chosen:
                     group.wrote = True
-                elif not is_told(rows[waiting.id], waiting, rows):
+                elif not is_told(rows[waiting.id], waiting, names):
                     self._left -= 1
                     group.wrote = True
                     yield waiting
@@ -141,11 +141,11 @@ class Reasons:
                     break
 
 
-def is_told(row: Workload, waiting: Waiting, rows: Mapping[str, Workload]) -> bool:
-    """Say whether the store have this reason already."""
+def is_told(row: Workload, waiting: Waiting, names: Names) -> bool:
+    """Whether the store has this reason already."""
     if row.reason_code != waiting.code or not _close_enough(row.not_before, waiting.not_before):
         return False
-    return _nominated(row, waiting) and row.reason_message == with_names(waiting.message, rows)
+    return _nominated(row, waiting) and row.reason_message == sentence(waiting.facts, names)
 
 
 def may_wait(row: Workload, waiting: Waiting) -> bool:
@@ -161,12 +161,12 @@ def _alike(a: Waiting, b: Waiting) -> bool:
     """Say whether two reasons would be written the same."""
     if a is b:
         return True
-    same = a.message == b.message and a.code == b.code and a.nomination == b.nomination
+    same = a.facts == b.facts and a.code == b.code and a.nomination == b.nomination
     return same and _close_enough(a.not_before, b.not_before)
 
 
 def _same(a: Told, b: Told) -> bool:
-    same = a.code == b.code and a.message == b.message and a.more == b.more
+    same = a.code == b.code and a.facts == b.facts and a.more == b.more
     return same and _close_enough(a.not_before, b.not_before)
 
 

@@ -6,7 +6,6 @@ attempt is requeued is decided by our own eviction record, never by its exit cod
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,9 +13,6 @@ from functools import cached_property
 from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from ..store.records import Change, NewDecision, Workload
 from ..wording import duration, gpus
-
-WORKLOAD_ID = re.compile(r"\b[js]-[0-9a-f]{8,10}\b")
-"""The form of the ids that the services make."""
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -48,16 +44,6 @@ class ChangeSet:
         for begin in range(0, len(self.changes), most):
             changes = self.changes[begin : begin + most]
             yield ChangeSet(changes, [each for change in changes for each in decisions.get(change.workload, ())])
-
-
-def with_names(sentence: str, rows: Mapping[str, Workload]) -> str:
-    """Return a sentence of the engine with names in the place of ids."""
-
-    def name(match: re.Match[str]) -> str:
-        row = rows.get(match[0])
-        return f"“{row.name}”" if row and row.name else match[0]
-
-    return WORKLOAD_ID.sub(name, sentence) if "j-" in sentence or "s-" in sentence else sentence
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:

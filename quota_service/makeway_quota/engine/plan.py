@@ -31,6 +31,23 @@ Numbers = Mapping[str, Number]
 """Names to plain values for the decision log; GPUs are whole devices here (0.5 = half of one)."""
 
 
+_NONE: Numbers = {}
+
+
+class Fact(NamedTuple):
+    """One statement about a decision, without words: a code and its values; names are ids, GPUs are whole devices.
+
+    `makeway_quota.wording.sentences` has the sentence of each code.
+    """
+
+    code: str
+    values: Numbers = _NONE
+
+
+Facts = tuple[Fact, ...]
+"""What is to be said about a decision, in this order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """Start a pending workload here. `in_quota` False: it runs over quota and may have to make way."""
@@ -40,7 +57,7 @@ class Start:
     placement: Placement
     in_quota: bool
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
 
 
@@ -52,7 +69,7 @@ class Evict:
     beneficiary: str
     deadline: float
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
 
 
@@ -70,7 +87,7 @@ class Move:
     to: Placement
     deadline: float
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
 
 
@@ -82,7 +99,7 @@ class Scale:
     nodes: int
     beneficiaries: tuple[str, ...]
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
 
 
@@ -97,7 +114,7 @@ class Waiting:
     id: str
     code: Code
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
     not_before: float | None = None
     nomination: Placement = ()
@@ -111,7 +128,7 @@ class Refusal:
     id: str
     code: Code
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
 
 
@@ -167,7 +184,7 @@ class Offer:
     profile: str
     code: Literal["ready_now", "ready_after_reclaim", "wait", "refused"]
     reason: Code
-    message: str
+    facts: Facts
     seconds: float = 0.0
     in_quota: bool = True
     victims: tuple[Victim, ...] = ()

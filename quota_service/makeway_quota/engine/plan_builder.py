@@ -1,4 +1,4 @@
-"""The plan while it is being written: what was decided, with its reason and its numbers."""
+"""The plan under construction: every decision with its rule, facts and numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from .index.cluster import Cluster
 from .index.nodes import Allocation, Part, PoolState, placement_of
 from .index.pending import Alike, Pending
 from .index.queues import Queue
-from .phrases import count, gpus, listed, number, seconds, this, who
-from .plan import Evict, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .rules.consolidation import Moving
 from .rules.hold import Hold
 from .rules.quota import Account
-from .rules.shrinking import Kept
 from .rules.usage import line_usage
+from .rules.victim_sets import SHRINK, Victim
 from .rules.victims import Preemptor, Right
-from .state import GPU, Workload
+from .state import Workload, number
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
-    "own_limit": "reclaim_own_limit",
+    "own_policy": "reclaim_own_policy",
     "own_team": "preempt_in_team",
     "fair_share": "reclaim_fair_share",
 }
@@ -38,9 +37,11 @@ class PlanBuilder:
         self.scaled: list[Scale] = []
         self.waiting: dict[str, Waiting] = {}
         self.refused: dict[str, Refusal] = {}
-        self.promised: dict[str, tuple[Workload, Queue]] = {}
+        self.nominated: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
         """Started in this plan, and the queue it came from."""
+        self.returned: list[tuple[Queue, str]] = []
+        """The queue and owner of each start that was withdrawn since the queues were last looked at."""
         self.groups: list[Alike] = []
         """What those are told who wait for the same reason."""
         self._instead: dict[str, Waiting] = {}
@@ -60,21 +61,18 @@ class PlanBuilder:
         account = self.cluster.account(workload)
         self.raised += any(0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool))
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
-        nodes = sorted({p.node.node.name for p in allocation.parts})
-        where = f"Starts on {listed(nodes)}"
-        team = account.policy.label
-        uses = f"{team}'s sessions use" if workload.non_preemptible else f"{team} uses"
-        if in_quota and used > reserved:  # its reservation was cut, or others use it, since it was promised this place
-            message = (
-                f"{where}, as it was promised: {uses} {gpus(used)}, more than the {number(reserved)} reserved now."
-            )
-        elif in_quota:
-            message = f"{where}: {uses} {number(used)} of its {gpus(reserved)} reserved."
-        else:
-            message = (
-                f"{where} over quota: {team} uses {gpus(used)} and has {number(reserved)} reserved; "
-                f"it makes way when an owner needs them."
-            )
+        values: dict[str, Number] = {
+            "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
+            "team": account.policy.name,
+            "by": "sessions" if workload.non_preemptible else "all",
+            "uses": number(used),
+            "reserved": number(reserved),
+        }
+        code = "starts_in_quota" if in_quota else "starts_over_quota"
+        if in_quota and used > reserved:  # its reservation was cut or used by others since the nomination
+            code = "starts_nominated"
+        elif not allocation.amount:
+            code = "starts_without_gpus"
         rule = ("session_in_quota" if workload.non_preemptible else "job_in_quota") if in_quota else "over_quota"
         self.started[workload.id] = Start(
             workload.id,
@@ -82,7 +80,7 @@ class PlanBuilder:
             placement_of(allocation.parts),
             in_quota,
             rule,
-            message,
+            (Fact(code, values),),
             {"gpus": number(allocation.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
         )
         self.ahead.setdefault(pool, []).append(workload.id)
@@ -92,9 +90,9 @@ class PlanBuilder:
         """Note that a gang starts with more workers than it needs."""
         start = self.started[allocation.workload.id]
         numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
-        message = f"{start.message} It starts with {len(allocation.parts)} of {allocation.need.workers} workers."
+        fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
         placement = placement_of(allocation.parts)
-        self.started[start.id] = replace(start, placement=placement, message=message, numbers=numbers)
+        self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
 
     def withdraw(self, workload: Workload) -> None:
         """Strike a start out: somebody with a better right turned out to need these GPUs."""
@@ -103,21 +101,22 @@ class PlanBuilder:
         self.decisions += 1
         self.eased += 1
 
-    def evict(self, asking: Preemptor, victims: Sequence[Allocation], smaller: Kept) -> None:
-        """Note who leaves for a workload, in this order, and who goes on `smaller`: all were told to go already."""
-        cluster, later = self.cluster, {t.workload.policy: 0 for t in victims}
-        frees = [t.amount - t.need.gpus * len(smaller.get(t.workload.id, ())) for t in victims]
-        for allocation, amount in zip(victims, frees, strict=True):
-            later[allocation.workload.policy] += amount
-        for allocation, amount in zip(victims, frees, strict=True):
+    def evict(self, asking: Preemptor, victims: Sequence[Victim]) -> None:
+        """Record the victims of a workload, in this order; they were evicted in the cluster already."""
+        cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
+        frees = [v.allocation.amount - v.allocation.need.gpus * len(v.kept) for v in victims]
+        for each, amount in zip(victims, frees, strict=True):
+            later[each.allocation.workload.policy] += amount
+        for each, amount in zip(victims, frees, strict=True):
+            allocation = each.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
-            right = asking.right_over(account)
+            rule = self._rule(asking, account)
             pool = allocation.pool.pool.name
             reserved, used = quota_numbers(account, pool, False)
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = self._why(asking, right, used, reserved, allocation)
+            why = self._why(asking, rule, used, reserved, allocation)
             numbers: dict[str, Number] = {
                 "needs": number(asking.amount),
                 "frees": number(amount),
@@ -127,47 +126,61 @@ class PlanBuilder:
                 "for_team": asking.account.policy.name,
                 "pool": pool,
             }
-            if victim.id not in smaller:
-                rule = _BECAUSE[right]
+            if each.kind != SHRINK:
                 self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
                 continue
-            source, to = placement_of(allocation.parts), placement_of(smaller[victim.id])
-            why += f" It saves and goes on with {len(to)} of its {len(source)} workers."
+            source, to = placement_of(allocation.parts), placement_of(each.kept)
+            why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
         self.decisions += 1
         self.eased += 1
 
-    def _why(self, asking: Preemptor, right: Right, used: int, reserved: int, allocation: Allocation) -> str:
-        preemptor, account = asking.account, self.cluster.account(allocation.workload)
-        team, other = account.policy.label, preemptor.policy.label
-        asks = f"{who(asking.workload, other)} needs {gpus(asking.amount)}"
-        newest = self.cluster.settings.victim_order == "newest"
-        order = f"lowest priority, most over its share, {'last started' if newest else 'least work lost'}"
-        last = f"{allocation.workload.id} leaves first ({order})"
-        if right == "own_team" and allocation.workload.priority >= asking.workload.priority:
-            long = seconds(self.cluster.settings.yields_after)
-            return (
-                f"{asks}; this {allocation.workload.kind} of the same team ran for more than {long} and yields to it."
-            )
-        if right == "own_team":
-            return f"{asks} and has a higher priority than this {allocation.workload.kind} of the same team."
-        if right == "own_limit":
-            return f"{asks} within the reservation, and {team} is at its limit; {last}."
-        if account is preemptor:
-            return f"{asks} within the reservation; {team}'s own jobs make way for it; {last}."
-        beyond = f"{team} uses {gpus(used)}, {number(used - reserved)} more than its {number(reserved)} reserved"
-        if right == "fair_share":
-            return f"{asks} within its fair share; {beyond}; {last}."
-        return f"{asks} within its reservation; {beyond}; {last}."
+    def _rule(self, asking: Preemptor, account: Account) -> str:
+        """Return the code of the rule by which work of an account is evicted."""
+        own_limit = asking.blocked is not None and asking.blocked.account in account.chain
+        if own_limit and asking.right in ("reservation", "own_policy"):
+            return "reclaim_own_limit"
+        own = account is asking.account
+        return "reclaim" if asking.right == "own_policy" and not own else _BECAUSE[asking.right]
+
+    def _why(self, asking: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
+        account, victim = self.cluster.account(allocation.workload), allocation.workload
+        values: dict[str, Number] = {
+            **preemptor_values(asking.workload, asking.account),
+            "needs": number(asking.amount),
+            "victim": victim.id,
+            "victim_kind": victim.kind,
+            "victim_team": account.policy.name,
+            "uses": number(used),
+            "reserved": number(reserved),
+            "order": self.cluster.settings.victim_order,
+        }
+        code = rule
+        if rule == "preempt_in_team" and victim.priority >= asking.workload.priority:
+            code = "yield_in_team"
+            values["yields_after"] = self.cluster.settings.yields_after
+        elif rule != "preempt_in_team" and not allocation.amount:
+            code = "reclaim_cpu"
+        elif rule == "reclaim" and account is asking.account:
+            code = "reclaim_own_team"
+        return (Fact(code, values),)
 
     def move(self, workload: Workload, moves: Sequence[Moving]) -> None:
-        """Note who moves over for a workload."""
-        team = self.cluster.account(workload).policy.label
+        """Record the jobs that move so that a workload fits."""
+        account = self.cluster.account(workload)
         for moving in moves:
             victim = moving.allocation.workload
             source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
-            nodes = listed(sorted({p.node for p in source})), listed(sorted({p.node for p in to}))
+            old, new = moving.changes
+            left, taken = (tuple(sorted({part.node.node.name for part in parts})) for parts in (old, new))
+            values: dict[str, Number] = {
+                **preemptor_values(workload, account),
+                "from": left,
+                "to": taken,
+                "moving": len(old),
+                "workers": len(to),
+            }
             self.moved[victim.id] = Move(
                 victim.id,
                 workload.id,
@@ -175,41 +188,62 @@ class PlanBuilder:
                 to,
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
-                f"Moves from {nodes[0]} to {nodes[1]}, so that {who(workload, team)} fits; nobody is stopped.",
-                {"gpus": number(moving.allocation.amount), "from": nodes[0], "to": nodes[1]},
+                (Fact("moves", values),),
+                {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
             )
         self.decisions += 1
         self.eased += 1
 
-    def promise(
-        self,
-        workload: Workload,
-        pool: PoolState,
-        parts: tuple[Part, ...],
-        victims: Sequence[Allocation] = (),
-    ) -> None:
-        """Note that a workload starts as soon as those in its way have left."""
+    def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
+        """Record that a workload starts at its nomination as soon as what terminates there has left."""
+        self.nominated[workload.id] = workload, queue
+        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+        self.decisions += 1
+
+    def _write_nominations(self) -> None:
+        """Write where the nominated workloads start, when, and for which workloads they wait."""
+        victims: dict[str, list[Allocation]] = {}
+        leaves: list[Evict | Move] = [*self.evicted.values(), *self.moved.values()]
+        for each in leaves:
+            victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
+        for workload, _ in self.nominated.values():
+            nomination = self.cluster.nominations.get(workload.id)
+            if nomination is not None:
+                self.waiting[workload.id] = self._reclaiming(workload, nomination, victims.get(workload.id, ()))
+
+    def _reclaiming(self, workload: Workload, nomination: Allocation, victims: Sequence[Allocation]) -> Waiting:
+        pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
-        names = [self._leaver(i) for i in ids]
-        verb = "makes way" if len(ids) == 1 else "make way"
-        amount = self.cluster.need(workload).total
-        need, verbs = gpus(amount), "is" if 0 < amount <= GPU else "are"
+        amount = number(self.cluster.need(workload).total)
         if ids:
-            wait = seconds(max(0.0, deadline - self.cluster.now))
-            message = f"Your {need} {verbs} being reclaimed, ready within {wait}: {listed(names)} {verb}."
+            values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
+            facts = (Fact("reclaiming", values), *(self._victim_fact(id) for id in ids))
         else:
-            message = f"{need} {verbs} promised to {this(workload)} and about to be free."
-        self.waiting[workload.id] = Waiting(
+            facts = (Fact("nomination_free_soon", {"needs": amount, "kind": workload.kind}),)
+        return Waiting(
             workload.id,
             "reclaiming",
-            "promise",
-            message,
-            {"gpus": number(self.cluster.need(workload).total), "terminating": tuple(ids), "pool": pool.pool.name},
+            "nomination",
+            facts,
+            {"gpus": amount, "terminating": tuple(ids), "pool": pool.pool.name},
             deadline,
             placement_of(parts),
             tuple(ids),
         )
-        self.ahead.setdefault(pool.pool.name, []).append(workload.id)
+
+    def spare(self, workload: Workload) -> None:
+        """Strike out that a workload is evicted or moves."""
+        self.evicted.pop(workload.id, None)
+        self.moved.pop(workload.id, None)
+        self.decisions += 1
+
+    def keep_workers(self, allocation: Allocation, parts: tuple[Part, ...]) -> None:
+        """Record that a gang that shrinks goes on with these parts."""
+        move = self.moved[allocation.workload.id]
+        facts = (*move.facts[:-1], _goes_on(len(parts), len(move.source)))
+        frees = number(allocation.amount - allocation.need.gpus * len(parts))
+        numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
+        self.moved[move.id] = replace(move, to=placement_of(parts), facts=facts, numbers=numbers)
         self.decisions += 1
 
     def _in_the_way(
@@ -231,10 +265,11 @@ class PlanBuilder:
             return victim.deadline
         return self.cluster.now + self.cluster.grace(victim)
 
-    def _leaver(self, name: str) -> str:
-        allocation = self.cluster.allocations[name]
-        team = self.cluster.account(allocation.workload).policy.label
-        return f"{who(allocation.workload, team)} ({gpus(allocation.amount)})"
+    def _victim_fact(self, id: str) -> Fact:
+        allocation = self.cluster.allocations[id]
+        victim, account = allocation.workload, self.cluster.account(allocation.workload)
+        values: dict[str, Number] = {"victim": id, "kind": victim.kind, "owner": victim.owner}
+        return Fact("by_victim", {**values, "team": account.policy.name, "gpus": number(allocation.amount)})
 
     def wait(self, waiting: Waiting) -> None:
         """Note that a workload waits, and why."""
@@ -255,6 +290,7 @@ class PlanBuilder:
 
     def plan(self) -> Plan:
         """Write the plan."""
+        self._write_nominations()
         left = self.evicted.keys() | self.moved.keys()
         staying = self.cluster.staying
         return Plan(
@@ -268,6 +304,17 @@ class PlanBuilder:
             terminating=tuple(self.cluster.terminating),
             usage=line_usage(self.cluster),
         )
+
+
+def _goes_on(workers: int, of: int) -> Fact:
+    return Fact("goes_on", {"workers": workers, "of": of})
+
+
+def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
+    """Return the values by which sentences name the workload that needs room."""
+    values: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
+    values["team"] = account.policy.name
+    return values
 
 
 def _touches(allocation: Allocation, part: Part) -> bool:
@@ -288,6 +335,3 @@ def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[i
         key=lambda ln: (ln.quota.reserved - (ln.non_preemptible if non_preemptible else ln.future), ln.quota.pools),
     )
     return line.quota.reserved, line.non_preemptible if non_preemptible else line.future
-
-
-__all__ = ["PlanBuilder", "count", "quota_numbers"]

@@ -14,6 +14,7 @@ from .rules.hold import hold, outranked, starving
 from .rules.order import QueueHeads
 from .rules.reasons import explain, refuse
 from .rules.scaling import scale
+from .rules.sparing import spare
 from .state import Snapshot, Workload
 
 _ROUNDS = 100
@@ -40,8 +41,13 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     _until_nothing_changes(cluster, builder, waiting, late, why)
     if grow(cluster, builder, waiting):
         _until_nothing_changes(cluster, builder, waiting, late, why)  # who grew has a larger share now
+    spared: set[str] = set()
+    for _ in range(_ROUNDS):
+        if not spare(builder, spared):
+            break
+        _until_nothing_changes(cluster, builder, waiting, late, why)
     _let_go(builder)
-    refused = [q for q in waiting if q.session and not any(_guaranteed(cluster, q, pool) for pool in q.pools)]
+    refused = [q for q in waiting if q.session and not q.borrows and not _in_quota(q)]
     for queue in refused:
         refuse(cluster, builder, queue)
     if why:
@@ -64,7 +70,7 @@ def _until_nothing_changes(
     _keep_promises(cluster, builder, waiting)
     sessions = [q for q in waiting if q.session]
     non_preemptible = [q for q in waiting if q.non_preemptible and not q.session]
-    others = [q for q in waiting if not q.non_preemptible]
+    others = [q for q in waiting if not q.non_preemptible or q.borrows]
     before, quiet, settled = -1, False, False
     for _ in range(_ROUNDS):
         if before == builder.decisions:
@@ -84,10 +90,10 @@ def _until_nothing_changes(
             if quiet and builder.decisions == before and _holds(builder) == last:
                 break  # all were turned down when there was more room: since then there were only starts
             _serve(cluster, builder, others, Unschedulable(cluster, builder) if builder.holds else unschedulable)
-        if not builder.promised and not any(any(queue.lines.values()) for queue in waiting):
+        if not builder.nominated and not any(any(queue.lines.values()) for queue in waiting):
             _hold_nothing(builder)
             break  # nobody waits any more
-        quiet = builder.eased == eased and not builder.promised and _starts_only_take(cluster, builder)
+        quiet = builder.eased == eased and not builder.nominated and _starts_only_take(cluster, builder)
         settled = quiet and not nominated and _settled(cluster, builder, waiting, raised)
         if settled and (builder.decisions == in_quota or not (builder.holds or (why and late))):
             break  # what is held is what was held
@@ -187,8 +193,11 @@ def _begin(
 
 
 def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
-    """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for."""
-    if queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
+    """Let others leave for it; over quota not where GPUs are held, but for the one that they are held for.
+
+    A workload that requests no GPUs never evicts (rule 2).
+    """
+    if not queue.total or queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
         return False
     found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
     mine = [each for each in found if each.workload is workload]
@@ -232,7 +241,7 @@ def _kept_promise(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload
 
 def _new_promises(cluster: Cluster, builder: PlanBuilder) -> None:
     """Start whoever was promised a place by this plan, once nothing holds it back any more."""
-    for workload, queue in list(builder.promised.values()):
+    for workload, queue in list(builder.nominated.values()):
         if workload.id not in cluster.nominations:
             continue
         held = cluster.withdraw_nomination(workload)
@@ -240,8 +249,7 @@ def _new_promises(cluster: Cluster, builder: PlanBuilder) -> None:
             in_quota = _guaranteed(cluster, queue, pool)
             able = in_quota or queue.borrows
             if able and started(builder, queue, workload, pool, held, in_quota):
-                del builder.promised[workload.id]
-                del builder.waiting[workload.id]
+                del builder.nominated[workload.id]
                 break
         else:
             cluster.nominate(workload, queue.need, held)
@@ -271,6 +279,7 @@ def _serve(
     if not entered:
         return
     turn = QueueHeads(cluster, entered, over, unschedulable)
+    builder.returned.clear()
     eased = builder.eased
     for queue, workload, at in turn:
         pool = queue.pools[at]
@@ -295,6 +304,10 @@ def _serve(
             elif held:
                 builder.decisions += 1  # a promise that cannot be kept any more: others may have these GPUs
                 builder.eased += 1
+        while builder.returned:
+            back, owner = builder.returned.pop()
+            if any(each is back for each in waiting):
+                turn.enter_again(back, owner)
         if out and builder.eased != eased:
             for each in out:  # there may be room for them now
                 turn.enter(each, 0)

@@ -227,3 +227,8 @@ class Snapshot:
     policies: tuple[Policy, ...] = ()
     workloads: tuple[Workload, ...] = ()
     paused: tuple[str, ...] = ()
+
+
+def number(milli: int) -> int | float:
+    """Return milli-GPUs as whole devices: 3, 0.5."""
+    return milli // GPU if milli % GPU == 0 else milli / GPU

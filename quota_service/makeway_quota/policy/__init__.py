@@ -1,9 +1,9 @@
-"""The policy document: which pools, profiles and teams there are, and how many GPUs each team is guaranteed."""
+"""The policy document: pools, profiles, teams, and how many GPUs each team is guaranteed."""
 
 from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .fit import fit, fit_text, sold_out
-from .issues import Issue, PolicyInvalid
+from .issues import Issue, PolicyInvalid, closest
 from .read import Sizes, read
 from .write import write
 
@@ -15,6 +15,7 @@ __all__ = [
     "PoolFacts",
     "ProfileFacts",
     "Sizes",
+    "closest",
     "diff",
     "fit",
     "fit_text",

@@ -1,125 +1,178 @@
-"""Does it fit together: names that are used exist, and no more is promised than there is."""
+"""Check that a policy document fits together: names exist, and no more is reserved than there is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from ..engine.phrases import gpus
-from ..engine.state import GPU, Policy
+from ..engine.state import GPU, Policy, QuotaLine
+from ..wording import gpus
 from .document import Document
-from .fields import Fields
-from .issues import Findings, did_you_mean, quote
+from .issues import Loc, Problem, did_you_mean, quote
+from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable, QuotaTable
 
+AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
 NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
-
-Places = Mapping[tuple[str, str], Fields]
-
-
-def check(document: Document, places: Places, findings: Findings, sizes: Mapping[str, int] | None) -> None:
-    """Report every name that does not exist, teams without people, and reservations beyond the pools."""
-    pools = [pool.name for pool in document.pools]
-    profiles = [profile.name for profile in document.profiles]
-    policies = [policy.name for policy in document.policies]
-    for pool in document.pools:
-        _exist(places["pools", pool.name], "profiles", pool.profiles, profiles, "profile")
-    for profile in document.profiles:
-        fields = places["profiles", profile.name]
-        _exist(fields, "pools", profile.pools, pools, "pool")
-        _exist(fields, "policies", tuple(name for rank in profile.policies for name in rank), policies, "policy")
-    for policy in document.policies:
-        fields = places["policies", policy.name]
-        for number, line in enumerate(policy.quotas):
-            where = f"{fields.at('quotas')}[{number}]"
-            if ("lines", where) in places:
-                _exist(places["lines", where], "pools", line.pools, pools, "pool")
-        _parent(document, policy, fields)
-        _people(document, policy, fields)
-    for problem, policy, number in overcommitted(document, sizes):
-        fields = places["policies", policy.name]
-        line_fields = places.get(("lines", f"{fields.at('quotas')}[{number}]"), fields)
-        line_fields.wrong("reserved", problem)
+NO_POOL = "no pool is named; name one, or remove the key to mean all"
 
 
-def _exist(fields: Fields, key: str, used: tuple[str, ...], known: list[str], what: str) -> None:
-    for name in used:
-        if name not in known:
-            fields.wrong(key, f"there is no {what} {quote(name)}; {did_you_mean(name, known)}")
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The tables of a document by name, with their places."""
+
+    top: DocumentTable
+    pools: Mapping[str, tuple[Loc, DocumentPool]]
+    profiles: Mapping[str, tuple[Loc, DocumentProfile]]
+    policies: Mapping[str, tuple[Loc, DocumentPolicy]]
 
 
-def _parent(document: Document, policy: Policy, fields: Fields) -> None:
-    if policy.parent is None or not policy.parent:
-        return
-    if document.policy(policy.parent) is None:
-        known = [other.name for other in document.policies if other.name != policy.name]
-        fields.wrong("parent", f"there is no policy {quote(policy.parent)}; {did_you_mean(policy.parent, known)}")
-        return
-    line = [policy.name]
-    above = document.policy(policy.parent)
-    while above is not None and above.name not in line:
-        line.append(above.name)
-        above = document.policy(above.parent) if above.parent else None
-    if above is not None and above.name == policy.name:
-        fields.wrong("parent", f"the parents go round in a circle: {' → '.join([*line, policy.name])}; end it")
+def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None) -> Iterator[Problem]:
+    """Yield what contradicts: within an entry, between entries, and with the sizes of the pools."""
+    for key in ("pools", "profiles", "policies"):
+        if not entries.top.has(key):
+            yield (key,), f"the list of {key} is missing; begin it with “{key}:”"
+    for loc, pool in entries.pools.values():
+        yield from _pool(loc, pool, entries)
+    for loc, profile in entries.profiles.values():
+        yield from _profile(loc, profile, entries)
+    for loc, policy in entries.policies.values():
+        yield from _policy(loc, policy, entries)
+    every_pool = len(entries.pools) == len(entries.top.pools)
+    for message, policy_name, line in overcommitted(document, sizes) if every_pool else ():
+        loc = entries.policies[policy_name][0]
+        yield loc if line is None else (*loc, "quotas", line, "reserved"), message
 
 
-def _people(document: Document, policy: Policy, fields: Fields) -> None:
-    facts = document.policy_facts[policy.name]
-    if facts.groups or facts.users or any(other.parent == policy.name for other in document.policies):
-        return
-    named = [node for key in ("groups", "users") if (node := fields.node(key)) is not None]
-    if not named:
-        fields.wrong("groups", "nobody is in this team; name groups of the Hub, or users")
-    elif all(node.value == [] for node in named):
-        fields.wrong(
-            "groups" if fields.has("groups") else "users", "the list is empty; name a group of the Hub or a user"
+def _pool(loc: Loc, pool: DocumentPool, entries: Entries) -> Iterator[Problem]:
+    yield from _names((*loc, "profiles"), pool.profiles, entries.profiles, "profile")
+    for key in AUTOSCALED:
+        if pool.kind == "static" and pool.has(key):
+            message = f"only a pool of kind autoscaled has {key}; set kind: autoscaled or remove it"
+            yield (*loc, key), message
+
+
+def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[Problem]:
+    if profile.gpus is None:
+        yield (*loc, "gpus"), "the number of GPUs is missing; give 0 for a profile without"
+    if profile.min_workers is not None and profile.min_workers > profile.workers:
+        message = f"{profile.min_workers} is more than the {profile.workers} workers; give at most that"
+        yield (*loc, "min_workers"), message
+    if profile.has("pools") and not profile.pools:
+        yield (*loc, "pools"), NO_POOL
+    yield from _names((*loc, "pools"), profile.pools, entries.pools, "pool")
+    yield from _names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
+
+
+def _policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
+    for at, line in enumerate(policy.quotas):
+        yield from _quota((*loc, "quotas", at), line, entries)
+    yield from _names((*loc, "groups"), policy.groups)
+    yield from _names((*loc, "users"), policy.users)
+    if not (
+        policy.groups or policy.users or any(other.parent == policy.name for _, other in entries.policies.values())
+    ):
+        if policy.has("groups") or policy.has("users"):
+            yield (
+                (*loc, "groups" if policy.has("groups") else "users"),
+                "the list is empty; name a group of the Hub or a user",
+            )
+        else:
+            yield (*loc, "groups"), "this team has no members; name groups of the Hub, or users"
+    yield from _parent((*loc, "parent"), policy, entries)
+
+
+def _quota(loc: Loc, line: QuotaTable, entries: Entries) -> Iterator[Problem]:
+    if line.has("pools") and not line.pools:
+        yield (*loc, "pools"), NO_POOL
+    yield from _names((*loc, "pools"), line.pools, entries.pools, "pool")
+    if line.limit is not None and line.reserved > line.limit:
+        message = (
+            f"{gpus(line.reserved)} are reserved, but the limit is {gpus(line.limit)}; raise the limit or reserve less"
         )
+        yield (*loc, "reserved"), message
+    if line.lend is not None and line.lend > line.reserved:
+        message = f"{gpus(line.lend)} cannot be lent of a reservation of {gpus(line.reserved)}; lend at most that"
+        yield (*loc, "lend"), message
 
 
-def overcommitted(document: Document, sizes: Mapping[str, int] | None) -> Iterator[tuple[str, Policy, int]]:
-    """Find sets of pools of which more is reserved than exists, with the policy and the line that goes too far."""
-    sets = {frozenset(line.pools or _all(document)) for policy in document.policies for line in policy.quotas}
-    for pools in sorted(sets | {frozenset(_all(document))}, key=sorted):
+def _names(
+    loc: Loc, names: Iterable[str | Sequence[str]], known: Collection[str] | None = None, what: str = ""
+) -> Iterator[Problem]:
+    """Yield names of a list, or of ranks, that occur twice, and those that do not exist."""
+    seen: set[str] = set()
+    for first, rank in enumerate(names):
+        for second, name in enumerate([rank] if isinstance(rank, str) else rank):
+            if name in seen:
+                at = (first,) if isinstance(rank, str) or len(rank) == 1 else (first, second)
+                yield (*loc, *at), f"{quote(name)} is listed twice; keep one"
+            elif known is not None and name not in known:
+                yield loc, f"there is no {what} {quote(name)}; {did_you_mean(name, known)}"
+            seen.add(name)
+
+
+def _parent(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:
+    if policy.parent is None:
+        return
+    if policy.parent not in entries.policies:
+        known = [name for name in entries.policies if name != policy.name]
+        yield loc, f"there is no policy {quote(policy.parent)}; {did_you_mean(policy.parent, known)}"
+        return
+    line, above = [policy.name], policy.parent
+    while above in entries.policies and above not in line:
+        line.append(above)
+        above = entries.policies[above][1].parent or ""
+    if above == policy.name:
+        yield loc, f"the parents form a circle: {' → '.join([*line, policy.name])}; remove one of them"
+
+
+def overcommitted(document: Document, sizes: Mapping[str, int] | None) -> Iterator[tuple[str, str, int | None]]:
+    """Yield a message for each set of pools with more reserved than exists, and the policy and line that exceed it."""
+    sets = {_covered(document, line) for policy in document.policies for line in policy.quotas}
+    for pools in sorted(sets | {frozenset(pool.name for pool in document.pools)}, key=sorted):
         size = _size(document, pools, sizes)
         if size is None:
             continue
         total, parts = 0, []
-        for policy in document.policies:
-            if policy.parent and document.policy(policy.parent):
-                continue
-            mine = _reserved(document, policy, pools, frozenset())
-            if mine:
-                total += mine
-                parts.append(f"{policy.label} {gpus(mine)}")
-            if mine and total > size:
-                named = f"pool {min(pools)}" if len(pools) == 1 else f"pools {', '.join(sorted(pools))}"
-                problem = (
+        for policy, reserved in _reserved(document, pools):
+            total += reserved
+            parts.append(f"{policy.label} {gpus(reserved)}")
+            if total > size:
+                named = f"pool{'s' * (len(pools) > 1)} {', '.join(sorted(pools)) or '(there is none)'}"
+                message = (
                     f"{gpus(total)} are reserved in {named} ({', '.join(parts)}), but there are {gpus(size)}; "
                     f"{'reserve less or add GPUs' if size else NO_GPUS}"
                 )
-                number = next((n for n, line in enumerate(policy.quotas) if _within(document, line.pools, pools)), 0)
-                yield problem, policy, number
+                within = (at for at, line in enumerate(policy.quotas) if _covered(document, line) <= pools)
+                yield message, policy.name, next(within, None)
                 break
 
 
-def _all(document: Document) -> tuple[str, ...]:
-    return tuple(pool.name for pool in document.pools)
+def _covered(document: Document, line: QuotaLine) -> frozenset[str]:
+    """Return the pools that a quota line covers."""
+    return frozenset(line.pools or (pool.name for pool in document.pools))
 
 
-def _within(document: Document, named: tuple[str, ...], pools: frozenset[str]) -> bool:
-    return frozenset(named or _all(document)) <= pools
+def _reserved(document: Document, pools: frozenset[str]) -> Iterator[tuple[Policy, int]]:
+    """Yield the policies without a parent and what they reserve in these pools, themselves or by their children."""
+    children: dict[str, list[Policy]] = {}
+    for policy in document.policies:
+        children.setdefault(policy.parent or "", []).append(policy)
 
+    def reserved(policy: Policy, above: frozenset[str]) -> int:
+        if policy.name in above:
+            return 0
+        own = sum(line.reserved for line in policy.quotas if _covered(document, line) <= pools)
+        below = (reserved(child, above | {policy.name}) for child in children.get(policy.name, ()))
+        return max(own, sum(below))
 
-def _reserved(document: Document, policy: Policy, pools: frozenset[str], above: frozenset[str]) -> int:
-    """Count what a policy and those below it can claim inside these pools: the larger of the two."""
-    if policy.name in above:
-        return 0
-    own = sum(line.reserved for line in policy.quotas if _within(document, line.pools, pools))
-    children = (child for child in document.policies if child.parent == policy.name)
-    return max(own, sum(_reserved(document, child, pools, above | {policy.name}) for child in children))
+    for policy in document.policies:
+        is_child = policy.parent and document.policy(policy.parent)
+        if not is_child and (amount := reserved(policy, frozenset())):
+            yield policy, amount
 
 
 def _size(document: Document, pools: frozenset[str], sizes: Mapping[str, int] | None) -> int | None:
-    """Tell how many milli-GPUs some pools can have together; None where one's size is not known."""
+    """Return how many milli-GPUs some pools can have together; None where the size of one is not known."""
     total = 0
     for name in pools:
         pool, facts = document.pool(name), document.pool_facts.get(name)

@@ -1,4 +1,4 @@
-"""What changed between two documents, one sentence for each change."""
+"""Describe the changes between two documents, one sentence for each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..engine.phrases import gpus
 from ..engine.state import Policy, QuotaLine
+from ..wording import duration, gpus, number
 from .document import Document
-from .issues import number
 
 MILLI = frozenset({"gpus", "capacity", "size"})
 CORES = frozenset({"cpu", "node_cpu"})
@@ -27,7 +26,7 @@ WORDS = {
 
 
 def diff(old: Document, new: Document) -> list[str]:
-    """Name what was added, removed and changed, in the new document's order."""
+    """Return what was added, removed and changed, in the new document's order."""
     sentences = _values("Settings", _facts(old.settings), _facts(new.settings))
     sentences += _values(
         "Settings", {"sessions_per_user": old.sessions_per_user}, {"sessions_per_user": new.sessions_per_user}
@@ -103,7 +102,10 @@ def _values(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
         before, after = old.get(key), new.get(key)
         if before != after:
             name = WORDS.get(key, key.replace("_", " "))
-            sentences.append(f"{what}: {name} {_show(key, before)} → {_show(key, after)}.")
+            said = _show(key, before), _show(key, after)
+            if said[0] == said[1]:  # durations of a day, different by seconds
+                said = f"{before:g} s", f"{after:g} s"
+            sentences.append(f"{what}: {name} {said[0]} → {said[1]}.")
     return sentences
 
 
@@ -120,4 +122,4 @@ def _show(key: str, value: Any) -> str:
         return ", ".join(" = ".join(item) if isinstance(item, tuple) else str(item) for item in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={item}" for name, item in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return duration(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""The policy document as values: what the engine needs, and what only people and machines need."""
+"""Hold a policy document: the engine's values, and what only the service and its pages need."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..engine.state import Kind, Policy, Pool, Profile, Settings
 class PoolFacts:
     """What the service knows of a pool beyond the engine.
 
-    `size` (milli-GPUs) is how many the administrator counts on. `local` says which GPUs of this machine belong to
-    it ("all", or their indices; None: not a pool of this machine), `labels` which nodes of a cluster do.
+    `size` (milli-GPUs) is the size that the administrator expects. `local` has the GPUs of this machine that belong
+    to it ("all", or their indices; None: not a pool of this machine), `labels` those of its nodes on a cluster.
     """
 
     title: str = ""
@@ -27,7 +27,8 @@ class PoolFacts:
 class ProfileFacts:
     """What the service knows of a profile beyond the engine.
 
-    `everyone`: the document names no policies, so every team has it, and with 0 GPUs people without a team too.
+    `everyone`: the document names no policies, so the profile is for every team and, with 0 GPUs, for users without
+    a team.
     """
 
     title: str
@@ -41,7 +42,7 @@ class ProfileFacts:
 
 @dataclass(frozen=True, slots=True)
 class PolicyFacts:
-    """Who is in a team: groups of the Hub, and single users."""
+    """The members of a team: groups of the Hub, and single users."""
 
     groups: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
@@ -49,9 +50,9 @@ class PolicyFacts:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Pools, profiles, policies and settings in the engine's own types, and the rest by name.
+    """Pools, profiles, policies and settings in the engine's types, and the facts of each by name.
 
-    Every profile's `policies` are spelled out, and its `grace` is set.
+    In every profile `pools`, `policies` and `grace` are set: the defaults of a document are filled in.
     """
 
     settings: Settings = field(default_factory=Settings)
@@ -64,19 +65,19 @@ class Document:
     policy_facts: Mapping[str, PolicyFacts] = field(default_factory=dict)
 
     def pool(self, name: str) -> Pool | None:
-        """Find a pool."""
+        """Return a pool, None if there is none of that name."""
         return next((pool for pool in self.pools if pool.name == name), None)
 
     def profile(self, name: str) -> Profile | None:
-        """Find a profile."""
+        """Return a profile, None if there is none of that name."""
         return next((profile for profile in self.profiles if profile.name == name), None)
 
     def policy(self, name: str) -> Policy | None:
-        """Find a team's policy."""
+        """Return the policy of a team, None if there is none of that name."""
         return next((policy for policy in self.policies if policy.name == name), None)
 
     def teams_of(self, user: str, groups: Iterable[str]) -> tuple[str, ...]:
-        """Name the teams that a user is in, in the document's order."""
+        """Return the teams of a user, in the document's order."""
         mine = frozenset(groups)
         return tuple(
             name
@@ -85,7 +86,7 @@ class Document:
         )
 
     def profiles_for(self, team: str | None, kind: Kind) -> tuple[str, ...]:
-        """Name the profiles that a team can use for sessions or jobs; None: people without a team."""
+        """Return the profiles that a team (None: a user without a team) can use for sessions or jobs."""
         return tuple(
             profile.name
             for profile in self.profiles
@@ -93,7 +94,7 @@ class Document:
         )
 
     def queue_open(self, team: str | None, profile: str) -> bool:
-        """Say whether the queue `team/profile` takes work."""
+        """Whether the queue `team/profile` accepts workloads."""
         found = self.profile(profile)
         if found is None:
             return False
@@ -102,16 +103,16 @@ class Document:
         return any(team in rank for rank in found.policies)
 
     def is_local(self, pool: str) -> bool:
-        """Say whether a pool has (or waits for) GPUs of the machine that Makeway itself runs on.
+        """Whether a pool has (or expects) GPUs of the machine that Makeway runs on.
 
-        Where no pool says so, the only pool has them all; two of them would have to say which.
+        Without any `local`, a document's only pool has all of them, unless it has labels.
         """
         if any(facts.local is not None for facts in self.pool_facts.values()):
             return self.pool_facts[pool].local is not None
         return len(self.pools) == 1 and not self.pool_facts[pool].labels
 
     def pool_of_device(self, index: int) -> str | None:
-        """Name the pool that a GPU of this machine belongs to: who names it comes before who takes all."""
+        """Return the pool of a GPU of this machine: the pool that names its index, else the one with all."""
         chosen = [(pool.name, self.pool_facts[pool.name].local) for pool in self.pools if self.is_local(pool.name)]
         named = [name for name, local in chosen if isinstance(local, tuple) and index in local]
         return next(iter([*named, *(name for name, local in chosen if not isinstance(local, tuple))]), None)

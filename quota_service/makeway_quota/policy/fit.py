@@ -1,22 +1,22 @@
-"""Make a document fit the machine that is there."""
+"""Scale a document to the real sizes of its pools."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import yaml
-
 from ..engine.state import GPU, Policy, QuotaLine
+from ..wording import number
 from .check import overcommitted
 from .document import Document
-from .issues import number
+from .issues import Loc
 from .read import Sizes, read
+from .source import parse
 from .write import write
 
 
 def sold_out(document: Document, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Say in sentences where more is reserved than there is now, as after a node was lost."""
+    """Return a sentence for each set of pools with more reserved than exists now, as after the loss of a node."""
     return tuple(problem for problem, _, _ in overcommitted(document, sizes))
 
 
@@ -24,8 +24,8 @@ def fit(document: Document, sizes: Mapping[str, int]) -> Document:
     """Scale reservations and limits to the pools' real sizes; for the sample that a first start begins with.
 
     Only pools whose document gives a `size` are scaled. Reservations become whole GPUs, and add up to no more than
-    before (what rounding leaves goes to the teams named first); limits never fall below 1 or below the reservation.
-    A document that cannot be scaled so (capacities or departments are in the way) stays as it is.
+    before (the teams named first get what rounding leaves over); limits never fall below 1 or below the reservation.
+    A document that cannot be scaled like this, because of capacities or departments, is returned as it is.
     """
     factors = {
         name: sizes[name] * GPU / facts.size
@@ -46,7 +46,7 @@ def fit(document: Document, sizes: Mapping[str, int]) -> Document:
 
 
 def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -> tuple[Policy, ...]:
-    """Scale every quota line; `share_out`: round up while the sum over all teams allows it, else always down."""
+    """Scale every quota line. `share_out`: round up while the sum over all teams allows it, else always down."""
     wanted: dict[tuple[str, ...], float] = {}
     given: dict[tuple[str, ...], int] = {}
     sums: dict[tuple[str, ...], float] = {}
@@ -72,42 +72,33 @@ def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -
 
 
 def fit_text(text: str, file: str, sizes: Sizes) -> str:
-    """Scale a document as `fit` does, but keep its comments; PolicyInvalid where it cannot be read.
+    """Return a document scaled as by `fit`, with its comments; PolicyInvalid if it cannot be read.
 
-    The numbers are replaced where they stand. A document that this would not do right is written anew.
+    The numbers are replaced in the text. Where that does not give the scaled document, it is written anew.
     """
     document = read(text, file)
     fitted = fit(document, sizes(document) if callable(sizes) else sizes)
     if fitted is document:
         return text
-    changed = text
-    spots = [(spot, milli) for spot, milli in _spots(text, fitted) if spot.value != number(milli)]
-    for spot, milli in sorted(spots, key=lambda item: item[0].start_mark.index, reverse=True):
-        changed = changed[: spot.start_mark.index] + number(milli) + changed[spot.end_mark.index :]
+    source = parse(text)
+    spots = [(node, number(milli)) for loc, milli in _amounts(fitted) if (node := source.node(loc)) is not None]
+    changed = text.removeprefix("\ufeff")
+    for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):
+        if node.value != amount:
+            changed = changed[: node.start_mark.index] + amount + changed[node.end_mark.index :]
     return changed if read(changed, file) == fitted else write(fitted)
 
 
-def _spots(text: str, fitted: Document) -> Iterator[tuple[yaml.ScalarNode, int]]:
-    """Find where the document's sizes, reservations and limits stand, and what each should be."""
-    root = _keys(yaml.compose(text, Loader=yaml.SafeLoader))
-    for node in root["pools"].value:
-        keys = _keys(node)
-        yield from _spot(keys, "size", fitted.pool_facts[keys["name"].value].size)
-    for node, policy in zip(root["policies"].value, fitted.policies, strict=True):
-        quotas = _keys(node).get("quotas")
-        for line_node, line in zip(quotas.value if quotas else [], policy.quotas, strict=True):
+def _amounts(fitted: Document) -> Iterator[tuple[Loc, int]]:
+    """Yield the places of sizes, reservations and limits, and the amounts of `fitted`."""
+    for at, pool in enumerate(fitted.pools):
+        if (size := fitted.pool_facts[pool.name].size) is not None:
+            yield ("pools", at, "size"), size
+    for at, policy in enumerate(fitted.policies):
+        for line_at, line in enumerate(policy.quotas):
             for key in ("reserved", "limit", "lend"):
-                yield from _spot(_keys(line_node), key, getattr(line, key))
-
-
-def _spot(keys: Mapping[str, yaml.Node], key: str, milli: int | None) -> Iterator[tuple[yaml.ScalarNode, int]]:
-    node = keys.get(key)
-    if isinstance(node, yaml.ScalarNode) and milli is not None:
-        yield node, milli
-
-
-def _keys(node: yaml.Node | None) -> dict[str, yaml.Node]:
-    return {key.value: value for key, value in node.value} if isinstance(node, yaml.MappingNode) else {}
+                if (milli := getattr(line, key)) is not None:
+                    yield ("policies", at, "quotas", line_at, key), milli
 
 
 def _down(milli: float) -> int:

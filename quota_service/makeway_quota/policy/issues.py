@@ -1,4 +1,4 @@
-"""What is wrong with a document: file, line, place, and a sentence that says what to do."""
+"""Collect the issues of a document: file, line, place, and a sentence with the reason and what to do."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-MOST = 100
-"""More issues than this help nobody; the last one says how many were left out."""
+MAX_ISSUES = 100
+"""More issues than this help no reader; the last one counts the rest."""
+
+Loc = tuple[str | int, ...]
+"""A place in a document: `("policies", 1, "quotas", 0, "reserved")`."""
+Problem = tuple[Loc, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """One thing that is wrong. `line` counts from 1; `where` is like `policies[1].quotas[0].reserved`."""
+    """One issue. `line` counts from 1; `where` is like `policies[1].quotas[0].reserved`."""
 
     file: str
     line: int | None
@@ -25,59 +29,44 @@ class Issue:
 
 
 class PolicyInvalid(Exception):
-    """The document cannot be used; `issues` holds everything that is wrong with it."""
+    """The policy document is refused; `issues` has every reason."""
 
     def __init__(self, issues: list[Issue]) -> None:
         super().__init__("\n".join(str(issue) for issue in issues))
         self.issues = issues
 
 
-class Findings:
-    """Collects issues while a document is read, so that all are told at once."""
+def in_order(issues: Iterable[Issue]) -> list[Issue]:
+    """Return issues by line, at most MAX_ISSUES and one that counts the rest."""
+    found = sorted(issues, key=lambda issue: (issue.line or 0, issue.where))
+    if len(found) <= MAX_ISSUES:
+        return found
+    more = Issue(found[0].file, None, "", f"and at least {len(found) - MAX_ISSUES} more; correct these first")
+    return [*found[:MAX_ISSUES], more]
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._issues: list[Issue] = []
 
-    def say(self, line: int | None, where: str, message: str) -> None:
-        """Add one."""
-        self._issues.append(Issue(self.file, line, where, message))
-
-    @property
-    def full(self) -> bool:
-        """True once reading on is a waste of time."""
-        return len(self._issues) > 10 * MOST
-
-    def stop(self) -> None:
-        """Raise PolicyInvalid if anything was found."""
-        if not self._issues:
-            return
-        issues = sorted(self._issues, key=lambda issue: (issue.line or 0, issue.where))
-        if len(issues) > MOST:
-            more = Issue(self.file, None, "", f"and at least {len(issues) - MOST} more; mend these first")
-            issues = [*issues[:MOST], more]
-        raise PolicyInvalid(issues)
+def place(loc: Loc) -> str:
+    """Return a place as text: `policies[1].quotas[0].reserved`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part[:60]}" for part in loc).removeprefix(".")
 
 
 def quote(value: object, longest: int = 60) -> str:
-    """Show a value of the document in a sentence, shortened."""
+    """Return a value of the document in quotation marks, shortened."""
     text = str(value)
     return f'"{text}"' if len(text) <= longest else f'"{text[: longest - 1]}…"'
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Say which of the known names is the nearest, else list them."""
-    names = sorted(known)
-    small = {known.lower(): known for known in names}
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like `name`, None if none is."""
+    small = {known.lower(): known for known in sorted(known)}
     near = get_close_matches(name[:80].lower(), small, n=1, cutoff=0.6)
-    if near:
-        return f'did you mean "{small[near[0]]}"?'
-    if not names:
-        return "there are none"
+    return small[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the closest known name, else with all of them."""
+    names = sorted(known)
+    if near := closest(name, names):
+        return f'did you mean "{near}"?'
     listed = ", ".join(names[:20])
-    return f"there are: {listed}{', …' if len(names) > 20 else ''}"
-
-
-def number(milli: int) -> str:
-    """Write thousandths as people do: 5, 0.5, 1.25."""
-    return f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
+    return f"there are: {listed}{', …' if len(names) > 20 else ''}" if names else "there are none"

@@ -1,122 +1,127 @@
-"""Read the policy document: all that is wrong is told at once, with lines."""
+"""Read a policy document: every problem is reported at once, with its line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from ..engine.state import Settings
-from .check import check
-from .document import Document
-from .fields import Fields
-from .issues import Findings, quote
-from .sections import POLICY, POOL, PROFILE, Context, read_policy, read_pool, read_profile
-from .tree import parse
+from ..engine.state import Policy, Pool, Profile, Settings
+from .check import Entries, check
+from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
+from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
+from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, DocumentTable
+from .source import Source, Unreadable, parse
+from .tables import Table, validate_partly
 
-
-class Named(Protocol):
-    """Whatever has a name."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the document."""
-
-
-T = TypeVar("T", bound=Named)
-F = TypeVar("F")
-
+T = TypeVar("T", bound=Table)
+E = TypeVar("E", DocumentPool, DocumentProfile, DocumentPolicy)
 Sizes = Mapping[str, int] | Callable[[Document], Mapping[str, int]]
-
-TOP = ("version", "settings", "pools", "profiles", "policies")
-SETTINGS = (
-    "consolidation",
-    "victim_order",
-    "starvation_after",
-    "history_half_life",
-    "user_fairness",
-    "fair_share",
-    "in_team_preemption",
-    "yields_after",
-    "grace",
-    "sessions_per_user",
-)
+MAX_BYTES = 1_000_000
+ENOUGH = 1000
+"""Problems after which the rest is not read."""
 
 
 def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Document:
-    """Read a document; PolicyInvalid lists everything that is wrong with it.
+    """Return the document; PolicyInvalid lists everything that is wrong with it.
 
-    `sizes` tells how many whole GPUs each pool has now: no more can be reserved. A pool that is not in it counts
-    with the size that the document gives, if any. It may be a function of the document, which says what is where.
+    `sizes` gives how many whole GPUs each pool has now: no more can be reserved. A pool that is not in it counts
+    with the size that the document gives, if any. It may be a function of the document, which assigns nodes to pools.
     """
-    findings = Findings(file)
-    root = parse(text, findings)
-    findings.stop()
-    top = Fields(root, "", findings, TOP)
-    top.whole("version", 1, 1, 1, "(this Makeway reads version 1)")
-    if root is not None and isinstance(root.value, dict):
-        for key in ("pools", "profiles", "policies"):
-            if not top.has(key):
-                findings.say(None, key, f"the list of {key} is missing; begin it with “{key}:”")
-    settings, sessions_per_user = read_settings(Fields(top.node("settings"), "settings", findings, SETTINGS))
-    context = Context(settings)
-    pools, pool_facts = section(top, "pools", POOL, read_pool, context)
-    context.pools = tuple(pool.name for pool in pools)
-    policies, policy_facts = section(top, "policies", POLICY, read_policy, context)
-    context.policies = tuple(policy.name for policy in policies)
-    profiles, profile_facts = section(top, "profiles", PROFILE, read_profile, context)
-    document = Document(settings, sessions_per_user, pools, profiles, policies, pool_facts, profile_facts, policy_facts)
-    check(document, context.places, findings, sizes(document) if callable(sizes) else sizes)
-    findings.stop()
+    try:
+        source = parse(text, MAX_BYTES)
+    except Unreadable as error:
+        raise PolicyInvalid(error.issues(file)) from None
+    reader = _Reader(source)
+    top = reader.table(DocumentTable, source.value, ()) or DocumentTable()
+    settings = reader.table(DocumentSettings, top.settings, ("settings",)) or DocumentSettings()
+    entries = Entries(
+        top,
+        reader.section(DocumentPool, "pools", top.pools),
+        reader.section(DocumentProfile, "profiles", top.profiles),
+        reader.section(DocumentPolicy, "policies", top.policies),
+    )
+    document = _document(settings, entries)
+    found = check(document, entries, sizes(document) if callable(sizes) else sizes)
+    problems = reader.problems + [problem for problem in found if not reader.has_problem_at(problem[0])]
+    if problems:
+        raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
     return document
 
 
-def read_settings(fields: Fields) -> tuple[Settings, int]:
-    """Read what holds for all pools."""
-    default = Settings()
+class _Reader:
+    """Validates the parts of a document, and collects their problems."""
 
-    def seconds(key: str, otherwise: float) -> float:
-        value = fields.seconds(key)
-        return otherwise if value is None else value
+    def __init__(self, source: Source) -> None:
+        self.problems: list[Problem] = []
+        self._source = source
 
-    settings = Settings(
-        consolidation=fields.flag("consolidation", default.consolidation),
-        victim_order=fields.choice("victim_order", ("newest", "cheapest"), default.victim_order),
-        starvation_after=seconds("starvation_after", default.starvation_after),
-        history_half_life=seconds("history_half_life", default.history_half_life),
-        user_fairness=fields.flag("user_fairness", default.user_fairness),
-        fair_share=fields.choice("fair_share", ("order", "reclaim"), default.fair_share),
-        in_team_preemption=fields.flag("in_team_preemption", default.in_team_preemption),
-        yields_after=seconds("yields_after", default.yields_after),
-        grace=seconds("grace", default.grace),
+    def table(self, model: type[T], value: Any, loc: Loc) -> T | None:
+        """Return the table without its wrong values; None where too little is left."""
+        table, problems = validate_partly(model, value, {"slugs": True})
+        self.problems += [((*loc, *inner), message) for inner, message in problems]
+        return table
+
+    def section(self, model: type[E], key: str, values: Sequence[Any]) -> dict[str, tuple[Loc, E]]:
+        """Return a section's tables with their places, by name; each name once."""
+        found: dict[str, tuple[Loc, E]] = {}
+        for at, value in enumerate(values):
+            if len(self.problems) > ENOUGH:
+                break
+            table = self.table(model, value, (key, at))
+            if table and table.name in found:
+                first = self._source.line(found[table.name][0])
+                message = (
+                    f"the name {quote(table.name)} is used twice in {key} (first on line {first}); give each its own"
+                )
+                self.problems.append(((key, at, "name"), message))
+            elif table:
+                found[table.name] = (key, at), table
+        return found
+
+    def has_problem_at(self, loc: Loc) -> bool:
+        """Whether a problem is known at a place, around it or in it; then another one may only be its consequence."""
+        return any(loc[: len(other)] == other[: len(loc)] for other, _ in self.problems)
+
+
+def _document(settings: DocumentSettings, entries: Entries) -> Document:
+    pools = {name: table for name, (_, table) in entries.pools.items()}
+    profiles = {name: table for name, (_, table) in entries.profiles.items()}
+    policies = {name: table for name, (_, table) in entries.policies.items()}
+    return Document(
+        settings=settings.as_value(Settings),
+        sessions_per_user=settings.sessions_per_user,
+        pools=tuple(table.as_value(Pool) for table in pools.values()),
+        profiles=tuple(_profile(table, settings, tuple(pools), tuple(policies)) for table in profiles.values()),
+        policies=tuple(table.as_value(Policy) for table in policies.values()),
+        pool_facts={name: _pool_facts(table) for name, table in pools.items()},
+        profile_facts={
+            name: table.as_value(
+                ProfileFacts,
+                title=table.title or name,
+                image=table.image or None,
+                everyone=table.policies is None,
+            )
+            for name, table in profiles.items()
+        },
+        policy_facts={name: table.as_value(PolicyFacts) for name, table in policies.items()},
     )
-    return settings, fields.whole("sessions_per_user", 2, 1, 1000, "sessions")
 
 
-def section(
-    top: Fields,
-    key: str,
-    known: tuple[str, ...],
-    one: Callable[[Fields, Context], tuple[T, F]],
-    context: Context,
-) -> tuple[tuple[T, ...], dict[str, F]]:
-    """Read a list of things with names; each name once."""
-    found: list[T] = []
-    facts: dict[str, F] = {}
-    for node, where in top.items(key):
-        fields = Fields(node, where, top.findings, known)
-        if top.findings.full:
-            break
-        if fields.broken:
-            continue
-        thing, more = one(fields, context)
-        if not thing.name:
-            continue
-        if thing.name in facts:
-            first = context.places.get((key, thing.name))
-            line = f" (first on line {first.line})" if first else ""
-            fields.wrong("name", f"the name {quote(thing.name)} is used twice in {key}{line}; give each its own")
-            continue
-        context.places[key, thing.name] = fields
-        found.append(thing)
-        facts[thing.name] = more
-    return tuple(found), facts
+def _profile(
+    table: DocumentProfile, settings: DocumentSettings, pools: tuple[str, ...], policies: tuple[str, ...]
+) -> Profile:
+    """Return a profile in which pools, policies and grace are set: by default all, all, and the settings'."""
+    every = (policies,) if policies else ()
+    return table.as_value(
+        Profile,
+        gpus=table.gpus or 0,
+        pools=table.pools or (pools if table.gpus else ()),
+        policies=every if table.policies is None else tuple(rank for rank in table.policies if rank),
+        grace=settings.grace if table.grace is None else table.grace,
+    )
+
+
+def _pool_facts(table: DocumentPool) -> PoolFacts:
+    local = table.nodes.local
+    devices = None if local is None else "all" if local.gpus is None else local.gpus
+    return table.as_value(PoolFacts, local=devices, labels=table.nodes.labels)

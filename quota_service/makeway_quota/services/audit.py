@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 
-from makeway_api.models import Decision, Event, Health
+from makeway_api.models import Decision, Event, Health, RetentionReport
 
 from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
 from .caller import Caller
 from .core import Core, at, refuse
+from .retention import retention_report
 
 HEARTBEAT = 15.0
 
@@ -56,21 +57,25 @@ class Journal(Core):
             return True
         return event.team is not None and event.team in self.teams_of(caller)
 
+    async def retention(self) -> RetentionReport:
+        """Return what is kept, for how long, and what the last pass removed."""
+        return await retention_report(self.store, self.config)
+
     async def health(self) -> Health:
         """Alive: the process answers."""
         return Health(ok=True, checks={"process": "answers"})
 
     async def ready(self) -> Health:
-        """Ready: the database can be written and the loop cycles."""
-        writes = await self.read(self.store.healthy)
+        """Return whether the last write succeeded and the loop cycles; it asks neither the database nor the loop."""
+        broken = self.store.failure()
         age = self.world.age()
         cycles = age is not None and age < 10 * self.config.tick_seconds
         failure = self.world.failure
         loop = f"last look {age:.0f} s ago" if age is not None else "has not looked yet"
         return Health(
-            ok=bool(writes and cycles and not failure),
+            ok=bool(cycles and not broken and not failure),
             checks={
-                "database": "writes" if writes else "cannot be written",
+                "database": "cannot be written" if broken else "writes",
                 "loop": failure or loop,
                 "policy": f"version {self.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -24,7 +24,7 @@ LONGEST_WAIT = 60.0
 
 
 class Core:
-    """The services's parts share one store, one world and one loop to wake."""
+    """All services share one store, one world and one loop to wake."""
 
     def __init__(self, parts: Components, wake: Callable[[], None]) -> None:
         self.store = parts.store
@@ -74,12 +74,12 @@ class Core:
 
 
 def when(seconds: float | None) -> datetime | None:
-    """QueueHeads Unix seconds into a time of the wire."""
+    """Return Unix seconds as a time of the wire; None stays None."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 def at(seconds: float) -> datetime:
-    """QueueHeads Unix seconds that are there into a time of the wire."""
+    """Return Unix seconds as a time of the wire."""
     return datetime.fromtimestamp(seconds, UTC)
 
 

@@ -26,7 +26,8 @@ from makeway_api.models import (
 
 from .. import metrics
 from ..backends.base import NodeSeen
-from ..control.reconcile import HOLDS, with_names
+from ..control.names import names_of
+from ..control.reconcile import HOLDS
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import TeamUsage as EngineUsage
 from ..engine.plan import Victim as EngineVictim
@@ -37,8 +38,10 @@ from ..engine.state import Profile as EngineProfile
 from ..engine.state import Snapshot
 from ..policy import Document
 from ..store.records import Workload
+from ..wording import sentence
 from .caller import Caller
 from .core import Core, at
+from .listing import Listing, ListQuery, list_workloads
 from .views import gpu
 
 OFFER_CODES = {"wait": "waits"}
@@ -98,6 +101,16 @@ class Inventory(Core):
             virtual=self.world.virtual,
         )
 
+    async def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the names of live workloads by id; others are left out."""
+        rows = await self.world.rows()
+        return {id: rows[id].name for id in ids if id in rows and rows[id].name}
+
+    async def listing(self, caller: Caller, query: ListQuery) -> Listing:
+        """Return one page of what waits or runs, as far as the caller may see it."""
+        rows = await self.world.rows()
+        return list_workloads(rows.values(), self.visible_teams(caller), caller.name, query)
+
     async def metrics(self) -> bytes:
         """Everything that Prometheus may scrape, as of now."""
         rows = await self.world.rows()
@@ -146,7 +159,7 @@ class Inventory(Core):
         )
 
     def _offer(self, found: EngineOffer, rows: Mapping[str, Workload], kind: Kind) -> Offer:
-        message = with_names(found.message, rows)
+        message = sentence(found.facts, names_of(self.document.policies, rows))
         return Offer(
             profile=found.profile,
             team=found.policy,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionAsk
 
 from ..control.leases import SESSION_LIVE, end_session
 from ..control.reconcile import decide
 from ..engine.state import Profile
-from ..policy import Document
-from ..store.errors import Conflict
-from ..store.records import Change, NewDecision, NewWorkload, Workload
+from ..policy import Document, closest
+from ..store.errors import Conflict, TooMany
+from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload
 from ..wording import count, names
 from . import views
 from .caller import Caller
@@ -27,14 +28,16 @@ class Sessions(Core):
         profile = self._session_profile(ask, groups)
         rows = await self.world.rows()
         await self._end_earlier(rows, ask)
-        self._check_cap(await self.world.rows(), ask, profile)
         new = self._new_session(ask, profile)
         said = f"{ask.user} asks for a session with {title_of(self.document, profile)}" + (
             f" for {self.title(ask.team)}." if ask.team else "."
         )
         decision = NewDecision("submit", new.id, ask.team, ask.user, "session", said)
+        cap = Cap(self.document.sessions_per_user, "session", with_gpus=True) if profile.gpus else None
         try:
-            row = await self.read(self.store.add_workload, new, (), decision, now=self.clock())
+            row = await self.read(self.store.add_workload, new, (), decision, cap, now=self.clock())
+        except TooMany as full:
+            raise _beyond_cap(ask.user, full) from full
         except Conflict as conflict:
             raise refuse(
                 f"A server of {ask.user} with this name is being started by another request; wait for that one.",
@@ -69,23 +72,6 @@ class Sessions(Core):
             raise refuse(message, "no_team", 403)
         check_queue(self.document, ask.user, teams, ask.team, profile)
         return profile
-
-    def _check_cap(self, rows: dict[str, Workload], ask: SessionAsk, profile: Profile) -> None:
-        """At most so many GPU sessions a person (F25)."""
-        most = self.document.sessions_per_user
-        if profile.gpus == 0:
-            return
-        mine = [r for r in rows.values() if r.kind == "session" and r.owner == ask.user and r.gpus]
-        if len(mine) >= most:
-            servers = names([f"“{row.server or 'default'}” ({row.profile})" for row in mine])
-            raise refuse(
-                f"{ask.user} already has {count(len(mine), 'GPU session')}, and {most} is the most for one person: "
-                f"{servers}. Stop one of them first.",
-                "too_many_sessions",
-                409,
-                sessions=len(mine),
-                most=most,
-            )
 
     def _new_session(self, ask: SessionAsk, profile: Profile) -> NewWorkload:
         facts = self.document.profile_facts[profile.name]
@@ -180,6 +166,19 @@ class Sessions(Core):
         return views.session(row, virtual=self.world.virtual and row.gpus > 0, url=self.config.public_url)
 
 
+def _beyond_cap(user: str, full: TooMany) -> MakewayError:
+    """Return the refusal of one GPU session more than one person may have (F25)."""
+    servers = names([f"“{row.server or 'default'}” ({row.profile})" for row in full.existing])
+    return refuse(
+        f"{user} already has {count(full.most, 'GPU session')}, and {full.most} is the most for one person: "
+        f"{servers}. Stop one of them first.",
+        "too_many_sessions",
+        409,
+        sessions=full.most,
+        most=full.most,
+    )
+
+
 def _where(row: Workload) -> str:
     place = row.placement[0]
     devices = names([str(index) for index in place.devices], 8)
@@ -225,11 +224,3 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
             "queue_closed",
             403,
         )
-
-
-def closest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that was most likely meant."""
-    import difflib
-
-    found = difflib.get_close_matches(name[:80].lower(), known, 1, 0.6)
-    return found[0] if found else None

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..control.apply import named
-from ..engine.plan import Plan
+from ..control.names import names_of
+from ..engine.plan import Evict, Move, Plan
 from ..engine.schedule import schedule
 from ..engine.state import ADMITTED, Placement, Snapshot
 from ..engine.state import Workload as EngineWorkload
 from ..store.records import Workload
+from ..wording import sentence
 
 MOST_PLANS = 6
 """Plans that are carried out before it is taken as it is: two are enough but for chains of moves."""
@@ -32,21 +33,22 @@ class Projection:
 
 def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
     """Carry out plans until nothing changes any more; sentences name jobs as people know them."""
-    found = Projection()
+    found, names = Projection(), names_of(snapshot.policies, rows)
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
     for _ in range(MOST_PLANS):
-        plan = named(schedule(snapshot), rows)
-        told = [(evict.id, evict.message) for evict in plan.evict] + [(move.id, move.message) for move in plan.move]
-        for id, message in told:
+        plan = schedule(snapshot)
+        evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
+        for each in evictions:
+            id, message = each.id, sentence(each.facts, names)
             if id in ran:
                 found.leaves.setdefault(id, message)
             else:
                 found.starts.pop(id, None)
         for start in plan.start:
             if start.id not in ran:
-                found.starts[start.id] = start.message
-        found.refused |= {refusal.id: refusal.message for refusal in plan.refused}
-        found.waits = {w.id: (w.code, w.message) for w in plan.pending if w.id not in found.leaves}
+                found.starts[start.id] = sentence(start.facts, names)
+        found.refused |= {refusal.id: sentence(refusal.facts, names) for refusal in plan.refused}
+        found.waits = {w.id: (w.code, sentence(w.facts, names)) for w in plan.pending if w.id not in found.leaves}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
         snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))

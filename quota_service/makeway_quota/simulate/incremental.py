@@ -113,4 +113,4 @@ class IncrementalEngine:
                 yield waiting
         for name, workload in sorted(self.engine.cluster.nominees.items()):
             if workload.state == "pending" and name not in told:
-                yield Waiting(name, "no_free_gpus", "place", "What was promised is not there any more.", {})
+                yield Waiting(name, "no_free_gpus", "place", (), {})

@@ -1,4 +1,4 @@
-"""A plan for people and for programs: a readable table, or JSON."""
+"""Render a plan as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -7,18 +7,32 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
-from ..engine.phrases import number
-from ..engine.state import GPU, Placement
+from ..engine.state import GPU, Placement, number
+from ..wording import IDS, Names, sentence
 
 
-def plan_as_json(plan: Plan) -> dict[str, Any]:
-    """Give the plan as plain values; GPUs are whole devices (0.5 = half of one), times are ISO 8601."""
+def titles(snapshot: Snapshot) -> Names:
+    """Return the names that a snapshot has: the titles of its policies."""
+    labels = {policy.name: policy.label for policy in snapshot.policies}
+    return Names(team=lambda name: labels.get(name, name))
+
+
+def plan_as_json(plan: Plan, names: Names = IDS) -> dict[str, Any]:
+    """Return the plan as plain values; GPUs are whole devices (0.5 = half of one), times are ISO 8601."""
     return {
         "start": [
-            {"id": s.id, "pool": s.pool, "placement": _places(s.placement), "in_quota": s.in_quota, **_because(s)}
+            {
+                "id": s.id,
+                "pool": s.pool,
+                "placement": _places(s.placement),
+                "in_quota": s.in_quota,
+                **_because(s, names),
+            }
             for s in plan.start
         ],
-        "evict": [{"id": e.id, "for": e.beneficiary, "deadline": _time(e.deadline), **_because(e)} for e in plan.evict],
+        "evict": [
+            {"id": e.id, "for": e.beneficiary, "deadline": _time(e.deadline), **_because(e, names)} for e in plan.evict
+        ],
         "move": [
             {
                 "id": m.id,
@@ -26,14 +40,17 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
                 "to": _places(m.to),
                 "for": m.beneficiary,
                 "deadline": _time(m.deadline),
-                **_because(m),
+                **_because(m, names),
             }
             for m in plan.move
         ],
-        "scale": [{"pool": s.pool, "nodes": s.nodes, "for": list(s.beneficiaries), **_because(s)} for s in plan.scale],
-        "pending": [_waiting(w) for w in plan.pending],
+        "scale": [
+            {"pool": s.pool, "nodes": s.nodes, "for": list(s.beneficiaries), **_because(s, names)} for s in plan.scale
+        ],
+        "pending": [_waiting(w, names) for w in plan.pending],
         "refused": [
-            {"id": r.id, "code": r.code, "message": r.message, "numbers": dict(r.numbers)} for r in plan.refused
+            {"id": r.id, "code": r.code, "message": sentence(r.facts, names), "numbers": dict(r.numbers)}
+            for r in plan.refused
         ],
         "keep": list(plan.keep),
         "terminating": list(plan.terminating),
@@ -41,15 +58,15 @@ def plan_as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _because(decision: Start | Evict | Move | Scale) -> dict[str, Any]:
-    return {"rule": decision.rule, "why": decision.message, "numbers": dict(decision.numbers)}
+def _because(decision: Start | Evict | Move | Scale, names: Names) -> dict[str, Any]:
+    return {"rule": decision.rule, "why": sentence(decision.facts, names), "numbers": dict(decision.numbers)}
 
 
-def _waiting(waiting: Waiting) -> dict[str, Any]:
+def _waiting(waiting: Waiting, names: Names) -> dict[str, Any]:
     return {
         "id": waiting.id,
         "code": waiting.code,
-        "message": waiting.message,
+        "message": sentence(waiting.facts, names),
         "not_before": _time(waiting.not_before),
         "waits_for": list(waiting.waits_for),
         "rule": waiting.rule,
@@ -81,19 +98,20 @@ def _time(seconds: float | None) -> str | None:
 
 
 def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
-    """Give the plan as tables that a person reads from top to bottom."""
+    """Return the plan as tables, the actions first."""
+    names = titles(snapshot)
     owners = {w.id: f"{w.policy}/{w.profile}" for w in snapshot.workloads}
     blocks = [
-        _table("Start", ((s.id, owners[s.id], _where(s.placement), s.message) for s in plan.start)),
-        _table("Leave", ((e.id, owners[e.id], f"for {e.beneficiary}", e.message) for e in plan.evict)),
-        _table("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", m.message) for m in plan.move)),
-        _table("Scale up", ((s.pool, f"{s.nodes} nodes", "", s.message) for s in plan.scale)),
-        _table("Refused", ((r.id, owners[r.id], r.code, r.message) for r in plan.refused)),
-        _table("Wait", ((w.id, owners[w.id], w.code, w.message) for w in plan.pending)),
+        _table("Start", ((s.id, owners[s.id], _where(s.placement), sentence(s.facts, names)) for s in plan.start)),
+        _table("Evict", ((e.id, owners[e.id], f"for {e.beneficiary}", sentence(e.facts, names)) for e in plan.evict)),
+        _table("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", sentence(m.facts, names)) for m in plan.move)),
+        _table("Scale up", ((s.pool, f"{s.nodes} nodes", "", sentence(s.facts, names)) for s in plan.scale)),
+        _table("Refused", ((r.id, owners[r.id], r.code, sentence(r.facts, names)) for r in plan.refused)),
+        _table("Wait", ((w.id, owners[w.id], w.code, sentence(w.facts, names)) for w in plan.pending)),
         _table("Usage", _usage(plan), ("policy", "pools", "uses", "reserved", "limit")),
     ]
     text = "\n".join(block for block in blocks if block)
-    idle = "Nothing starts, leaves or moves.\n\n" if not (plan.acts or plan.scale) else ""
+    idle = "Nothing starts, moves or is evicted.\n\n" if not (plan.acts or plan.scale) else ""
     return f"{idle}{text}" if text else "Nothing to plan.\n"
 
 

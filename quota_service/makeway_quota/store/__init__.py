@@ -1,6 +1,6 @@
-"""What the service knows for good: one database, one class, each method one transaction."""
+"""Keep the service's records in one database: one class, each method one transaction."""
 
-from .errors import Conflict, Deposed, StoreError
+from .errors import Conflict, Deposed, StoreError, TooMany
 from .store import Store, open_store
 
-__all__ = ["Conflict", "Deposed", "Store", "StoreError", "open_store"]
+__all__ = ["Conflict", "Deposed", "Store", "StoreError", "TooMany", "open_store"]

@@ -1,4 +1,4 @@
-"""The database underneath: SQLite in one file by default, PostgreSQL in production.
+"""Run transactions on SQLite (one file, the default) or PostgreSQL (production).
 
 SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDIATE, so that two never deadlock;
 `synchronous=NORMAL`, because a commit then survives any death of the service, and costs 0.1 ms instead of a disk
@@ -9,9 +9,11 @@ PostgreSQL: writers take one advisory lock, so that event ids are committed in t
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,18 +27,22 @@ from .errors import StoreError
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
+PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL", "journal_size_limit=67108864")
+"""`auto_vacuum` comes first: it counts only before an empty file is written to."""
+
 WRITERS = 0x4D414B45
 """The advisory lock that PostgreSQL writers take ("MAKE")."""
 
 
 class Database:
-    """Transactions, and who wants to know of them."""
+    """Transactions, one writer at a time, and the listeners that are called after each write."""
 
     def __init__(self, url: URL) -> None:
         self.url = url
         self.sqlite = url.get_backend_name() == "sqlite"
         self.engine = engine_for(url)
         self._writing = threading.Lock()
+        self._wrote = Outcome()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
 
     def close(self) -> None:
@@ -62,29 +68,41 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self, changed: Sequence[Any] = ()) -> Iterator[Connection]:
-        """Change something, all or nothing, one writer at a time; then tell the listeners what `changed`."""
-        with self._explained(), self._writing:
+    def write(self, changed: Sequence[Any] = (), *, quiet: bool = False) -> Iterator[Connection]:
+        """Change something, all or nothing, one writer at a time; then call the listeners, unless `quiet`."""
+        with self._explained(), self._writing, self._wrote.watched():
             with self.engine.connect() as plain:
                 connection = plain.execution_options(makeway_writes=True)
                 with connection.begin():
                     if not self.sqlite:
                         connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
                     yield connection
-            for listener in self._listeners:
+            for listener in () if quiet else self._listeners:
                 try:
                     listener(changed)
                 except Exception:
                     log.exception("A listener of the store failed")
 
-    def writable(self) -> bool:
-        """Say whether a transaction that writes can begin and end."""
-        try:
-            with self._writing, self.engine.connect() as plain:
-                with plain.execution_options(makeway_writes=True).begin():
-                    return True
-        except DBAPIError:
-            return False
+    def run_script(self, statements: str) -> None:
+        """Run statements of SQLite outside a transaction, while nothing else writes."""
+        with self._writing:
+            connection = self.engine.raw_connection()
+            try:
+                connection.driver_connection.executescript(statements)  # type: ignore[union-attr]
+            except sqlite3.Error as error:
+                raise StoreError(f"the database cannot do this: {error}") from error
+            finally:
+                connection.close()
+
+    def failure(self) -> str | None:
+        """Return what is wrong with the last write, or None; it never waits, so that anybody may ask at any time."""
+        return self._wrote.failure()
+
+    def probe(self, older_than: float) -> None:
+        """Begin and end a transaction that writes nothing, unless the last write is newer than so many seconds."""
+        if self._wrote.age() > older_than:
+            with self.write(quiet=True):
+                pass
 
     def size(self) -> int:
         """Tell the bytes on disk."""
@@ -100,6 +118,41 @@ class Database:
             yield
         except DBAPIError as error:
             raise StoreError(explain(self.url, error)) from error
+
+
+class Outcome:
+    """How the last write ended, and since when the present one is under way."""
+
+    STUCK_SECONDS = 30.0
+
+    def __init__(self) -> None:
+        self._failed: str | None = None
+        self._began: float | None = None
+        self._ended = -math.inf
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch one write."""
+        self._began = time.monotonic()
+        try:
+            yield
+            self._failed = None
+            self._ended = time.monotonic()
+        except DBAPIError as error:
+            self._failed = str(error.orig).strip().partition("\n")[0]
+            raise
+        finally:
+            self._began = None
+
+    def age(self) -> float:
+        """Return the seconds since the last write that succeeded; infinity before the first."""
+        return time.monotonic() - self._ended
+
+    def failure(self) -> str | None:
+        """Return what the database said to the last write, or that the present one takes too long; else None."""
+        began = self._began
+        took = 0.0 if began is None else time.monotonic() - began
+        return f"a write takes {took:.0f} s so far" if took > self.STUCK_SECONDS else self._failed
 
 
 def parse(url: str) -> URL:
@@ -133,7 +186,7 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"foreign_keys={foreign_keys}"):
+        for pragma in (*PRAGMAS, f"foreign_keys={foreign_keys}"):
             connection.execute(f"PRAGMA {pragma}")
 
     def started_now(connection: Connection) -> None:

@@ -1,6 +1,8 @@
-"""What can go wrong with the database, in words."""
+"""Errors of the database and of what it refuses, each with a sentence for people."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from .records import PolicyVersion, Workload
 
@@ -10,18 +12,29 @@ class StoreError(Exception):
 
 
 class Conflict(StoreError):
-    """Somebody was faster: `existing` is what stands now."""
+    """Another request was faster: `existing` is what it wrote."""
 
     def __init__(self, message: str, existing: Workload | PolicyVersion | None) -> None:
         super().__init__(message)
         self.existing = existing
 
 
+class TooMany(StoreError):
+    """The owner has as many workloads as a cap allows: `existing` are the first of them, `most` is the cap."""
+
+    def __init__(self, message: str, existing: Sequence[Workload], most: int) -> None:
+        super().__init__(message)
+        self.existing = tuple(existing)
+        self.most = most
+
+
 class Deposed(StoreError):
-    """Another service has taken over; this one must stop deciding."""
+    """Another service leads; this one must stop deciding."""
 
     def __init__(self, term: int, newest: int, holder: str) -> None:
-        super().__init__(f"term {term} is over: {holder or 'nobody'} holds term {newest}; this service stops deciding")
+        super().__init__(
+            f"term {term} is over: {holder or 'another service'} holds term {newest}; this service stops deciding"
+        )
         self.term = term
         self.newest = newest
         self.holder = holder

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, func, or_, select, union_all
+from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, select, union_all
 
 from . import rows
-from .records import ENDED, LIVE, Attempt, Decision, Event, File, PastRun, PolicyVersion, Workload
-from .tables import attempts, blobs, decisions, events, files, policies, sources, terms, workloads
+from .pages import COLUMNS, W, bounded, by_id
+from .records import ENDED, LIVE, Attempt, Cap, Event, File, PastRun, PolicyVersion, Workload
+from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
 
-W = workloads.c
-COLUMNS = [workloads.c[name] for name in rows.WORKLOAD_FIELDS]
 ATTEMPT_COLUMNS = [attempts.c[name] for name in rows.ATTEMPT_FIELDS]
 ONE = select(*COLUMNS, sources.c.source).outerjoin_from(workloads, sources).where(W.id == bindparam("one"))
-ACTIVE = select(*COLUMNS).where(W.state.in_(LIVE)).order_by(W.submitted_at, W.id)
+ACTIVE = select(*COLUMNS).where(LIVE_ROW).order_by(W.submitted_at, W.id)
 
 
 NEWEST_TERM = select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc()).limit(1)
-MOST_ROWS = 10_000
-
-
-def bounded(limit: int) -> int:
-    """Keep a page's size sane."""
-    return max(1, min(limit, MOST_ROWS))
 
 
 def workload(connection: Connection, id: str) -> Workload | None:
@@ -41,15 +34,6 @@ def active(connection: Connection) -> list[Workload]:
     return rows.workloads(connection.execute(ACTIVE).all())
 
 
-def several(connection: Connection, ids: Sequence[str]) -> dict[str, Workload]:
-    """Read these by id, without `source`; those that do not exist are missing in the answer."""
-    found: dict[str, Workload] = {}
-    for begin in range(0, len(ids), 500):
-        query = select(*COLUMNS).where(W.id.in_([rows.clean(id) for id in ids[begin : begin + 500]]))
-        found.update((w.id, w) for w in rows.workloads(connection.execute(query).all()))
-    return found
-
-
 def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Workload]) -> dict[str, Workload]:
     """Read these by id, but only those that are not `known` in the version that they have now."""
     found: dict[str, Workload] = {}
@@ -59,66 +43,42 @@ def current(connection: Connection, ids: Sequence[str], known: Mapping[str, Work
             if id in known and known[id].version == version:
                 found[id] = known[id]
     missing = [id for id in ids if id not in found]
-    return found | several(connection, missing) if missing else found
+    return found | by_id(connection, missing) if missing else found
 
 
 def ids_taken(connection: Connection, ids: Sequence[str]) -> set[str]:
-    """Say which of these ids there are already."""
+    """Return those of these ids that cannot be used: of workloads, and of folders that are still to be purged."""
     found: set[str] = set()
     for begin in range(0, len(ids), 500):
-        found.update(connection.execute(select(W.id).where(W.id.in_(ids[begin : begin + 500]))).scalars())
+        some = ids[begin : begin + 500]
+        for column in (W.id, purges.c.workload):
+            found.update(connection.execute(select(column).where(column.in_(some))).scalars())
     return found
 
 
 def live_session(connection: Connection, owner: str, server: str) -> Workload | None:
     """Find the session that holds a server's place."""
-    query = select(*COLUMNS).where(W.kind == "session", W.owner == owner, W.server == server, W.state.in_(LIVE))
+    query = select(*COLUMNS).where(W.kind == "session", W.owner == owner, W.server == server, LIVE_ROW)
     row = connection.execute(query).first()
     return None if row is None else rows.workload(row)
 
 
-def page(
-    connection: Connection, conditions: Sequence[ColumnElement[bool]], limit: int, cursor: str | None
-) -> tuple[list[Workload], str | None]:
-    """Read one page, newest first, and the cursor of the next."""
-    limit = bounded(limit)
-    query = select(*COLUMNS).where(*conditions).order_by(W.submitted_at.desc(), W.id.desc()).limit(limit + 1)
-    if cursor is not None:
-        at, id = read_cursor(cursor)
-        query = query.where(or_(W.submitted_at < at, and_(W.submitted_at == at, W.id < id)))
-    found = rows.workloads(connection.execute(query))
-    if len(found) <= limit:
-        return found, None
-    last = found[limit - 1]
-    return found[:limit], f"{last.submitted_at!r}~{last.id}"
+def capped(connection: Connection, owner: str, cap: Cap, most: int) -> list[Workload]:
+    """Return the first `most` workloads of an owner that a cap counts."""
+    query = select(*COLUMNS).where(*_counted(owner, cap)).order_by(W.submitted_at).limit(most)
+    return rows.workloads(connection.execute(query).all())
 
 
-def read_cursor(cursor: str) -> tuple[float, str]:
-    """Take a cursor apart; ValueError for one that we did not give out."""
-    at, mark, id = cursor.partition("~")
-    rows.refuse_unstorable(id, "the cursor")
-    try:
-        if mark:
-            return float(at), id
-    except ValueError:
-        pass
-    raise ValueError("the cursor is not one that a page gave out; begin at the first page without it")
+def count_capped(connection: Connection, owner: str, cap: Cap) -> int:
+    """Return how many workloads of an owner a cap counts; it stops counting at the cap."""
+    found = select(W.id).where(*_counted(owner, cap)).limit(cap.most).subquery()
+    return int(connection.execute(select(func.count()).select_from(found)).scalar_one())
 
 
-def matching(
-    kind: str | None, owner: str | None, teams: Sequence[str] | None, states: Sequence[str] | None
-) -> list[ColumnElement[bool]]:
-    """Say which workloads are meant; what is None does not matter, all others must hold."""
-    conditions: list[ColumnElement[bool]] = []
-    if kind is not None:
-        conditions.append(W.kind == kind)
-    if owner is not None:
-        conditions.append(W.owner == rows.clean(owner))
-    if teams is not None:
-        conditions.append(W.team.in_([rows.clean(team) for team in teams]))
-    if states is not None:
-        conditions.append(W.state.in_([rows.clean(state) for state in states]))
-    return conditions
+def _counted(owner: str, cap: Cap) -> list[ColumnElement[bool] | TextClause]:
+    exactly = [] if cap.states == LIVE else [W.state.in_(cap.states)]
+    asking = [W.gpus > 0] if cap.with_gpus else []
+    return [W.owner == rows.clean(owner), LIVE_ROW, W.kind == cap.kind, *exactly, *asking]
 
 
 def files_of(connection: Connection, id: str) -> tuple[File, ...]:
@@ -136,30 +96,6 @@ def attempts_of(connection: Connection, id: str) -> list[Attempt]:
     """Read the runs of a workload, first one first."""
     query = select(*ATTEMPT_COLUMNS).where(attempts.c.workload == rows.clean(id)).order_by(attempts.c.number)
     return [rows.attempt(row) for row in connection.execute(query)]
-
-
-def decision_log(
-    connection: Connection,
-    workload: str | None,
-    teams: Sequence[str] | None,
-    owner: str | None,
-    limit: int,
-    before: int | None,
-) -> list[Decision]:
-    """Read the decision log of these teams or this owner, newest first."""
-    query = select(decisions).order_by(decisions.c.id.desc()).limit(bounded(limit))
-    if workload is not None:
-        query = query.where(decisions.c.workload == rows.clean(workload))
-    whose: list[ColumnElement[bool]] = []
-    if teams is not None:
-        whose.append(decisions.c.team.in_([rows.clean(team) for team in teams]))
-    if owner is not None:
-        whose.append(decisions.c.owner == rows.clean(owner))
-    if whose:
-        query = query.where(or_(*whose))
-    if before is not None:
-        query = query.where(decisions.c.id < rows.clean(before))
-    return [rows.decision(row) for row in connection.execute(query)]
 
 
 def events_after(connection: Connection, after: int, limit: int) -> list[Event]:

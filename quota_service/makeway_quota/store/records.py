@@ -5,7 +5,7 @@ Plain frozen values. Times are Unix seconds; GPUs are thousandths of a device, C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -81,6 +81,26 @@ class NewWorkload:
     reason_code: str = ""
     reason_message: str = ""
     reason_numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The most workloads of a kind and in these states that an owner may have; counted in the inserting transaction."""
+
+    most: int
+    kind: Kind
+    states: tuple[State, ...] = LIVE
+    with_gpus: bool = False
+    """count only workloads that ask for GPUs"""
+
+
+class Submission(NamedTuple):
+    """A workload to add, with its files (path, content, executable), its line for the decision log, and a cap."""
+
+    new: NewWorkload
+    files: Sequence[tuple[str, bytes, bool]] = ()
+    decision: NewDecision | None = None
+    cap: Cap | None = None
 
 
 class Workload(NamedTuple):
@@ -254,12 +274,3 @@ class PolicyVersion:
     author: str
     comment: str
     document: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """What `prune` removed; the backend's files of these workloads can go too."""
-
-    events: int = 0
-    decisions: int = 0
-    workloads: tuple[str, ...] = ()

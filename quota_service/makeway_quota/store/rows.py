@@ -132,7 +132,7 @@ _PLACEMENT = ATTEMPT_FIELDS.index("placement")
 
 
 def encode(values: Mapping[str, object]) -> dict[str, object]:
-    """QueueHeads fields of a record into columns."""
+    """Turn fields of a record into columns."""
     columns: dict[str, object] = {}
     for name, value in values.items():
         if name in _ENCODERS:
@@ -143,7 +143,7 @@ def encode(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: str) -> dict[str, object]:
-    """QueueHeads the fields of a change into columns; ValueError names those that do not exist or never change."""
+    """Turn the fields of a change into columns; ValueError names those that do not exist or never change."""
     unknown = sorted(set(values) - allowed)
     if unknown:
         raise ValueError(f"a change cannot set {', '.join(unknown)} of {what}; it can set {', '.join(sorted(allowed))}")
@@ -151,7 +151,7 @@ def encode_change(values: Mapping[str, object], allowed: frozenset[str], what: s
 
 
 def decode(columns: Mapping[str, object]) -> dict[str, Any]:
-    """QueueHeads columns back into fields of a record, just as a later read would."""
+    """Turn columns back into fields of a record, just as a later read would."""
     return {name: _DECODERS[name](value) if name in _DECODERS else value for name, value in columns.items()}
 
 

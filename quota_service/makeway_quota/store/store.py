@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import reads, rows, writes
+from . import pages, reads, rows, writes
 from .database import Database, parse
-from .errors import Conflict
+from .errors import Conflict, TooMany
 from .migrate import upgrade
+from .pruning import Pruning
 from .records import (
     Attempt,
+    Cap,
     Change,
     Decision,
     Event,
@@ -19,17 +21,17 @@ from .records import (
     NewWorkload,
     PastRun,
     PolicyVersion,
-    Pruned,
+    Submission,
     Workload,
 )
-
-DAY = 86_400.0
+from .space import allow_give_back, free_bytes
 
 
 def open_store(url: str) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done."""
     parsed = parse(url)
     upgrade(parsed)
+    allow_give_back(parsed)
     return Store(Database(parsed))
 
 
@@ -42,6 +44,7 @@ class Store:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.pruning = Pruning(database)
         self._known: dict[str, Workload] = {}
 
     def close(self) -> None:
@@ -69,43 +72,46 @@ class Store:
         new: NewWorkload,
         files: Sequence[tuple[str, bytes, bool]] = (),
         decision: NewDecision | None = None,
+        cap: Cap | None = None,
         *,
         now: float,
     ) -> Workload:
-        """Remember a submission; Conflict if its id is taken or its owner's server has a live session."""
-        [answer] = self.add_workloads([(new, files, decision)], now=now)
+        """Add a submission; Conflict if its id is taken or its owner's server has a live session, TooMany by a cap."""
+        [answer] = self.add_workloads([(new, files, decision, cap)], now=now)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def add_workloads(
         self,
-        submissions: Sequence[tuple[NewWorkload, Sequence[tuple[str, bytes, bool]], NewDecision | None]],
+        submissions: Sequence[Submission | tuple[Any, ...]],
         *,
         now: float,
-    ) -> list[Workload | ValueError | Conflict]:
-        """Remember many submissions in one transaction; one that cannot be taken does not hinder the others.
+    ) -> list[Workload | ValueError | Conflict | TooMany]:
+        """Add many submissions in one transaction; one that is refused does not hinder the others.
 
-        They are a microsecond apart, so that whoever came first stays first.
+        They are a microsecond apart, so that their order stays. Each is a Submission or a tuple of its fields.
         """
-        answers: list[Workload | ValueError | Conflict] = []
-        able: dict[int, writes.Submission] = {}
-        for at, (new, files, decision) in enumerate(submissions):
+        answers: list[Workload | ValueError | Conflict | TooMany] = []
+        able: dict[int, writes.Checked] = {}
+        for at, given in enumerate(submissions):
+            new, files, decision, cap = Submission(*given)
             try:
-                able[at] = writes.Submission(rows.submitted(new, now + at / 1e6), writes.digests(files), decision)
-                answers.append(able[at].workload)
+                first = rows.submitted(new, now + at / 1e6)
+                able[at] = writes.Checked(first, writes.digests(files), decision, cap)
+                answers.append(first)
             except ValueError as error:
                 answers.append(error)
         if not able:
             return answers
         changed: list[Workload] = []
         with self._database.write(changed) as connection:
-            conflicts = writes.add_workloads(connection, list(able.values()))
-            for (at, submission), conflict in zip(able.items(), conflicts, strict=True):
-                if conflict is None:
+            refusals = writes.add_workloads(connection, list(able.values()))
+            for (at, submission), refusal in zip(able.items(), refusals, strict=True):
+                if refusal is None:
                     changed.append(submission.workload._replace(source=""))
                 else:
-                    answers[at] = conflict
+                    answers[at] = refusal
             added = {workload.id for workload in changed}
             writes.tell_workloads(connection, changed, now)
             said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
@@ -133,9 +139,8 @@ class Store:
         cursor: str | None = None,
     ) -> tuple[list[Workload], str | None]:
         """Read one page, newest submission first, without `source`; the second value is the next page's cursor."""
-        conditions = reads.matching(kind, owner, teams, states)
         with self._database.read() as connection:
-            return reads.page(connection, conditions, limit, cursor)
+            return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
         """Read the files that came with a submission, by path."""
@@ -196,7 +201,7 @@ class Store:
         With `owner`, decisions about what is theirs count too, in whatever team or in none.
         """
         with self._database.read() as connection:
-            return reads.decision_log(connection, workload, teams, owner, limit, before)
+            return pages.decision_page(connection, workload, teams, owner, limit, before)
 
     def events(self, after: int, limit: int = 500) -> list[Event]:
         """Read what happened after event `after`, oldest first."""
@@ -268,22 +273,18 @@ class Store:
         with self._database.write() as connection:
             return writes.take_term(connection, holder, now)
 
-    def prune(
-        self,
-        now: float,
-        keep_events_seconds: float = 7 * DAY,
-        keep_decisions_seconds: float = 365 * DAY,
-        keep_workloads_seconds: float | None = None,
-    ) -> Pruned:
-        """Forget what is older, at most some thousands per call; workloads (None: keep all) by their end."""
-        ended = None if keep_workloads_seconds is None else now - keep_workloads_seconds
-        with self._database.write() as connection:
-            return writes.prune(connection, now - keep_events_seconds, now - keep_decisions_seconds, ended)
-
     def size(self) -> int:
-        """Tell how many bytes the database takes."""
+        """Return the bytes that the database takes on disk."""
         return self._database.size()
 
-    def healthy(self) -> bool:
-        """Say whether a write could be made now."""
-        return self._database.writable()
+    def free_bytes(self) -> int:
+        """Return the bytes of an SQLite file that new rows can use before it grows (0 on PostgreSQL)."""
+        return free_bytes(self._database)
+
+    def failure(self) -> str | None:
+        """Return what is wrong with the last write (None: nothing); it waits for no lock and no database."""
+        return self._database.failure()
+
+    def probe(self, older_than: float = 10.0) -> None:
+        """Begin and end an empty write, unless one succeeded in the last `older_than` seconds, for `failure`."""
+        self._database.probe(older_than)

@@ -1,7 +1,8 @@
-"""The tables, as the newest migration leaves them.
+"""Define the tables and indexes, as the newest migration leaves them.
 
 Texts have no length here (the API bounds them). Lists and mappings are JSON, read and written by `rows.py`.
 What is large and never changes (source, files) has its own tables, so that a change of state rewrites little.
+Every read of `reads.py` and `retention.py` has an index (tests/store/test_indexes.py): history may be long.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ metadata = MetaData(
 )
 Serial = BigInteger().with_variant(Integer, "sqlite")
 """SQLite counts by itself only in a column that is called INTEGER."""
+LIVE_ROW = text("state IN ('pending', 'starting', 'running', 'checkpointing')")
+"""Word for word the condition of the partial indexes: SQLite uses them only for a query that repeats it."""
 LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
+ENDED_ROW = text("state IN ('succeeded', 'failed', 'cancelled', 'stopped')")
+HAS_ENDED = text("ended_at IS NOT NULL")
 
 
 def where(condition: TextClause) -> dict[str, Any]:
-    """Say for both databases which rows a partial index holds."""
+    """Return the keywords of a partial index over the rows that meet a condition, for both databases."""
     return {"sqlite_where": condition, "postgresql_where": condition}
 
 
@@ -97,9 +102,14 @@ workloads = Table(
     Column("launched_at", Double),
     Column("lost_on", Text, nullable=False, server_default=text("'[]'")),
     Column("version", Integer, nullable=False),
-    Index("ix_workloads_state", "state"),
     Index("ix_workloads_submitted_at_id", "submitted_at", "id"),
-    Index("ix_workloads_owner_submitted_at", "owner", "submitted_at"),
+    Index("ix_workloads_live", "submitted_at", "id", **where(LIVE_ROW)),
+    Index("ix_workloads_live_owner", "owner", "submitted_at", **where(LIVE_ROW)),
+    Index("ix_workloads_live_team", "team", "submitted_at", **where(LIVE_ROW)),
+    Index("ix_workloads_ended_state", "state", "submitted_at", **where(ENDED_ROW)),
+    Index("ix_workloads_ended_owner", "owner", "state", "submitted_at", **where(ENDED_ROW)),
+    Index("ix_workloads_ended_team", "team", "state", "submitted_at", **where(ENDED_ROW)),
+    Index("ix_workloads_ended_at", "ended_at", **where(HAS_ENDED)),
     Index("uq_workloads_live_session", "owner", "server", unique=True, **where(LIVE_SESSION)),
 )
 
@@ -158,7 +168,7 @@ decisions = Table(
     Column("numbers", Text, nullable=False),
     Index("ix_decisions_workload_id", "workload", "id"),
     Index("ix_decisions_team_id", "team", "id"),
-    Index("ix_decisions_at", "at"),
+    Index("ix_decisions_owner_id", "owner", "id"),
     sqlite_autoincrement=True,
 )
 
@@ -166,7 +176,7 @@ events = Table(
     "events",
     metadata,
     Column("id", Serial, primary_key=True, autoincrement=True),
-    Column("at", Double, nullable=False, index=True),
+    Column("at", Double, nullable=False),
     Column("kind", Text, nullable=False),
     Column("team", Text),
     Column("owner", Text),
@@ -183,6 +193,22 @@ policies = Table(
     Column("author", Text, nullable=False),
     Column("comment", Text, nullable=False),
     Column("document", Text, nullable=False),
+)
+
+purges = Table(
+    "purges",
+    metadata,
+    Column("workload", Text, primary_key=True, comment="its rows are gone, its folder is still to be removed"),
+    Column("at", Double, nullable=False),
+)
+
+retention = Table(
+    "retention",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False, comment="always 1"),
+    Column("at", Double, nullable=False, comment="when the last pass ended"),
+    Column("clock", Double, nullable=False, comment="the time that ages were counted to"),
+    Column("report", Text, nullable=False),
 )
 
 histories = Table(

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows
-from .errors import Conflict, Deposed
+from .errors import Conflict, Deposed, TooMany
 from .many import Many
-from .records import ENDED, Change, File, NewDecision, PolicyVersion, Pruned, Workload
+from .records import Cap, Change, File, NewDecision, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c
@@ -32,41 +32,63 @@ CLOSE_ATTEMPTS = Many(
     )
 )
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
-AT_ONCE = 10_000
-"""How many rows of a table one `prune` removes at most, so that nobody waits long for it."""
+MOST_NAMED = 10
+"""Workloads that the refusal of one too many brings along."""
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """A workload to remember, with its files by content and the line about it for the log."""
+class Checked:
+    """A submission whose values can be stored: its first row, and its files with the digests of their content."""
 
     workload: Workload
     blobs: Mapping[File, str]
     decision: NewDecision | None = None
+    cap: Cap | None = None
 
 
-def add_workloads(connection: Connection, submissions: Sequence[Submission]) -> list[Conflict | None]:
-    """Insert submissions with their sources and files; for each, None or why its id or its server's place is taken."""
-    taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
-    places: dict[tuple[str, str], Workload] = {}
-    answers: list[Conflict | None] = []
-    added: list[Submission] = []
-    for submission in submissions:
-        new = submission.workload
-        conflict = _id_taken(connection, new) if new.id in taken else None
-        if conflict is None and new.kind == "session" and new.live:
-            place = (new.owner, new.server)
-            there = places.get(place) or reads.live_session(connection, *place)
-            if there is None:
-                places[place] = new
-            else:
-                conflict = Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
-        answers.append(conflict)
-        if conflict is None:
-            taken.add(new.id)
-            added.append(submission)
-    _insert(connection, added)
+def add_workloads(connection: Connection, submissions: Sequence[Checked]) -> list[Conflict | TooMany | None]:
+    """Insert submissions with their sources and files; for each, return None or why it was refused."""
+    gate = _Gate(connection, [s.workload.id for s in submissions])
+    answers = [gate.refusal(submission) for submission in submissions]
+    _insert(connection, [s for s, refused in zip(submissions, answers, strict=True) if refused is None])
     return answers
+
+
+class _Gate:
+    """Check submissions against the rows that are there and those admitted before them in the same transaction."""
+
+    def __init__(self, connection: Connection, ids: Sequence[str]) -> None:
+        self._connection = connection
+        self._taken = reads.ids_taken(connection, ids)
+        self._servers: dict[tuple[str, str], Workload] = {}
+        self._counts: dict[tuple[str, Cap], int] = {}
+
+    def refusal(self, submission: Checked) -> Conflict | TooMany | None:
+        """Admit a submission (None), or return why it cannot be taken."""
+        new = submission.workload
+        if new.id in self._taken:
+            return _id_taken(self._connection, new)
+        if new.kind == "session" and new.live:
+            there = self._servers.get((new.owner, new.server))
+            there = there or reads.live_session(self._connection, new.owner, new.server)
+            if there is not None:
+                return Conflict(f"{new.owner}'s server {new.server!r} has a session already: {there.id}", there)
+        if submission.cap is not None and (refused := self._beyond(new.owner, submission.cap)):
+            return refused
+        self._taken.add(new.id)
+        if new.kind == "session" and new.live:
+            self._servers[new.owner, new.server] = new
+        return None
+
+    def _beyond(self, owner: str, cap: Cap) -> TooMany | None:
+        """Return the refusal of one more workload under a cap, or count it."""
+        if (owner, cap) not in self._counts:
+            self._counts[owner, cap] = reads.count_capped(self._connection, owner, cap)
+        if self._counts[owner, cap] >= cap.most:
+            existing = reads.capped(self._connection, owner, cap, MOST_NAMED)
+            return TooMany(f"{owner} has {cap.most} {cap.kind}s, and that is the most", existing, cap.most)
+        self._counts[owner, cap] += 1
+        return None
 
 
 def _id_taken(connection: Connection, new: Workload) -> Conflict:
@@ -75,7 +97,7 @@ def _id_taken(connection: Connection, new: Workload) -> Conflict:
     return Conflict(f"there is a {kind} {new.id} already; give every submission its own id", there)
 
 
-def _insert(connection: Connection, added: Sequence[Submission]) -> None:
+def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     if added:
         values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
@@ -250,23 +272,3 @@ def take_term(connection: Connection, holder: str, now: float) -> int:
     connection.execute(insert(terms), {"term": newest + 1, "holder": rows.clean(holder), "at": now})
     connection.execute(delete(terms).where(terms.c.term < newest - 100))
     return newest + 1
-
-
-def prune(connection: Connection, events_before: float, decisions_before: float, ended_before: float | None) -> Pruned:
-    """Remove what is older, but never the newest event: who listens goes on from its id."""
-    newest = select(func.max(events.c.id)).scalar_subquery()
-    gone_events = _remove(connection, events, events.c.at < events_before, events.c.id < newest)
-    gone_decisions = _remove(connection, decisions, decisions.c.at < decisions_before)
-    gone: tuple[str, ...] = ()
-    if ended_before is not None:
-        old = (workloads.c.state.in_(ENDED), workloads.c.ended_at < ended_before)
-        query = select(workloads.c.id).where(*old).order_by(workloads.c.ended_at, workloads.c.id).limit(500)
-        gone = tuple(connection.execute(query).scalars())
-        connection.execute(delete(workloads).where(workloads.c.id.in_(gone)))
-        connection.execute(delete(blobs).where(blobs.c.digest.not_in(select(files.c.blob))))
-    return Pruned(gone_events, gone_decisions, gone)
-
-
-def _remove(connection: Connection, table: Table, *old: Any) -> int:
-    ids = select(table.c.id).where(*old).order_by(table.c.id).limit(AT_ONCE)
-    return connection.execute(delete(table).where(table.c.id.in_(ids))).rowcount

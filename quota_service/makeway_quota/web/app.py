@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request
 
-from . import api, assets, page_access, pages, probes, problems
+from . import api, assets, pages, probes, problems
 from .auth import Authenticator, Directory
 from .headers import Headers
 from .limits import Limits
@@ -44,10 +44,9 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     app.state.authenticator = Authenticator(settings, directory)
     app.include_router(api.router(), prefix=settings.api)
     app.include_router(probes.router(settings))
-    app.include_router(pages.router(settings))
+    pages.install(app, settings)
     assets.mount(app, settings)
     problems.install(app, _is_page(settings), pages.error_page)
-    page_access.install(app)
     app.add_middleware(Limits, settings=settings)
     app.add_middleware(Headers, settings=settings)
     return app

@@ -39,7 +39,7 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI, is_page: Callable[[Request], bool], page: ErrorPage) -> None:
-    """QueueHeads every exception into an answer: a page where a person looks, problem+json elsewhere."""
+    """Turn every exception into an answer: a page where a person looks, problem+json elsewhere."""
 
     async def say(request: Request, problem: Problem, headers: dict[str, str] | None = None) -> Response:
         if not is_page(request):

@@ -301,11 +301,12 @@ def restore_nominations(cluster: Cluster) -> None:
             continue
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
             continue  # a device of the promise is gone
-        if _takes(parts, need):
+        if fits_later(parts, need):
             cluster.nominate(workload, need, parts)
 
 
-def _takes(parts: Iterable[Part], need: Need) -> bool:
+def fits_later(parts: Iterable[Part], need: Need) -> bool:
+    """Whether a placement is free once everything that terminates has left and nominations are kept."""
     wanted: dict[tuple[str, int], int] = {}
     hosted: dict[str, int] = {}
     for part in parts:

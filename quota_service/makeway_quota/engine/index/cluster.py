@@ -60,6 +60,8 @@ class Cluster:
         """Pool to policy to the lowest priority among its work there that may be stopped."""
         self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
         """Pool and policy to all the work there that may be stopped, by id."""
+        self.without_gpus: dict[str, dict[str, Allocation]] = {}
+        """Pool to the preemptible work there that holds no GPUs, by id."""
         self.yielding: set[str] = set()
         """The ids of those who ran so long that they count one priority lower."""
         self.yields_at: list[tuple[float, str]] = []
@@ -134,11 +136,21 @@ class Cluster:
         return workload.priority - (workload.id in self.yielding)
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
-        """List a team's work in a pool that may be stopped, has not been told to go, and has a lower priority."""
-        yielding = self.yielding
-        for name, allocation in self.loose.get((pool.pool.name, policy), {}).items():
-            if allocation.workload.priority - (name in yielding) < priority and not allocation.terminating:
+        """List a policy's preemptible work in a pool that is not terminating and has a lower priority."""
+        for allocation in self.loose.get((pool.pool.name, policy), {}).values():
+            if not allocation.terminating and self.is_below(allocation.workload, priority):
                 yield allocation
+
+    def is_below(self, workload: Workload, priority: int) -> bool:
+        """Whether a workload has a lower priority than this, so that work of its own policy may evict it (rule 5.7)."""
+        return self.priority(workload) < priority
+
+    def is_protected(self, workload: Workload) -> bool:
+        """Whether a running workload is younger than the `min_runtime` of its profile."""
+        if workload.profile not in self.protecting:
+            return False
+        least = self.profiles[workload.profile].min_runtime
+        return workload.started_at is None or self.now - workload.started_at < least
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""
@@ -247,7 +259,11 @@ class Cluster:
         workload, pool = allocation.workload, allocation.pool.pool.name
         for line in self.account(workload).limiting(pool):
             line.see(workload.id, allocation if sign > 0 else None)
-        if workload.non_preemptible or not allocation.amount:
+        if workload.non_preemptible:
+            return
+        if not allocation.amount:
+            light = self.without_gpus.setdefault(pool, {})
+            light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
             return
         key = (pool, workload.policy)
         if sign > 0:

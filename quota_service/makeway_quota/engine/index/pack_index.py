@@ -19,7 +19,7 @@ class PackIndex:
 
     def __init__(self, pool: PoolState) -> None:
         self.pool = pool
-        self.mix = _rounded(pool.mix)
+        self.mix = rounded(pool.mix)
         self.packing = Packing([emptied(node) for node in pool.nodes], self.mix)
         for node in pool.nodes:
             self.packing.see(node.position, _left(node))
@@ -51,13 +51,13 @@ class PackIndex:
         self.seen = len(self.pool.touched)
         if self.mixed != self.pool.mixed:
             self.mixed = self.pool.mixed
-            mix = _rounded(self.pool.mix)
+            mix = rounded(self.pool.mix)
             if mix != self.mix:
                 self.mix = mix
                 self.packing.learn(mix)
 
 
-def _rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
+def rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
     """Round the counts of a mix to steps of an eighth, so that one more of many changes no price."""
     return {shape: _step(count) for shape, count in mix.items() if count > 0}
 

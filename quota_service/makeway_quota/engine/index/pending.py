@@ -6,25 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
 
-from ..plan import Code, Numbers, Waiting
+from ..plan import Code, Fact, Facts, Numbers, Waiting
 from ..state import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A reason to wait. `more` is what is said after it, and after what happened to the one who waits."""
+    """A reason to wait. `more` follows it, and what happened to the workload that waits."""
 
     code: Code
     rule: str
-    message: str
+    facts: Facts
     numbers: Numbers
     not_before: float | None = None
-    more: str = ""
+    more: Facts = ()
 
     def to(self, workload: Workload) -> Waiting:
         """Write out what one of those is told who wait for this reason."""
-        message = f"{self.message}{_lost(workload)}{self.more}"
-        return Waiting(workload.id, self.code, self.rule, message, self.numbers, self.not_before)
+        facts = self.facts
+        if workload.failed_node or self.more:
+            facts = (*facts, *_lost(workload), *self.more)
+        return Waiting(workload.id, self.code, self.rule, facts, self.numbers, self.not_before)
 
 
 class Alike(NamedTuple):
@@ -35,8 +37,8 @@ class Alike(NamedTuple):
     told: Told
 
 
-def _lost(workload: Workload) -> str:
-    return f" It was running on {workload.failed_node}, which was lost." if workload.failed_node else ""
+def _lost(workload: Workload) -> Facts:
+    return (Fact("node_lost", {"node": workload.failed_node}),) if workload.failed_node else ()
 
 
 class Pending(Sequence[Waiting]):

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ..phrases import this
-from ..plan import Waiting
+from ..plan import Fact, Waiting
 from ..request import Need
 from ..rules.quota import Account
 from ..state import Profile, Workload
@@ -46,7 +45,7 @@ class Queue:
     total: int = 0
     """The milli-GPUs that one of them must have to start."""
     borrows: bool = True
-    """Whether it may run over quota."""
+    """Whether it may run when it is not in quota; what requests no GPUs always may."""
     equivalent: int = 0
     """The same number for all queues with the same account, pools and firmness."""
     wish: int = 0
@@ -232,7 +231,7 @@ class PendingQueues:
         )
         queue.session = w.non_preemptible and w.kind == "session"
         queue.total = need.total
-        queue.borrows = not w.non_preemptible and queue.account.policy.weight != "None"
+        queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")
         queue.equivalent = self._number((w.policy, names, w.non_preemptible))
         queue.wish = self._number((need, names))
         queue.alike = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
@@ -261,15 +260,15 @@ def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
     """Say why a workload may not start at all: its queue takes nothing at the moment; None if it does."""
     queue = f"{workload.policy}/{workload.profile}"
     if not _open(cluster, workload.policy, workload.profile):
-        message = f"The queue {queue} is closed; move {this(workload)} to another queue or cancel it."
-        return Waiting(workload.id, "queue_closed", "queue", message, {"queue": queue})
+        closed = Fact("queue_closed", {"queue": queue, "kind": workload.kind})
+        return Waiting(workload.id, "queue_closed", "queue", (closed,), {"queue": queue})
     if workload.paused or queue in cluster.paused:
-        what = this(workload) if workload.paused else f"the queue {queue}"
-        message = f"Paused: {what} starts nothing until it is resumed."
-        return Waiting(workload.id, "paused", "queue", message, {"queue": queue})
+        code = "workload_paused" if workload.paused else "queue_paused"
+        paused = Fact(code, {"queue": queue, "kind": workload.kind})
+        return Waiting(workload.id, "paused", "queue", (paused,), {"queue": queue})
     if not cluster.pools_of(workload):
-        message = f"Profile {workload.profile} names no pool that exists."
-        return Waiting(workload.id, "too_large", "place", message, {"profile": workload.profile})
+        missing = Fact("no_pool", {"profile": workload.profile})
+        return Waiting(workload.id, "too_large", "place", (missing,), {"profile": workload.profile})
     return None
 
 

@@ -1,75 +1,81 @@
-"""The node that is cheapest to clear, remembered from one preemptor to the next that is alike.
+"""Rank the nodes of a pool by their best set of victims, remembered from one preemptor to the next that is alike.
 
-A node where only one team could be asked keeps its rank within that team until something happens on it: the
-team's share moves all its nodes alike. Such nodes wait in one heap per team and are scored again only when
-touched, or when the team may be asked for more than before. Nodes where several teams could be asked are scored
-for every preemptor, those where more GPUs have to leave than elsewhere not at all.
-
-Nobody is scored before its turn: until then a node has a bound, which its score cannot be below.
+Called by the search for victims (rules/reclaim.py). A node where only one policy has candidates keeps its rank within
+that policy until something happens on it: the policy's share moves all its nodes alike. Such nodes wait in one heap
+per policy and are scored again only when touched, or when more of the policy's work may be evicted than before. Nodes
+with candidates of several policies are scored for every preemptor, those with a higher bound than the best not at all.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
+from ..rules.victim_sets import Key, Scored, Victims, extra_workers, key
 from ..rules.victims import Preemptor
 from ..state import GPU
 from .nodes import Allocation, NodeState
 
-Score = tuple[object, ...]
-Scored = tuple[Score, list[Allocation]]
-Bound = tuple[int, int]
-"""The first two parts of a score: priority and milli-GPUs."""
+Bound = tuple[bool, int]
+"""What the first two parts of a node's best key cannot be below: stops and milli-GPUs."""
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
-"""Scores a node, given those who could be asked there in order of terminating; None if that would not do."""
+"""Returns the best set on a node, given the candidates there; None if there is none."""
+
+
+class Ranked(NamedTuple):
+    """A node's best set of victims."""
+
+    key: Key
+    position: int
+    victims: Victims
 
 
 class Ranking:
-    """The nodes of one pool by what it costs to clear them for preemptors of one kind."""
+    """The nodes of one pool by what it costs to make room there for preemptors of one kind."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
-        self.heaps: dict[str, list[tuple[Score, int]]] = {}
-        self.scores: dict[int, tuple[str, Score, list[Allocation]]] = {}
-        self.mixed: set[int] = set()
+        self.heaps: dict[str, list[tuple[Key, int]]] = {}
+        self.scores: dict[int, tuple[str, Key, Victims]] = {}
         self.unseen: list[tuple[Bound, int]] = []
-        """A heap of nodes that were not scored yet."""
+        """A heap of nodes that have to be scored: not seen yet, or with candidates of several policies."""
         self.bounds: dict[int, Bound] = {}
         self.touched = self.grown = -1
 
-    def best(self, preemptor: Preemptor) -> list[Allocation] | None:
-        """Give the cheapest set of victims on one node; None if no node would do."""
+    def best(self, preemptor: Preemptor, without: Collection[int] = ()) -> Ranked | None:
+        """Return the best set of victims on one node, `without` the nodes at these positions; None if there is none."""
         self._catch_up(preemptor)
-        found = [scored for name in list(self.heaps) if (scored := self._top(preemptor, name)) is not None]
-        for position in sorted(self.mixed):
-            scored = self._judge(preemptor, position)[1]
-            if scored is not None:
-                found.append(scored)
-            else:
-                self.mixed.discard(position)
-        best = min(found, key=lambda scored: scored[0]) if found else None
-        while self.unseen and (best is None or self.unseen[0][0] <= best[0][:2]):
+        found = [ranked for name in list(self.heaps) if (ranked := self._top(preemptor, name, without)) is not None]
+        best = min(found, key=lambda ranked: ranked[:2], default=None)
+        again: list[tuple[Bound, int]] = []
+        while self.unseen and (best is None or self.unseen[0][0] <= best.key[:2]):
             bound, position = heapq.heappop(self.unseen)
-            if self.bounds.get(position) == bound:
-                scored = self._score(preemptor, position)
-                if scored is not None and (best is None or scored[0] < best[0]):
-                    best = scored
-        return best[1] if best is not None else None
+            if self.bounds.get(position) != bound:
+                continue
+            if position in without:
+                again.append((bound, position))
+                continue
+            scored = self._score(preemptor, position, again)
+            if scored is not None and (best is None or (scored[0], position) < best[:2]):
+                best = Ranked(scored[0], position, scored[1])
+        for entry in again:
+            self.bounds[entry[1]] = entry[0]
+            heapq.heappush(self.unseen, entry)
+        return best
 
     def _catch_up(self, preemptor: Preemptor) -> None:
-        """Look anew at what was touched since the last preemptor, and where a team grew and so is easier to ask now."""
+        """Forget the scores of nodes that were touched, and of policies more of whose work may be evicted now."""
         pool, grown = preemptor.pool, preemptor.cluster.ledger.grown
         if self.grown < 0 or (preemptor.right == "fair_share" and len(grown) > self.grown):
-            self.heaps, self.scores, self.mixed, self.unseen, self.bounds = {}, {}, set(), [], {}
+            self.heaps, self.scores, self.unseen, self.bounds = {}, {}, [], {}
             positions = set(preemptor.where())
         else:
             positions = set(pool.touched[self.touched :])
-            easier = preemptor.easier(grown[self.grown :]) if len(grown) > self.grown else ()
-            if easier:
-                positions.update(node.position for node in pool.nodes if _hosts_any(node, easier))
+            policies = preemptor.became_candidates(grown[self.grown :]) if len(grown) > self.grown else ()
+            if policies:
+                positions.update(node.position for node in pool.nodes if _hosts_any(node, policies))
         for position in positions:
-            self.mixed.discard(position)
             self.scores.pop(position, None)
             self.bounds.pop(position, None)
             able = self._able(preemptor, position)
@@ -78,68 +84,84 @@ class Ranking:
                 heapq.heappush(self.unseen, (bound, position))
         self.touched, self.grown = len(pool.touched), len(grown)
 
-    def _score(self, preemptor: Preemptor, position: int) -> Scored | None:
-        teams, scored = self._judge(preemptor, position)
+    def _score(self, preemptor: Preemptor, position: int, again: list[tuple[Bound, int]]) -> Scored | None:
+        """Score a node; with candidates of several policies it is to be scored `again`, as their shares change."""
+        policies, scored = self._judge(preemptor, position)
         self.bounds.pop(position, None)
         if scored is None:
             return None
-        if len(teams) > 1:
-            self.mixed.add(position)
+        if len(policies) > 1:
+            again.append((scored[0][:2], position))
         else:
-            (team,) = teams
+            (policy,) = policies
             plain = _without_share(scored[0])
-            self.scores[position] = team, plain, scored[1]
-            heapq.heappush(self.heaps.setdefault(team, []), (plain, position))
+            self.scores[position] = policy, plain, scored[1]
+            heapq.heappush(self.heaps.setdefault(policy, []), (plain, position))
         return scored
 
     def _judge(self, preemptor: Preemptor, position: int) -> tuple[set[str], Scored | None]:
         able = self._able(preemptor, position)
         if not able:
             return set(), None
-        able.sort(key=preemptor.order)
-        return {t.workload.policy for t in able}, self.judge(preemptor, preemptor.pool.nodes[position], able)
+        return {a.workload.policy for a in able}, self.judge(preemptor, preemptor.pool.nodes[position], able)
 
     def _able(self, preemptor: Preemptor, position: int) -> list[Allocation]:
-        """List those on a node who could be asked; nobody if that would not do."""
+        """List the candidates on a node; none if they are not enough."""
         node = preemptor.pool.nodes[position]
         if not node.allocations or not node.suits(preemptor.need):
             return []
-        able = preemptor.askable(node)
+        able = preemptor.candidates_on(node)
         return able if able and enough_devices(preemptor, node, able) else []
 
-    def _top(self, preemptor: Preemptor, team: str) -> Scored | None:
-        heap = self.heaps[team]
-        while heap:
+    def _top(self, preemptor: Preemptor, policy: str, without: Collection[int]) -> Ranked | None:
+        heap = self.heaps[policy]
+        aside: list[tuple[Key, int]] = []
+        found: Ranked | None = None
+        while heap and found is None:
             plain, position = heap[0]
             known = self.scores.get(position)
-            if known is None or known[:2] != (team, plain):
+            if known is None or known[:2] != (policy, plain):
                 heapq.heappop(heap)
-                continue
-            if len(known[2]) == 1 and preemptor.may_ask(known[2][0]):
-                return score(preemptor, known[2]), known[2]
-            scored = self._judge(preemptor, position)[1]
-            if scored is not None and _without_share(scored[0]) == plain:
-                return scored
-            heapq.heappop(heap)
-            del self.scores[position]
-            if scored is not None:
-                self._score(preemptor, position)
+            elif position in without:
+                aside.append(heapq.heappop(heap))
+            else:
+                found = self._still(preemptor, position, known[2], plain)
+        for entry in aside:
+            heapq.heappush(heap, entry)
+        return found
+
+    def _still(self, preemptor: Preemptor, position: int, victims: Victims, plain: Key) -> Ranked | None:
+        """Return a node's best set with its present key, if it still is; else score the node anew."""
+        first = victims[0].allocation
+        if len(victims) == 1 and not extra_workers(first) and preemptor.is_candidate(first):
+            return Ranked(key(preemptor, victims), position, victims)
+        scored = self._judge(preemptor, position)[1]
+        if scored is not None and _without_share(scored[0]) == plain:
+            return Ranked(scored[0], position, scored[1])
+        del self.scores[position]
+        if scored is not None:
+            self.bounds[position] = scored[0][:2]
+            heapq.heappush(self.unseen, (self.bounds[position], position))
         return None
 
 
-def _hosts_any(node: NodeState, teams: set[str]) -> bool:
-    return any(t.workload.policy in teams for t in node.allocations.values())
+def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
+    return any(a.workload.policy in policies for a in node.allocations.values())
 
 
 def _bound(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> Bound:
-    """Give what clearing a node costs at least: one of these, and what is in use on the devices that are needed."""
+    """Return what making room on a node costs at least: what is in use on the devices that are needed."""
+    if any(a.fresh for a in able):
+        return False, 0
     missing = preemptor.need.whole - node.whole_future
     used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
-    return min([preemptor.level(t) for t in able]), max(sum(used), min([preemptor.takes(t) for t in able]))
+    if any(map(extra_workers, able)):
+        return False, sum(used)
+    return True, max(sum(used), min([a.amount for a in able]))
 
 
 def enough_devices(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> bool:
-    """Say whether a node could have the GPUs for a worker, going by their number alone: if not, it has no room."""
+    """Whether a node could have the GPUs for a worker, going by their number alone: if not, it has no room."""
     wanted = preemptor.need.whole - node.whole_future
     if wanted <= 0:
         return True
@@ -152,13 +174,8 @@ def enough_devices(preemptor: Preemptor, node: NodeState, able: Sequence[Allocat
     return False
 
 
-def score(preemptor: Preemptor, chosen: Sequence[Allocation]) -> Score:
-    """Give what a set of victims costs: the highest priority among them, GPUs, then the order of terminating."""
-    orders = sorted(preemptor.order(t) for t in chosen)
-    return (max(order[0] for order in orders), sum(preemptor.takes(t) for t in chosen), orders)  # type: ignore[type-var]
-
-
-def _without_share(score: Score) -> Score:
-    priority, amount, orders = score
-    assert isinstance(orders, list)
-    return (priority, amount, tuple((order[0], *order[2:]) for order in orders))
+def _without_share(key: Key) -> Key:
+    """Leave a policy's share out of a key: it moves the keys of all its nodes alike."""
+    stops, gpus, withdrawn, protections, many, orders, given = key
+    plain = [tuple((*order[:2], *order[3:]) for order in each) for each in (protections, orders)]
+    return stops, gpus, withdrawn, plain[0], many, plain[1], tuple(given)

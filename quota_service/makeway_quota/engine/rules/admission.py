@@ -11,9 +11,10 @@ from ..placement.fit import allowed, enough, find
 from ..plan_builder import PlanBuilder
 from ..state import Workload
 from .consolidation import Moving, Rearrangement, consolidate
+from .fair_share import within_fair_share
 from .reclaim import Choice, reclaim
-from .shrinking import shrink
-from .victims import Preemptor, Right, within_fair_share
+from .victim_sets import WITHDRAW
+from .victims import Preemptor, Right
 
 
 def started(
@@ -89,8 +90,7 @@ def promised(
         parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)
-            builder.promise(workload, pool, parts)
-            builder.promised[workload.id] = workload, queue
+            builder.nominate(workload, queue, pool)
             return True
     return False
 
@@ -113,12 +113,23 @@ def reclaimed(
                 return True
         if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
             continue  # enough is on its way, though not promised to it
-        for preemptor in _preemptors(cluster, queue, workload, pool, over):
-            choice = reclaim(preemptor)
-            if choice is not None:
-                _carry_out(builder, queue, preemptor, choice, over)
+        for right in _rights(cluster, queue, pool, over):
+            if _evicted(builder, queue, workload, pool, right, over):
                 return True
-    return False
+    if over or not queue.non_preemptible:
+        return False
+    return any(_evicted(builder, queue, workload, pool, "own_policy", over) for pool in pools)
+
+
+def _evicted(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool) -> bool:
+    """Evict the best victims that one right allows; False if there are none."""
+    line = builder.cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
+    preemptor = Preemptor(builder.cluster, workload, queue.need, queue.account, pool, right, line)
+    choice = reclaim(preemptor)
+    if choice is None:
+        return False
+    _carry_out(builder, queue, preemptor, choice, over)
+    return True
 
 
 def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change: Rearrangement) -> None:
@@ -133,8 +144,7 @@ def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change:
     cluster.nominate(workload, queue.need, change.parts)
     if moves:
         builder.move(workload, moves)
-    builder.promise(workload, preemptor.pool, change.parts, [moving.allocation for moving in moves])
-    builder.promised[workload.id] = workload, queue
+    builder.nominate(workload, queue, preemptor.pool)
 
 
 def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
@@ -148,20 +158,21 @@ def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
 
 
 def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over: bool) -> None:
-    """Note who leaves and promise their GPUs. Starts of this very plan are withdrawn instead."""
-    cluster = builder.cluster
-    workload = preemptor.workload
-    fresh = [t for t in choice.victims if t.fresh]
-    victims = [t for t in choice.victims if not t.fresh]
+    """Record the victims and nominate their GPUs; starts of this very plan are withdrawn instead."""
+    cluster, workload, parts = builder.cluster, preemptor.workload, choice.parts
+    victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
+    fresh = [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]
     for allocation in fresh:
         cluster.stay(allocation)
         cluster.withdraw(allocation)
         builder.withdraw(allocation.workload)
-        builder.came_from.pop(allocation.workload.id).put_back(allocation.workload)
-    smaller = shrink(preemptor, victims)
-    parts = find(preemptor.pool, queue.need, True) if smaller else choice.parts
+        queue_of = builder.came_from.pop(allocation.workload.id)
+        queue_of.put_back(allocation.workload)
+        builder.returned.append((queue_of, allocation.workload.owner))
+    if fresh:
+        parts = find(preemptor.pool, queue.need, True)  # GPUs that are free now come before those that will be
     if victims:
-        builder.evict(preemptor, victims, smaller)
+        builder.evict(preemptor, victims)
     for pool in queue.pools:
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
@@ -169,25 +180,17 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         if (in_quota or not queue.non_preemptible) and started(builder, queue, workload, pool, parts, in_quota):
             return
     cluster.nominate(workload, queue.need, parts)
-    builder.promise(workload, preemptor.pool, parts, victims)
-    builder.promised[workload.id] = workload, queue
+    builder.nominate(workload, queue, preemptor.pool)
 
 
-def _preemptors(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState, over: bool) -> Iterator[Preemptor]:
-    """List the rights by which it may make others leave, strongest first."""
-
-    def by(right: Right) -> Preemptor:
-        return Preemptor(cluster, workload, queue.need, queue.account, pool, right)
-
-    line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total, True)
+def _rights(cluster: Cluster, queue: Queue, pool: PoolState, over: bool) -> Iterator[Right]:
+    """List the rights by which one of a queue may evict others in a pool, strongest first."""
     if not over:
-        if line is None:
-            yield by("reservation")
-        elif queue.session:
-            preemptor = by("own_limit")
-            preemptor.blocked = (line,)
-            yield preemptor
-    if workload.kind == "job" and cluster.settings.in_team_preemption and not queue.non_preemptible:
-        yield by("own_team")
-    if over and line is None and cluster.settings.fair_share == "reclaim" and within_fair_share(cluster, queue, pool):
-        yield by("fair_share")
+        yield "reservation"
+    if queue.kind == "job" and cluster.settings.in_team_preemption and not queue.non_preemptible:
+        yield "own_team"
+    if not over or cluster.settings.fair_share != "reclaim":
+        return
+    limited = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True) is not None
+    if not limited and within_fair_share(cluster.ledger, queue.account, pool, queue.total):
+        yield "fair_share"

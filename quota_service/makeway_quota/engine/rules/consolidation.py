@@ -1,10 +1,14 @@
-"""Who moves over: jobs that restart elsewhere, so that scattered free GPUs become one block, or blocks for a gang."""
+"""Move jobs within a pool, so that scattered free GPUs become one block, or the blocks of a gang (rule 5.6).
+
+Called before any workload is stopped. Only the workers that must leave a node move; the others of their gang stay.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..index.nodes import Allocation, NodeState, Part, hosts
 from ..placement.fit import allowed, find
@@ -12,46 +16,61 @@ from ..state import GPU
 from .victims import Preemptor
 
 _TRIES = 24
-"""So many nodes are tried, the cheapest first."""
+"""At most so many nodes are tried, the cheapest first."""
 _GANG_TRIES = 6
-"""So many sets of nodes are tried for a gang: each without the node that proved impossible before."""
+"""At most so many sets of nodes are tried for a gang, each without the node that proved impossible before."""
 _MOST_MOVES = 200
-"""Nobody waits for more jobs than this to move over."""
+"""More jobs than this never move at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """One job and where it goes."""
+    """One job and its new place: those of its workers that move, and those that stay."""
 
     allocation: Allocation
     to: tuple[Part, ...]
 
+    @property
+    def changes(self) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+        """Return the old and the new parts of the workers that move."""
+        pairs = [(old, new) for old, new in zip(self.allocation.parts, self.to, strict=True) if old != new]
+        return tuple(old for old, _ in pairs), tuple(new for _, new in pairs)
+
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """Who moves, and where the preemptor then starts. Of those whom this plan starts, only the place changes."""
+    """The moves, and where the preemptor then starts. Of those that this plan starts, only the place changes."""
 
     moves: tuple[Moving, ...]
     parts: tuple[Part, ...]
 
 
+class _Displaced(NamedTuple):
+    """Workers of one job that leave their node."""
+
+    allocation: Allocation
+    parts: tuple[Part, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """Whose moving off a node makes room for `gain` more workers."""
+    """The workers of jobs whose moving off a node makes room for `gain` more workers."""
 
     cost: float
     orders: list[tuple[object, ...]]
     node: NodeState
-    chosen: list[Allocation]
+    chosen: list[_Displaced]
     gain: int
 
     @property
     def key(self) -> tuple[object, ...]:
-        return self.cost, self.orders, self.node.position
+        """Return the place among the options: the fewest GPUs of jobs that restart, then of workers that move."""
+        moving = sum(len(part.devices) * part.milli for each in self.chosen for part in each.parts)
+        return self.cost, moving, self.orders, self.node.position
 
 
 def consolidate(preemptor: Preemptor) -> Rearrangement | None:
-    """Move jobs so that the preemptor fits and nobody is stopped; None (and nothing changed) if that cannot be."""
+    """Move jobs so that the preemptor fits and no workload is stopped; None (and nothing changed) if impossible."""
     cluster, pool, need = preemptor.cluster, preemptor.pool, preemptor.need
     if not (cluster.settings.consolidation and pool.pool.consolidation):
         return None
@@ -66,7 +85,7 @@ def consolidate(preemptor: Preemptor) -> Rearrangement | None:
 
 
 def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangement | None:
-    """Make room on the node where that moves the fewest GPUs; who rounds out to have nowhere to go stays."""
+    """Make room on the node where that moves the fewest GPUs; a job that has nowhere to go stays."""
     unseen = sorted([(_least(preemptor, node), node.position) for node in nodes if node.allocations], reverse=True)
     options: list[_Option] = []
     stuck: dict[int, list[Allocation]] = {}
@@ -94,13 +113,13 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
     """Make room for as many workers as are missing, on the nodes where that moves the fewest GPUs a worker."""
     for _ in range(_GANG_TRIES):
         chosen = _enough(options, missing)
-        moving = [allocation for option in chosen for allocation in option.chosen]
+        moving = [each for option in chosen for each in option.chosen]
         if not moving or len(moving) > _MOST_MOVES:
             return None
         done = _try(preemptor, moving)
         if done is None or isinstance(done, Rearrangement):
             return done
-        options = [option for option in options if done not in option.chosen]
+        options = [option for option in options if all(each.allocation is not done for each in option.chosen)]
     return None
 
 
@@ -121,21 +140,13 @@ def _enough(options: list[_Option], missing: int) -> list[_Option]:
 
 def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
     victim = allocation.workload
-    if allocation.terminating or (
-        len(allocation.parts) != 1 and len({part.node.position for part in allocation.parts}) != 1
-    ):
-        return False
-    if allocation.fresh or victim.non_preemptible or victim.kind != "job":
-        return allocation.fresh
-    profile = preemptor.cluster.profiles.get(victim.profile)
-    young = victim.started_at is None or (
-        profile is not None and preemptor.cluster.now - victim.started_at < profile.min_runtime
-    )
-    return not young
+    if allocation.terminating or allocation.fresh or victim.non_preemptible or victim.kind != "job":
+        return allocation.fresh and not allocation.terminating
+    return victim.started_at is not None and not preemptor.cluster.is_protected(victim)
 
 
 def _least(preemptor: Preemptor, node: NodeState) -> int:
-    """Give the milli-GPUs that must move off a node at least: what is in use on the devices that are needed."""
+    """Return the milli-GPUs that must move off a node at least: what is in use on the devices that are needed."""
     missing = preemptor.need.whole - node.whole_future
     if missing <= 0 or any(allocation.fresh for allocation in node.allocations.values()):
         return 0
@@ -150,35 +161,53 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
     gain = have + 1
     while gain < preemptor.need.least and _room(preemptor, node, chosen, gain + 1):
         gain += 1
-    cost = sum(t.amount for t in chosen if not t.fresh) / (gain - have)
-    return _Option(cost, sorted(preemptor.order(t) for t in chosen), node, chosen, gain - have)
+    cost = sum(each.allocation.amount for each in chosen if not each.allocation.fresh) / (gain - have)
+    chosen = _only_workers_that_must(preemptor, node, chosen, gain)
+    return _Option(cost, sorted(preemptor.order(each.allocation) for each in chosen), node, chosen, gain - have)
 
 
-def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequence[Allocation]) -> list[Allocation]:
+def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequence[Allocation]) -> list[_Displaced]:
     """Choose the jobs of a node with the fewest GPUs whose going makes room; empty if there are none."""
-    able = [t for t in node.allocations.values() if _may_move(preemptor, t) and t not in staying]
+    able = [
+        _Displaced(t, tuple(part for part in t.parts if part.node is node))
+        for t in node.allocations.values()
+        if _may_move(preemptor, t) and t not in staying
+    ]
     if not able or not _room(preemptor, node, able, workers):
         return []
-    able.sort(key=lambda t: (not t.fresh, t.amount, preemptor.order(t)))
-    for allocation in able:
-        if _room(preemptor, node, [allocation], workers):
-            return [allocation]
-    chosen: list[Allocation] = []
-    for allocation in able:
-        chosen.append(allocation)
+    able.sort(key=lambda each: (not each.allocation.fresh, each.allocation.amount, preemptor.order(each.allocation)))
+    for each in able:
+        if _room(preemptor, node, [each], workers):
+            return [each]
+    chosen: list[_Displaced] = []
+    for each in able:
+        chosen.append(each)
         if _room(preemptor, node, chosen, workers):
             break
-    for allocation in chosen[:]:
-        fewer = [t for t in chosen if t is not allocation]
+    for each in chosen[:]:
+        fewer = [other for other in chosen if other is not each]
         if _room(preemptor, node, fewer, workers):
             chosen = fewer
     return chosen
 
 
-def _room(preemptor: Preemptor, node: NodeState, gone: Sequence[Allocation], workers: int) -> bool:
+def _only_workers_that_must(
+    preemptor: Preemptor, node: NodeState, chosen: list[_Displaced], workers: int
+) -> list[_Displaced]:
+    """Let the workers of gangs stay with whom a node still has room for so many others, the first ones first."""
+    for at, (allocation, parts) in enumerate(chosen):
+        for part in parts if len(parts) > 1 else ():
+            fewer = _Displaced(allocation, tuple(other for other in chosen[at].parts if other is not part))
+            tried = [*chosen[:at], fewer, *chosen[at + 1 :]]
+            if fewer.parts and _room(preemptor, node, tried, workers):
+                chosen = tried
+    return chosen
+
+
+def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], workers: int) -> bool:
     left, cpu, memory = list(node.future), node.cpu_future, node.memory_future
-    for allocation in gone:
-        for part in allocation.parts:
+    for allocation, parts in gone:
+        for part in parts:
             cpu += allocation.need.cpu
             memory += allocation.need.memory
             for at in part.devices:
@@ -186,33 +215,50 @@ def _room(preemptor: Preemptor, node: NodeState, gone: Sequence[Allocation], wor
     return hosts(preemptor.need, left, left.count(GPU), cpu, memory) >= workers
 
 
-def _try(preemptor: Preemptor, chosen: Sequence[Allocation]) -> Rearrangement | Allocation | None:
-    """Move these; give the one that has nowhere to go (and nothing changed), None if that would not be enough."""
+def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | Allocation | None:
+    """Move these; return the job that has nowhere to go (and nothing changed), None if that would not be enough."""
     cluster, pool = preemptor.cluster, preemptor.pool
-    for allocation in chosen:
+    going = _by_job(chosen)
+    for allocation, gone in going:
         cluster.leave(allocation)
+        stays = tuple(part for part in allocation.parts if part not in gone)
+        if stays:
+            cluster.nominate(allocation.workload, allocation.need, stays)
     parts = find(pool, preemptor.need, True)
     moves: list[Moving] = []
     stuck: Allocation | None = None
     if parts:
         cluster.nominate(preemptor.workload, preemptor.need, parts)
-        for allocation in sorted(chosen, key=lambda t: (-t.amount, t.workload.id)):
-            to = _target(allocation)
+        for allocation, gone in going:
+            to = _target(allocation, gone)
             if not to:
                 stuck = allocation
                 break
+            cluster.withdraw_nomination(allocation.workload)
             cluster.nominate(allocation.workload, allocation.need, to)
             moves.append(Moving(allocation, to))
         cluster.withdraw_nomination(preemptor.workload)
     if parts and stuck is None:
         return Rearrangement(tuple(moves), parts)
-    for moving in moves:
-        cluster.withdraw_nomination(moving.allocation.workload)
-    for allocation in chosen:
+    for allocation, _ in going:
+        cluster.withdraw_nomination(allocation.workload)
         cluster.stay(allocation)
     return stuck
 
 
-def _target(allocation: Allocation) -> tuple[Part, ...]:
-    """Find free GPUs, now, for a job that moves; an elastic gang keeps its number of workers."""
-    return find(allocation.pool, replace(allocation.need, least=len(allocation.parts)))
+def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
+    """Gather the workers that each job moves, the largest jobs first."""
+    found: dict[str, _Displaced] = {}
+    for allocation, parts in chosen:
+        name = allocation.workload.id
+        found[name] = _Displaced(allocation, (*(found[name].parts if name in found else ()), *parts))
+    return sorted(found.values(), key=lambda each: (-each.allocation.amount, each.allocation.workload.id))
+
+
+def _target(allocation: Allocation, gone: Sequence[Part]) -> tuple[Part, ...]:
+    """Find GPUs that are free now for the workers that move; a gang keeps its number of workers."""
+    found = find(allocation.pool, replace(allocation.need, least=len(gone), workers=len(gone)))
+    if not found:
+        return ()
+    place = {old: new._replace(worker=old.worker) for old, new in zip(gone, found, strict=True)}
+    return tuple(place.get(part, part) for part in allocation.parts)

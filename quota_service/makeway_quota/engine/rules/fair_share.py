@@ -1,8 +1,14 @@
-"""Fair: how over-quota use is weighed between teams."""
+"""Weigh over-quota use between policies, and compute each one's fair share (rules 3 and 5.9)."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..state import WEIGHTS, Weight
+
+if TYPE_CHECKING:
+    from ..index.nodes import PoolState
+    from .quota import Account, Ledger
 
 _SCALE = 6
 """Divisible by every weight, so that shares are exact integers."""
@@ -10,11 +16,31 @@ LAST = 1 << 60
 
 
 def over_per_weight(amount: int, weight: Weight) -> int:
-    """Divide over-quota use by a weight. Without a weight everything counts as too much."""
+    """Return over-quota use divided by a weight. Without a weight everything counts as too much."""
     number = WEIGHTS[weight]
     return amount * (_SCALE // number) if number else LAST + amount
 
 
 def decayed(amount: float, seconds: float, half_life: float) -> float:
-    """Let past use fade: it halves every `half_life` seconds; 0 switches history off."""
+    """Return what past use still counts: it halves every `half_life` seconds; 0 switches history off."""
     return amount * 0.5 ** (seconds / half_life) if half_life > 0 else 0.0
+
+
+def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request: int) -> bool:
+    """Whether a policy stays within its fair share with a request, which may straddle its reservation (rule 5.9)."""
+    over = account.over(pool.pool.name, request, account)
+    return over <= fair_over(ledger, account, pool, account, request)
+
+
+def fair_over(ledger: Ledger, account: Account, pool: PoolState, asking: Account, request: int) -> int:
+    """Return by how much a policy's usage may fairly exceed its reservation, with the request of `asking` counted.
+
+    That is its weight's part of the GPUs that are not used within a reservation.
+    """
+    name = pool.pool.name
+    overs = {each: each.over(name, request, asking) for each in ledger.teams}
+    weights = sum(WEIGHTS[a.policy.weight] for a, over in overs.items() if over > 0 or a is account or a is asking)
+    if not weights:
+        return 0
+    within = sum(a.in_pool.get(name, 0) + (request if a is asking else 0) - over for a, over in overs.items())
+    return max(0, pool.total - within) * WEIGHTS[account.policy.weight] // weights

@@ -18,10 +18,10 @@ from ..index.rooms import hosts_emptied
 from ..placement.fit import kept_back
 from ..request import Need
 from ..state import GPU, Workload
+from .fair_share import within_fair_share
 from .forecast import ends_at, limit_falls
 from .order import rank
 from .quota import Line
-from .victims import within_fair_share
 
 _GPUS_ALONE = Need(0, 1, 1, 0, 0)
 """What goes with a part that takes no CPU and no memory."""
@@ -94,7 +94,9 @@ class Hold:
 
     def line_in_the_way(self, queue: Queue) -> Line | None:
         """Find a limit on which both count, and which has no room for both."""
-        both = self.queue.need.total + queue.need.total
+        if not queue.total:
+            return None
+        both = self.queue.total + queue.total
         for level in queue.account.chain:
             for line in level.covering(self.pool.pool.name) if level in self.queue.account.chain else ():
                 if line.quota.limit is not None and max(line.now, line.future) + both > line.quota.limit:
@@ -103,7 +105,7 @@ class Hold:
 
     def over_capacity(self, queue: Queue) -> bool:
         """Say whether the pool's cap has no room for both."""
-        return self.cluster.over_capacity(self.pool, queue.need.total + self.queue.need.total)
+        return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
 
 
 def _shift(part: Part, need: Need, sign: int) -> None:
@@ -209,7 +211,11 @@ def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return False
     # over its fair share it would be made to leave at once
-    return in_quota or cluster.settings.fair_share != "reclaim" or within_fair_share(cluster, queue, pool)
+    return (
+        in_quota
+        or cluster.settings.fair_share != "reclaim"
+        or within_fair_share(cluster.ledger, queue.account, pool, amount)
+    )
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:

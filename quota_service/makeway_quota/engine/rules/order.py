@@ -90,6 +90,11 @@ class QueueHeads:
         if line:
             self._push(queue, self.at[id(queue)], line[0])
 
+    def enter_again(self, queue: Queue, owner: str) -> None:
+        """Let an owner's first workload compete that came back to its queue, unless the queue was taken out."""
+        if self.at.setdefault(id(queue), 0 if len(queue.members()) == 1 else -1) >= 0:
+            self.again(queue, owner)
+
     def leave(self, queue: Queue) -> None:
         """Take a queue out: nothing it may do is left."""
         self.at[id(queue)] = -1

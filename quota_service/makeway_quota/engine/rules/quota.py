@@ -120,13 +120,13 @@ class Account:
             self._guarantors[pool] = next((account for account in self.chain if account.reserving(pool)), None)
         return self._guarantors[pool]
 
-    def over(self, pool: str) -> int:
-        """Give how far it is (or will be) beyond its reservation in `pool`."""
-        lines = self.reserving(pool)
+    def over(self, pool: str, request: int = 0, of: Account | None = None) -> int:
+        """Return by how much its usage in `pool`, with a `request` of the account `of`, will exceed its reservation."""
+        lines, more = self.reserving(pool), request if of is not None and self in of.chain else 0
         if not lines:
-            used, guarantor = self.in_pool.get(pool, 0), self.guarantor(pool)
-            return used if guarantor is None else min(used, guarantor.over(pool))
-        return max(0, max(line.future - line.quota.reserved for line in lines))
+            used, guarantor = self.in_pool.get(pool, 0) + more, self.guarantor(pool)
+            return used if guarantor is None else min(used, guarantor.over(pool, request, of))
+        return max(0, max(line.future + more - line.quota.reserved for line in lines))
 
     def shares(self, pool: str) -> tuple[int, ...]:
         """Give the shares of the departments, from the top down, and its own; kept until anything is booked."""
@@ -136,13 +136,16 @@ class Account:
         return known
 
     def unreserved(self, pool: str, non_preemptible: bool) -> int:
-        """Give how much of its reservation in `pool` is not used yet (0 without any); kept until anything is booked."""
+        """Return how much of its reservation in `pool` is unused; negative when exceeded or when nothing is reserved.
+
+        Cached until the next booking.
+        """
         known = self._unreserved[non_preemptible].get(pool)
         if known is None:
             guarantor = self.guarantor(pool)
             lines = guarantor.reserving(pool) if guarantor else ()
             rest = [line.quota.reserved - (line.non_preemptible if non_preemptible else line.taken) for line in lines]
-            known = self._unreserved[non_preemptible][pool] = max(0, min(rest, default=0))
+            known = self._unreserved[non_preemptible][pool] = min(rest, default=-1)
         return known
 
     def forget(self) -> None:
@@ -168,11 +171,17 @@ class Ledger:
             if account.policy.parent is not None:
                 account.parent = self.accounts.get(account.policy.parent)
         self.nested = any(account.parent for account in self.accounts.values())
+        self._parents = frozenset(a.parent for a in self.accounts.values() if a.parent is not None)
         self.grown: list[Account] = []
         """Who came to use more, or was promised more, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with whose they are, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
+
+    @property
+    def teams(self) -> list[Account]:
+        """List the accounts that are no department of another."""
+        return [account for account in self.accounts.values() if account not in self._parents]
 
     def family(self, account: Account) -> Iterable[Account]:
         """List whose shares may change with an account: its own, and all where there are departments."""
@@ -215,7 +224,10 @@ class Ledger:
         account.owners[owner] = account.owners.get(owner, 0) + later
 
     def in_quota(self, account: Account, pool: str, amount: int, non_preemptible: bool) -> bool:
-        """Say whether `amount` more stays within the reservation: of sessions alone, or of all it runs."""
+        """Whether `amount` more stays within the reservation, counting all work or non-preemptible work alone.
+
+        A request for no GPUs does so only where the usage stays within a reservation, not by itself (rule 2).
+        """
         return amount <= account.unreserved(pool, non_preemptible)
 
     def over_limit(
@@ -231,7 +243,7 @@ class Ledger:
                 return line
         return None
 
-    def above(self, account: Account, pool: str, preemptor: Account, amount: int, minus: Mapping[Line, int]) -> bool:
+    def above(self, account: Account, pool: str, preemptor: Account, amount: int, gone: Mapping[Account, int]) -> bool:
         """Say whether work of `account` may be taken for `preemptor`, who needs `amount` within its reservation.
 
         Every level from the victim up must be above its reservation, except those that only stand over
@@ -246,7 +258,8 @@ class Ledger:
             if not lines:
                 continue
             extra = amount if level in preemptor.chain else 0
-            if not any(ln.future - minus.get(ln, 0) + extra > ln.quota.reserved for ln in lines):
+            less = gone.get(level, 0)
+            if not any(ln.future - less + extra > ln.quota.reserved for ln in lines):
                 return False
         return True
 

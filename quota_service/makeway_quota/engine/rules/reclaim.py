@@ -1,53 +1,110 @@
-"""Who must leave: the fewest GPUs, in the right order, and nobody needlessly."""
+"""Search for the victims of one workload: the best minimal set, in the order of rule 5.4.
+
+Called for a workload that does not fit, with one of its rights (victims.py). One worker takes the best set of one node;
+gangs, and workloads that a limit, capacity or static quota keeps out, are looked at pool-wide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from functools import partial
+from itertools import islice
 
-from ..index.nodes import Allocation, NodeState, Part, hosts
-from ..index.victim_ranking import Ranking, Scored, enough_devices, score
-from ..placement.fit import allowed, enough, find
-from ..state import GPU
+from ..index.nodes import Allocation, NodeState, Part
+from ..index.victim_ranking import Ranking, enough_devices
+from ..placement.fit import allowed, enough
+from .gang_victims import node_by_node
+from .node_victims import NodeVictims, room_on
+from .returning import any_returns
+from .trial import Trial, evict, place, restore
+from .victim_sets import (
+    MOST_SETS,
+    SHRINK,
+    Key,
+    Scored,
+    Victims,
+    combinations_of,
+    in_legal_order,
+    in_order_of_items,
+    key,
+    minimal_sets,
+    ways,
+    whole,
+)
+from .victim_walk import in_order, one_by_one, smallest_first, steps_of
 from .victims import Preemptor
 
 _SHARED = ("reservation", "fair_share")
-"""Rights by which preemptors that are alike may ask the same; what is learned for one serves the next."""
-_EXACT = 10
-"""Up to so many candidates on a node, every set of them is looked at when the simple choice fails."""
+"""Rights by which preemptors that are alike have the same candidates: what is learned for one serves the next."""
+_MOST_RETURNS = 64
+"""Of so many sets at most it is found out whether a member would return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who leaves, in the order in which they were chosen, and where the preemptor then starts."""
+    """The victims, in an order in which each is entitled to be evicted, and where the preemptor then starts."""
 
-    victims: tuple[Allocation, ...]
+    victims: Victims
     parts: tuple[Part, ...]
 
 
-def reclaim(preemptor: Preemptor) -> Choice | None:
-    """Choose victims and tell them to go; None (and nothing changed) if no legal set makes the preemptor fit."""
-    ranked = (
-        preemptor.need.least == 1 and preemptor.right in _SHARED
-    )  # it is quick, so whether there is hope is asked last
-    if not preemptor.anybody() or (not ranked and _hopeless(preemptor)):
+def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
+    """Choose victims and evict them in the cluster; None (and nothing changed) if no legal set makes room.
+
+    `returns`: prefer a set of which no member could return at once.
+    """
+    if not preemptor.has_candidates():
         return None
-    if preemptor.need.least == 1 and preemptor.within_caps():
-        choice = _on_one_node(preemptor)
-        if choice is not None:
-            return choice
-    elif preemptor.need.least > 1:
-        choice = _on_many_nodes(preemptor)
-        if choice is not None:
-            return choice
-    return None if ranked and _hopeless(preemptor) else _anywhere(preemptor)
+    capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+    one = preemptor.need.least == 1 and not capped
+    if one and preemptor.right in _SHARED:
+        return _take(preemptor, _sets_by_node(preemptor), returns)  # quick enough to need no look at what is impossible
+    if not preemptor.where() or _impossible(preemptor):
+        return None
+    return _take(preemptor, _sets_by_node(preemptor), returns) if one else _in_pool(preemptor, capped, returns)
 
 
-def _hopeless(preemptor: Preemptor) -> bool:
-    """Say whether there is no room for the preemptor even if everybody left who could be asked."""
-    if not preemptor.where():
-        return True
+def finds_victims(preemptor: Preemptor) -> bool:
+    """Whether there is a legal set of victims, whatever these could do in turn; changes nothing."""
+    choice = reclaim(preemptor, returns=False)
+    for victim in choice.victims if choice else ():
+        restore(preemptor, victim)
+    return choice is not None
+
+
+def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
+    """Evict the first of these sets of which no member returns at once; if all do, the very first."""
+    first: Choice | None = None
+    for victims in islice(sets, _MOST_RETURNS):
+        choice = _evicted(preemptor, victims)
+        if choice is None:
+            continue
+        if not returns or not any_returns(preemptor, choice.victims, choice.parts, finds_victims):
+            return choice
+        for victim in choice.victims:
+            restore(preemptor, victim)
+        first = first or choice
+    return _evicted(preemptor, first.victims) if first else None
+
+
+def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
+    legal = in_legal_order(preemptor, victims)
+    if legal is None:
+        return None
+    for victim in legal:
+        evict(preemptor, victim)
+    parts = place(preemptor)
+    if parts:
+        return Choice(legal, parts)
+    for victim in legal:
+        restore(preemptor, victim)
+    return None
+
+
+def _impossible(preemptor: Preemptor) -> bool:
+    """Whether there is no room even with all candidates gone; limits are not looked at."""
     pool, need = preemptor.pool, preemptor.need
     alone = need.least == 1 and not enough(pool, need, True)
     workers = 0
@@ -56,287 +113,100 @@ def _hopeless(preemptor: Preemptor) -> bool:
             continue
         have = node.workers(need, True)
         if have < need.least and node.allocations:
-            able = preemptor.askable(node)
-            have = _most(preemptor, node, able) if able and enough_devices(preemptor, node, able) else have
+            able = preemptor.candidates_on(node)
+            if able and enough_devices(preemptor, node, able):
+                have = min(need.least, room_on(preemptor, node, map(whole, able)))
         workers += have
         if workers >= need.least:
             return False
     return True
 
 
-# One worker: the node where the fewest GPUs have to leave
+# One worker: the best set of one node
 
 
-def _on_one_node(preemptor: Preemptor) -> Choice | None:
+def _sets_by_node(preemptor: Preemptor) -> Iterator[Victims]:
+    """List the sets of all nodes, the best first."""
     ranking = _ranking(preemptor)
-    chosen = ranking.best(preemptor)
-    if chosen is None:
-        chosen = _on_one_node_exactly(preemptor)
-    return _carry_out(preemptor, chosen) if chosen else None
+    others: list[tuple[Key, int, Victims]] = []
+    done: set[int] = set()
+    while True:
+        top = ranking.best(preemptor, done)
+        if others and (top is None or others[0][:2] < top[:2]):
+            yield heapq.heappop(others)[2]
+            continue
+        if top is None:
+            return
+        done.add(top.position)
+        yield top.victims
+        node = preemptor.pool.nodes[top.position]
+        for scored in NodeVictims(preemptor, node, preemptor.candidates_on(node)).all():
+            if scored[0] > top.key:
+                heapq.heappush(others, (scored[0], top.position, scored[1]))
 
 
 def _ranking(preemptor: Preemptor) -> Ranking:
-    """Find what was learned for an earlier preemptor that is alike in all that matters."""
+    """Return what was learned for an earlier preemptor that is alike in all that matters."""
     if preemptor.right not in _SHARED:
-        return Ranking(_judge)
+        return Ranking(_best_on)
     kind = preemptor.workload.kind == "job"
     alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, kind)
-    ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(_judge))
+    ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(_best_on))
     return ranking
 
 
-def _judge(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
-    chosen = _fewest(preemptor, node, able) if _room(preemptor, node, able) else None
-    return (score(preemptor, chosen), chosen) if chosen else None
+def _best_on(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
+    return NodeVictims(preemptor, node, able).best()
 
 
-def _on_one_node_exactly(preemptor: Preemptor) -> list[Allocation] | None:
-    best: Scored | None = None
-    for node in preemptor.nodes():
-        if not node.suits(preemptor.need) or not node.allocations:
-            continue
-        able = preemptor.askable(node)
-        if not able or not enough_devices(preemptor, node, able) or not _room(preemptor, node, able):
-            continue
-        exact = _exact(preemptor, node, sorted(able, key=preemptor.order))
-        if exact is not None and (best is None or exact[0] < best[0]):
-            best = exact
-    return best[1] if best else None
+# Gangs, and whatever limits, capacities and static quotas keep out
 
 
-def _fewest(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> list[Allocation] | None:
-    """Choose on one node: alone if one is enough, else in order of terminating, then without the needless.
-
-    `able` is in that order, and nobody was chosen yet, so each of them may be asked.
-    """
-    singles = [t for t in able if _room(preemptor, node, [t])]
-    greedy = able[:1] if singles and singles[0] is able[0] else _greedy(preemptor, node, able)
-    if not singles:
-        return greedy
-    single = min(singles, key=lambda t: (preemptor.level(t), preemptor.takes(t)))  # the first of those that are alike
-    if (
-        greedy is None
-        or (len(greedy) == 1 and greedy[0] is single)
-        or score(preemptor, [single]) <= score(preemptor, greedy)
-    ):
-        return [single]
-    return greedy
-
-
-def _greedy(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> list[Allocation] | None:
-    chosen: list[Allocation] = []
-    fits = False
+def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None:
+    able = list({a.workload.id: a for here in preemptor.where().values() for a in here}.values())
     for allocation in able:
-        if preemptor.may_ask_now(allocation):
-            preemptor.choose(allocation)
-            chosen.append(allocation)
-            if _room(preemptor, node, chosen):
-                fits = True
-                break
-    for allocation in chosen:
-        preemptor.choose(allocation, -1)
-    if not fits:
-        return None
-    for allocation in reversed(chosen[:]):
-        fewer = [t for t in chosen if t is not allocation]
-        if fewer and _room(preemptor, node, fewer):
-            chosen = fewer
-    return chosen
-
-
-def _exact(
-    preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]
-) -> tuple[tuple[object, ...], list[Allocation]] | None:
-    """Look at every set of a few candidates, for the cases where the order of terminating blocks itself."""
-    best: Scored | None = None
-    for size in range(1, min(len(able), _EXACT) + 1):
-        for group in combinations(able[:_EXACT], size):
-            if not _room(preemptor, node, group):
-                continue
-            legal = in_legal_order(preemptor, group)
-            if legal is not None:
-                scored = (score(preemptor, legal), legal)
-                if best is None or scored[0] < best[0]:
-                    best = scored
-        if best is not None:
-            return best
-    return None
-
-
-def in_legal_order(preemptor: Preemptor, group: Iterable[Allocation]) -> list[Allocation] | None:
-    """Order a set so that each is entitled to be asked when its turn comes; smallest first; None if impossible."""
-    rest = sorted(group, key=lambda t: (t.amount, preemptor.order(t)))
-    done: list[Allocation] = []
-    while rest:
-        following = next((t for t in rest if preemptor.may_ask_now(t)), None)
-        if following is None:
-            break
-        preemptor.choose(following)
-        done.append(following)
-        rest.remove(following)
-    for allocation in done:
-        preemptor.choose(allocation, -1)
-    return None if rest else done
-
-
-def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[Allocation], workers: int = 1) -> bool:
-    left, whole, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
-    copied = False
-    for allocation in gone:
-        for part in allocation.parts:
-            if part.node is not node:
-                continue
-            if not copied:
-                left, copied = list(left), True
-            for at in part.devices:
-                left[at] += part.milli
-                whole += left[at] == GPU
-            cpu += allocation.need.cpu
-            memory += allocation.need.memory
-    return hosts(preemptor.need, left, whole, cpu, memory) >= workers
-
-
-# Gangs: the nodes that are cheapest to clear, one after the other
-
-
-def _on_many_nodes(preemptor: Preemptor) -> Choice | None:
-    offers = []
-    where = preemptor.where()
-    for node in preemptor.pool.nodes:
-        if not node.suits(preemptor.need):
-            continue
-        able = sorted(where.get(node.position, ()), key=preemptor.order)
-        have = node.workers(preemptor.need, True)
-        most = _most(preemptor, node, able)
-        if most:
-            terminating = [] if most == have else able
-            cost = sum(t.amount for t in terminating) / most
-            orders = sorted(preemptor.order(t) for t in terminating)
-            offers.append((cost, orders, node.position, node, able, most))
-    offers.sort(key=lambda offer: offer[:3])
-    missing = preemptor.need.least
-    chosen: list[Allocation] = []
-    for _, _, _, node, able, most in offers:
-        if missing <= 0:
-            break
-        missing -= _clear(preemptor, node, able, min(most, missing), chosen)
-    for allocation in chosen:
-        preemptor.choose(allocation, -1)
-    return _carry_out(preemptor, chosen) if chosen and missing <= 0 else None
-
-
-def _most(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> int:
-    most = node.workers(preemptor.need, True)
-    while most < preemptor.need.least and _room(preemptor, node, able, most + 1):
-        most += 1
-    return most
-
-
-def _clear(
-    preemptor: Preemptor, node: NodeState, able: Sequence[Allocation], workers: int, chosen: list[Allocation]
-) -> int:
-    """Choose victims on a node until it hosts so many workers; give how many it then hosts."""
-    gone = [t for t in chosen if node.node.name in {p.node.node.name for p in t.parts}]
-    for allocation in able:
-        if _room(preemptor, node, gone, workers):
-            return workers
-        if allocation not in gone and preemptor.may_ask_now(allocation):
-            preemptor.choose(allocation)
-            chosen.append(allocation)
-            gone.append(allocation)
-    while workers and not _room(preemptor, node, gone, workers):
-        workers -= 1
-    return workers
-
-
-# Anywhere: where limits or caps are in the way, or the simple ways found nothing
-
-
-def _anywhere(preemptor: Preemptor) -> Choice | None:
-    everyone = {t.workload.id: t for node in preemptor.nodes() for t in preemptor.askable(node)}
-    able = sorted(everyone.values(), key=preemptor.order)
-    if not able:
-        return None
-    for allocation in able:
-        enough_free = preemptor.pool.future + allocation.amount >= preemptor.amount
-        if enough_free and preemptor.may_ask_now(allocation) and _own_first(preemptor, allocation):
-            choice = _carry_out(preemptor, [allocation])
-            if choice is not None:
-                return choice
-    smallest_first = sorted(able, key=lambda t: (preemptor.order(t)[0], t.amount, preemptor.order(t)))
-    return _gradually(preemptor, able) or _gradually(preemptor, smallest_first) or _any_set(preemptor, able)
-
-
-def _any_set(preemptor: Preemptor, able: Sequence[Allocation]) -> Choice | None:
-    """Try every small set where there are few to choose from."""
-    if len(able) > _EXACT:
-        return None
-    for size in range(2, min(4, len(able)) + 1):
-        for group in combinations(able, size):
-            legal = in_legal_order(preemptor, group)
-            choice = _carry_out(preemptor, legal) if legal else None
-            if choice is not None:
-                return choice
-    return None
-
-
-def _own_first(preemptor: Preemptor, allocation: Allocation) -> bool:
-    """Say whether somebody may be asked while a limit is in the way: only those who count on that limit."""
-    line = preemptor.cluster.ledger.over_limit(preemptor.account, preemptor.pool.pool.name, preemptor.amount, True)
-    return line is None or line.account in preemptor.cluster.account(allocation.workload).chain
-
-
-def _gradually(preemptor: Preemptor, able: Sequence[Allocation]) -> Choice | None:
-    cluster = preemptor.cluster
-    gone: list[Allocation] = []
-    parts: tuple[Part, ...] = ()
-    rest = list(able)
-    while not parts and rest:
-        following = next((t for t in rest if _own_first(preemptor, t) and preemptor.may_ask_now(t)), None)
-        if following is None:
-            break
-        rest.remove(following)
-        cluster.leave(following)
-        gone.append(following)
-        parts = _fit(preemptor)
-    if not parts:
-        for allocation in gone:
-            cluster.stay(allocation)
-        return None
-    return _without_needless(preemptor, gone, parts)
-
-
-def _without_needless(preemptor: Preemptor, gone: list[Allocation], parts: tuple[Part, ...]) -> Choice:
-    """Let everybody stay whose terminating is not needed, those first who were asked last."""
-    cluster, pool, need = preemptor.cluster, preemptor.pool, preemptor.need
-    room = sum(node.workers(need, True) for node in pool.nodes if node.suits(need))
-    needed = []
-    for allocation in reversed(gone):
-        nodes = {part.node.position: part.node for part in allocation.parts if part.node.suits(need)}.values()
-        before = sum(node.workers(need, True) for node in nodes)
-        cluster.stay(allocation)
-        left = room - before + sum(node.workers(need, True) for node in nodes)
-        if left >= need.least and allowed(cluster, preemptor.account, pool, preemptor.amount, True):
-            room = left
-        else:
-            cluster.leave(allocation)
-            needed.append(allocation)
-    return Choice(tuple(reversed(needed)), find(pool, need, True))
-
-
-def _carry_out(preemptor: Preemptor, chosen: Sequence[Allocation]) -> Choice | None:
-    for allocation in chosen:
-        preemptor.cluster.leave(allocation)
-    parts = _fit(preemptor)
+        preemptor.order(allocation)  # as it is before anything leaves
+    if combinations_of(able, None) <= MOST_SETS:
+        return _take(preemptor, _all_sets(preemptor, able), returns)
+    trial = Trial(preemptor)
+    found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
+    found = found or _walk(preemptor, able, trial)
+    parts = place(preemptor) if found else ()
     if parts:
-        return Choice(tuple(chosen), parts) if len(chosen) == 1 else _without_needless(preemptor, list(chosen), parts)
-    for allocation in chosen:
-        preemptor.cluster.stay(allocation)
+        return Choice(in_order_of_items(preemptor, found), parts)
+    trial.become()
     return None
 
 
-def _fit(preemptor: Preemptor) -> tuple[Part, ...]:
-    """Find where the preemptor would start, were everybody gone who was told to go."""
-    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
-        return ()
-    return find(preemptor.pool, preemptor.need, True)
+def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
+    """List all minimal legal sets, the best first."""
+    trial = Trial(preemptor)
+    units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in able]
+    found = list(minimal_sets(units, trial.fits_without))
+    trial.become()
+    return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
+
+
+def _walk(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims:
+    """Evict the first set found: of workers of elastic gangs, of one workload, then one candidate after the other."""
+    steps = in_order(preemptor, (step for a in able for step in steps_of(a)))
+
+    def counts_on_the_limit(allocation: Allocation) -> bool:
+        cluster, pool = preemptor.cluster, preemptor.pool.pool.name
+        line = cluster.ledger.over_limit(preemptor.account, pool, preemptor.amount, True)
+        return line is None or line.account in cluster.account(allocation.workload).chain
+
+    found = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
+    found = found or _single(preemptor, able, trial)
+    for order in (steps, smallest_first(preemptor, steps)) if not found else ():
+        found = found or one_by_one(preemptor, order, trial, counts_on_the_limit)
+    return found
+
+
+def _single(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims:
+    singles = [single for a in able if in_legal_order(preemptor, single := (whole(a),))]
+    for victims in sorted(singles, key=partial(key, preemptor)):
+        if trial.fits_without(victims):
+            return victims
+    trial.become()
+    return ()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from ..index.cluster import Cluster
 from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
-from ..phrases import count, this
 from ..placement.packing import Shape
-from ..plan import Number, Scale, Waiting
+from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need
 from ..state import GPU, Workload
@@ -54,7 +53,7 @@ class _Demand:
     """How many of the first nodes have no room for a worker of a shape."""
     too_large: set[Need] = field(default_factory=set)
     """Needs for which the budget leaves no room."""
-    messages: dict[str, tuple[str, dict[str, Number]]] = field(default_factory=dict)
+    reasons: dict[str, tuple[Facts, dict[str, Number]]] = field(default_factory=dict)
     """Kind of workload to the reason it gets where the budget is in its way."""
 
     @property
@@ -113,7 +112,7 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
                     wanted,
                     tuple(demand.by),
                     "scale_up",
-                    f"{count(len(demand.by), 'workload')} would fill {count(wanted, 'more node')} of pool {name}.",
+                    (Fact("scale_up", {"workloads": len(demand.by), "wanted": wanted, "pool": name}),),
                     {"wanted": wanted, "booting": demand.pool.pool.booting, "budget_left": demand.budget},
                 )
             )
@@ -192,17 +191,15 @@ class _Asking:
 
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:
     name, wanted, booting = demand.pool.pool.name, len(demand.nodes), min(demand.pool.pool.booting, len(demand.nodes))
-    message = f"Waits for a node of pool {name}: {booting} of {wanted} booting."
     numbers: dict[str, Number] = {"booting": booting, "wanted": wanted, "pool": name}
+    facts = (Fact("waiting_for_node", numbers),)
     for id in demand.by:
-        builder.wait_instead(Waiting(id, "waiting_for_node", "scale_up", message, numbers))
+        builder.wait_instead(Waiting(id, "waiting_for_node", "scale_up", facts, numbers))
 
 
 def _report_over_budget(builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
-    kind = this(workload)
-    if kind not in demand.messages:
-        name, most = demand.pool.pool.name, demand.pool.pool.max_nodes
-        message = f"Pool {name} may grow to {count(most, 'node')} and has no room left for {kind}."
-        numbers: dict[str, Number] = {"max_nodes": most, "pool": name}
-        demand.messages[kind] = message, numbers
-    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", *demand.messages[kind]))
+    kind = workload.kind
+    if kind not in demand.reasons:
+        numbers: dict[str, Number] = {"max_nodes": demand.pool.pool.max_nodes, "pool": demand.pool.pool.name}
+        demand.reasons[kind] = (Fact("over_budget", {**numbers, "kind": kind}),), numbers
+    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", *demand.reasons[kind]))

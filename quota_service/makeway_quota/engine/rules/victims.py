@@ -1,29 +1,35 @@
-"""Who may be asked to leave for whom, and in which order."""
+"""Which allocations a workload may evict, by which rule, and in which order they are protected (rules 5.1 to 5.3).
+
+Called by the search for victims (reclaim.py) and by consolidation. Reads the cluster, changes nothing in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ..index.cluster import Cluster
 from ..index.nodes import Allocation, NodeState, PoolState
-from ..index.queues import Queue
 from ..request import Need
-from ..state import WEIGHTS, Workload
+from ..state import Workload
+from .fair_share import fair_over
 from .order import rank_in_profile
 from .quota import Account, Line
 
-Right = Literal["reservation", "own_limit", "own_team", "fair_share"]
-"""By which rule somebody may be stopped: engine rules 5.1, 5.1 (limit), 5.7 and 5.9."""
-
-_NOT_YET = -(1 << 30)
-"""Before every priority: a start of this very plan is struck out before anybody who runs has to leave."""
+Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
+"""The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
+_IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
+"""The rights of work in quota."""
+_FIRST = -(1 << 30)
+"""Before every priority: a start of this very plan is withdrawn before any running workload is evicted."""
+Order = tuple[int, int, int, float, float, float, str]
+"""The place in the order of protection; its first three parts decide before the number of workloads does."""
 
 
 @dataclass(slots=True)
 class Preemptor:
-    """Somebody who is entitled to GPUs of a pool that others use."""
+    """A pending workload that may evict others in a pool, by one right."""
 
     cluster: Cluster
     workload: Workload
@@ -31,60 +37,92 @@ class Preemptor:
     account: Account
     pool: PoolState
     right: Right
-    blocked: Sequence[Line] = ()
-    """Lines of its own policy or departments whose limit is in its way."""
-    minus: dict[Line, int] = field(default_factory=dict)
-    """What those chosen so far take off each line."""
-    minus_pool: int = 0
-    first: dict[str, bool] = field(default_factory=dict)
-    """Policy to whether its work could be asked before anybody was chosen."""
+    blocked: Line | None = None
+    """The line whose limit was in its way; only the messages depend on it."""
+    gone: dict[Account, int] = field(default_factory=dict)
+    """The milli-GPUs that the victims chosen so far take off each policy's usage in the pool."""
+    _entitled_first: dict[str, bool] = field(default_factory=dict)
+    """Policy to whether its work is a candidate before any victim is chosen."""
+    _fair: dict[Account, int] = field(default_factory=dict)
+    _orders: dict[str, Order] = field(default_factory=dict)
     _where: dict[int, list[Allocation]] | None = None
     _own_rank: tuple[int, int] | None = None
 
     @property
     def amount(self) -> int:
-        """Give the milli-GPUs it needs."""
+        """Return the milli-GPUs it needs."""
         return self.need.total
 
-    def anybody(self) -> bool:
-        """Say whether there is a team at all that could be asked first."""
+    # Candidates
+
+    def has_candidates(self) -> bool:
+        """Whether any policy's work could be a candidate; False is certain, True is not."""
         if self.right == "own_team":
             return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
-        stoppable = self.cluster.stoppable.get(self.pool.pool.name, {})
-        if self.right == "fair_share" or self.blocked:
-            return bool(stoppable)
-        ledger, pool = self.cluster.ledger, self.pool.pool.name
-        return any(ledger.above(ledger.account(n), pool, self.account, self.amount, {}) for n in stoppable)
+        if self._without_gpus():
+            return True
+        return any(map(self._is_candidate_policy, self.cluster.stoppable.get(self.pool.pool.name, {})))
 
-    def may_take(self, allocation: Allocation) -> bool:
-        """Say whether this one could ever be asked, however much its team uses at the moment."""
+    def is_candidate(self, allocation: Allocation) -> bool:
+        """Whether an allocation may be evicted before any other victim is chosen; if not, it never may."""
         victim = allocation.workload
-        if (
-            allocation.terminating
-            or victim.non_preemptible
-            or not allocation.amount
-            or allocation.pool is not self.pool
-        ):
+        if allocation.terminating or victim.non_preemptible or allocation.pool is not self.pool:
             return False
-        return self._may_stop(victim)
+        if allocation.amount:
+            return self._is_candidate_policy(victim.policy) and self._may_evict(victim)
+        return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(victim)
 
-    def _may_stop(self, victim: Workload) -> bool:
-        """Say whether somebody who may be stopped for others may be for this one."""
-        if victim.profile in self.cluster.protecting and self.workload.kind == "job" and self._protected(victim):
+    def candidates_on(self, node: NodeState) -> list[Allocation]:
+        """List the candidates on a node."""
+        if self._where is not None:
+            return list(self._where.get(node.position, ()))
+        return [allocation for allocation in node.allocations.values() if self.is_candidate(allocation)]
+
+    def nodes(self) -> list[NodeState]:
+        """List the nodes with candidates, in their order."""
+        return [self.pool.nodes[at] for at in sorted(self.where())]
+
+    def where(self) -> dict[int, list[Allocation]]:
+        """Map the positions of nodes to the candidates there; computed once."""
+        if self._where is None:
+            found: dict[int, list[Allocation]] = {}
+            for allocation in self._candidates():
+                for part in allocation.parts:
+                    here = found.setdefault(part.node.position, [])
+                    if not here or here[-1] is not allocation:
+                        here.append(allocation)
+            self._where = found
+        return self._where
+
+    def _candidates(self) -> Iterator[Allocation]:
+        cluster, pool = self.cluster, self.pool.pool.name
+        names = [name for name in cluster.stoppable.get(pool, {}) if self._is_candidate_policy(name)]
+        checked = self.right == "own_team" or bool(cluster.protecting)
+        light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
+        for known in (*(cluster.loose[pool, name] for name in names), light):
+            for allocation in known.values():
+                if not allocation.terminating and (not checked or self._may_evict(allocation.workload)):
+                    yield allocation
+
+    def _without_gpus(self) -> Mapping[str, Allocation]:
+        """Map the ids of work without GPUs that is a candidate for its CPU and memory to its allocations (rule 2)."""
+        if self.right not in _IN_QUOTA or not (self.need.cpu or self.need.memory):
+            return {}
+        return self.cluster.without_gpus.get(self.pool.pool.name, {})
+
+    def _frees(self, allocation: Allocation) -> bool:
+        """Whether work without GPUs holds CPU or memory that the preemptor requests."""
+        return bool((allocation.need.cpu and self.need.cpu) or (allocation.need.memory and self.need.memory))
+
+    def _may_evict(self, victim: Workload) -> bool:
+        """Whether neither `min_runtime` nor, within a policy, its priority and ranks protect a workload."""
+        if self.workload.kind == "job" and self.cluster.is_protected(victim):
             return False
-        if self.right == "own_team":
-            return self._ranks_below(victim)
-        return True
-
-    def _protected(self, victim: Workload) -> bool:
-        least = self.cluster.profiles[victim.profile].min_runtime
-        return victim.started_at is None or self.cluster.now - victim.started_at < least
+        return self.right != "own_team" or self._ranks_below(victim)
 
     def _ranks_below(self, victim: Workload) -> bool:
-        """Say whether a job of the same team comes after the preemptor in every respect that the order looks at."""
-        if victim.policy != self.workload.policy:
-            return False
-        if self.cluster.priority(victim) >= self.cluster.priority(self.workload):
+        """Whether a workload of the same policy has a lower priority, and no better rank in pool and profile."""
+        if not self.cluster.is_below(victim, self.cluster.priority(self.workload)):
             return False
         if self._own_rank is None:
             self._own_rank = self._rank(self.workload)
@@ -95,69 +133,41 @@ class Preemptor:
         in_pool = self.pool.rank.get(workload.profile, len(self.pool.rank))
         return in_pool, rank_in_profile(profile, workload.policy) if profile else 0
 
-    def may_ask_now(self, allocation: Allocation) -> bool:
-        """Say whether this one may be asked at this moment, given who was chosen before."""
-        return self.entitled(self.cluster.account(allocation.workload))
+    # Entitlement: is the victim's policy above its reservation (or fair share) at this moment?
+
+    def may_evict_now(self, allocation: Allocation) -> bool:
+        """Whether a candidate may be evicted after the victims chosen so far; without GPUs, it always may."""
+        return not allocation.amount or self.entitled(self.cluster.account(allocation.workload))
 
     def entitled(self, account: Account) -> bool:
-        """Say whether a team may be asked at this moment, given who was chosen before."""
-        name = self.pool.pool.name
+        """Whether work of a policy may be evicted after the victims chosen so far."""
         if self.right == "own_team":
-            return True
-        if self.blocked and any(line.account in account.chain for line in self.blocked):
+            return account is self.account
+        if self.right == "own_policy" and account is self.account:
             return True
         if self.right == "fair_share":
-            return account is not self.account and self._above_fair(account, name)
-        return self.cluster.ledger.above(account, name, self.account, self.amount, self.minus)
+            return account is not self.account and self._above_fair_share(account)
+        return self.cluster.ledger.above(account, self.pool.pool.name, self.account, self.amount, self.gone)
 
-    def may_ask(self, allocation: Allocation) -> bool:
-        """Say whether this one could be asked before anybody else is chosen: who cannot be then, never can be."""
-        return self._may_ask_team(allocation.workload.policy) and self.may_take(allocation)
-
-    def _may_ask_team(self, name: str) -> bool:
-        known = self.first.get(name)
+    def _is_candidate_policy(self, name: str) -> bool:
+        known = self._entitled_first.get(name)
         if known is None:
-            mine = self.right != "own_team" or name == self.workload.policy
-            known = self.first[name] = mine and self.entitled(self.cluster.ledger.account(name))
+            known = self._entitled_first[name] = self.entitled(self.cluster.ledger.account(name))
         return known
 
-    def askable(self, node: NodeState) -> list[Allocation]:
-        """List those on a node who could be asked before anybody else is chosen."""
-        if self._where is not None:
-            return list(self._where.get(node.position, ()))
-        return [allocation for allocation in node.allocations.values() if self.may_ask(allocation)]
+    def _above_fair_share(self, account: Account) -> bool:
+        if account not in self._fair:
+            self._fair[account] = fair_over(self.cluster.ledger, account, self.pool, self.account, self.amount)
+        over = account.over(self.pool.pool.name, self.amount, self.account)
+        return over - self.gone.get(account, 0) > self._fair[account]
 
-    def nodes(self) -> list[NodeState]:
-        """List the nodes where anybody could be asked, in their order."""
-        return [self.pool.nodes[at] for at in sorted(self.where())]
+    def choose(self, allocation: Allocation, amount: int) -> None:
+        """Count milli-GPUs of an allocation as gone (negative: as kept after all)."""
+        for level in self.cluster.account(allocation.workload).chain:
+            self.gone[level] = self.gone.get(level, 0) + amount
 
-    def where(self) -> dict[int, list[Allocation]]:
-        """Position to those on that node who could be asked before anybody else is chosen: found out once for all."""
-        if self._where is not None:
-            return self._where
-        found: dict[int, list[Allocation]] = {}
-        picky = self.right == "own_team" or (self.cluster.protecting and self.workload.kind == "job")
-        for allocation in self._all():
-            if not allocation.terminating and (not picky or self._may_stop(allocation.workload)):
-                for part in allocation.parts:
-                    here = found.setdefault(part.node.position, [])
-                    if not here or here[-1] is not allocation:
-                        here.append(allocation)
-        self._where = found
-        return found
-
-    def _all(self) -> Iterator[Allocation]:
-        """List all who may be stopped, of the teams that could be asked."""
-        cluster = self.cluster
-        if self.right == "own_team":
-            yield from cluster.less_than(self.pool, self.workload.policy, cluster.priority(self.workload))
-            return
-        for name in cluster.stoppable.get(self.pool.pool.name, {}):
-            if self._may_ask_team(name):
-                yield from cluster.loose[self.pool.pool.name, name].values()
-
-    def easier(self, grown: Iterable[Account]) -> set[str]:
-        """Name the teams that may be asked, and give more than before these accounts came to use more."""
+    def became_candidates(self, grown: Iterable[Account]) -> set[str]:
+        """Name the policies whose work may be evicted now that these accounts use more than before."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         levels = {level for account in grown for level in account.chain}
         levels.difference_update((self.account.guarantor(pool) or self.account).chain[1:])
@@ -170,88 +180,33 @@ class Preemptor:
             and ledger.above(account, pool, self.account, self.amount, {})
         }
 
-    def right_over(self, account: Account) -> Right:
-        """Say by which right somebody of this account was asked: a limit only stands between their own."""
-        if self.right == "own_limit" and not any(line.account in account.chain for line in self.blocked):
-            return "reservation"
-        return self.right
+    # Protection
 
-    def _above_fair(self, account: Account, pool: str) -> bool:
-        minus = max((self.minus.get(line, 0) for line in account.covering(pool)), default=0)
-        return account.over(pool) - minus > fair_over(self.cluster, account, self.pool, self.account)
-
-    def takes(self, allocation: Allocation) -> int:
-        """Give the milli-GPUs that somebody has to give up; an elastic gang what one worker of the preemptor needs."""
-        need, spare = allocation.need, len(allocation.parts) - allocation.need.least
-        if spare <= 0 or allocation.fresh or not need.gpus:
-            return allocation.amount
-        workers = max(1, -(-self.need.gpus // need.gpus))
-        return workers * need.gpus if workers <= spare else allocation.amount
-
-    def choose(self, allocation: Allocation, sign: int = 1) -> None:
-        """Count somebody as terminating (or, with -1, as staying after all)."""
-        amount = sign * allocation.amount
-        name = allocation.pool.pool.name
-        for level in self.cluster.account(allocation.workload).chain:
-            for line in level.covering(name):
-                self.minus[line] = self.minus.get(line, 0) + amount
-        self.minus_pool += amount
-
-    def level(self, allocation: Allocation) -> int:
-        """Give the first part of the order of terminating, which counts before the number of GPUs."""
-        if allocation.fresh:
-            return _NOT_YET
-        return self.cluster.account(allocation.workload).policy.priority
-
-    def order(self, allocation: Allocation) -> tuple[object, ...]:
-        """Give the place in the order of terminating: smaller leaves first (rule 5.3); it ends in the id."""
-        victim = allocation.workload
-        account = self.cluster.account(victim)
-        started = victim.started_at if victim.started_at is not None else self.cluster.now
-        return (
-            _NOT_YET if allocation.fresh else account.policy.priority,
-            -account.share(self.pool.pool.name),
-            self.cluster.priority(victim),
-            self._lost(allocation) if self.cluster.settings.victim_order == "cheapest" else 0,
-            -started,
-            -victim.submitted_at,
-            victim.id,
-        )
-
-    def _lost(self, allocation: Allocation) -> float:
-        """Give the work that stopping it now would throw away, in milli-GPU seconds."""
-        victim = allocation.workload
-        since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
-        return allocation.amount * (self.cluster.now - max(since)) if since else 0.0
-
-    def within_caps(self) -> bool:
-        """Say whether no limit and no cap stands in the way once those chosen are gone."""
-        pool = self.pool.pool
-        if not self.amount:
-            return True
-        if self.cluster.ledger.over_limit(self.account, pool.name, self.amount, True, self.minus) is not None:
-            return False
-        if pool.capacity is None:
-            return True
-        return self.cluster.pool_future[pool.name] - self.minus_pool + self.amount <= pool.capacity
+    def order(self, allocation: Allocation) -> Order:
+        """Return the place in the order of protection (rule 5.3), as it was before any victim: smaller leaves first."""
+        known = self._orders.get(allocation.workload.id)
+        if known is None:
+            known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation)
+        return known
 
 
-def within_fair_share(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    """Say whether a team stays within its fair share with one more of a queue."""
-    account = queue.account
-    return account.over(pool.pool.name) + queue.need.total <= fair_over(cluster, account, pool, account)
+def order_of(cluster: Cluster, allocation: Allocation) -> Order:
+    """Return the place of an allocation in the order of protection (rule 5.3): smaller leaves first; ends in the id."""
+    victim, account = allocation.workload, cluster.account(allocation.workload)
+    started = victim.started_at if victim.started_at is not None else cluster.now
+    return (
+        _FIRST if allocation.fresh else account.policy.priority,
+        -account.share(allocation.pool.pool.name),
+        cluster.priority(victim),
+        _lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
+        -started,
+        -victim.submitted_at,
+        victim.id,
+    )
 
 
-def fair_over(cluster: Cluster, account: Account, pool: PoolState, preemptor: Account) -> int:
-    """Give how far beyond its reservation a team may fairly be: its weight's part of what nobody reserves and uses."""
-    name = pool.pool.name
-    teams = [a for a in cluster.ledger.accounts.values() if not _is_parent(cluster, a)]
-    weights = sum(WEIGHTS[a.policy.weight] for a in teams if a.over(name) > 0 or a is account or a is preemptor)
-    if not weights:
-        return 0
-    within = sum(a.in_pool.get(name, 0) - a.over(name) for a in teams)
-    return max(0, pool.total - within) * WEIGHTS[account.policy.weight] // weights
-
-
-def _is_parent(cluster: Cluster, account: Account) -> bool:
-    return any(other.parent is account for other in cluster.ledger.accounts.values())
+def _lost_work(cluster: Cluster, allocation: Allocation) -> float:
+    """Return the work that stopping an allocation now would lose, in milli-GPU seconds."""
+    victim = allocation.workload
+    since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
+    return allocation.amount * (cluster.now - max(since)) if since else 0.0

@@ -1,4 +1,4 @@
-"""What you can have now, from whom, and why not."""
+"""What-if: what one more request would get now, from whom, and why not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Literal
 
 from ..index.incremental import IncrementalEngine
-from ..phrases import count, gpus, listed, seconds
-from ..plan import Evict, Move, Numbers, Offer, Plan, Start, Victim, Waiting
-from ..state import ADMITTED, Kind, Profile, Snapshot, Workload
+from ..plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
+from ..state import ADMITTED, Kind, Profile, Snapshot, Workload, number
 
 ASKING = "?"
 """The id of the workload that an offer puts into the snapshot."""
@@ -71,22 +70,22 @@ def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> O
     """Find the asking workload in the plan; `in_quota`: it would be, if it had to wait."""
     for start in plan.start:
         if start.id == ASKING:
-            found = _answer(asking, start.message, start.numbers, start.in_quota)
-            return replace(found, code="ready_now", reason="starting", message=_ready(start))
+            found = _answer(asking, start.facts, start.numbers, start.in_quota)
+            return replace(found, code="ready_now", reason="starting", facts=_ready(start))
     for refusal in plan.refused:
         if refusal.id == ASKING:
-            found = _answer(asking, refusal.message, refusal.numbers, False)
+            found = _answer(asking, refusal.facts, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
     waiting = next(each for each in plan.pending if each.id == ASKING)
-    found = _answer(asking, waiting.message, waiting.numbers, in_quota)
+    found = _answer(asking, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
         return _reclaiming(snapshot, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
     return replace(found, code=code, reason=waiting.code)
 
 
-def _answer(asking: Workload, message: str, numbers: Numbers, in_quota: bool) -> Offer:
-    return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", message, in_quota=in_quota, numbers=numbers)
+def _answer(asking: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
+    return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
 def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
@@ -99,7 +98,7 @@ def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) 
         found,
         code="ready_after_reclaim",
         reason="reclaiming",
-        message=_after(snapshot, victims, len(moved) - smaller, smaller, wait),
+        facts=_after(victims, len(moved) - smaller, smaller, wait),
         seconds=wait,
         victims=victims,
         moved=moved,
@@ -119,20 +118,19 @@ def _held(workload: Workload, profile: Profile | None) -> int:
     return named or gpus_each * max(1, len(workload.placement))
 
 
-def _ready(start: Start) -> str:
-    if start.in_quota:
-        return "Ready now."
-    return "Ready now, over quota: it makes way when an owner needs the GPUs."
+def _ready(start: Start) -> Facts:
+    return (Fact("ready_now" if start.in_quota else "ready_now_over_quota"),)
 
 
-def _after(snapshot: Snapshot, victims: Sequence[Victim], moved: int, smaller: int, wait: float) -> str:
-    labels = {p.name: p.label for p in snapshot.policies}
-    jobs = [f"{labels.get(v.policy, v.policy)}'s job {v.id} of {v.owner} ({gpus(v.gpus)})" for v in victims]
-    said = [f"{listed(jobs)} {'makes' if len(jobs) == 1 else 'make'} way"] if jobs else []
-    if moved:
-        said.append(f"{count(moved, 'job')} {'moves' if moved == 1 else 'move'} over")
-    if smaller:
-        said.append(f"{count(smaller, 'gang')} {'goes' if smaller == 1 else 'go'} on with fewer workers")
-    if not jobs and said:
-        said.append("nobody is stopped")
-    return f"Ready in {seconds(wait)} or less: {', '.join(said) if said else 'the GPUs are on their way'}."
+def _after(victims: Sequence[Victim], moved: int, smaller: int, wait: float) -> Facts:
+    """Return when the request would be ready, and by which victims, moves and shrunk gangs."""
+    ready = Fact("ready_after_reclaim", {"within": wait, "moved": moved, "shrunk": smaller})
+    return (
+        ready,
+        *(
+            Fact(
+                "by_victim", {"victim": v.id, "kind": "job", "owner": v.owner, "team": v.policy, "gpus": number(v.gpus)}
+            )
+            for v in victims
+        ),
+    )

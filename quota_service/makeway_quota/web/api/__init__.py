@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import inventory, jobs, policy, sessions
+from . import inventory, jobs, policy, retention, sessions
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -19,7 +19,7 @@ def router() -> APIRouter:
     """Gather every route below /api/v1."""
     whole = APIRouter(dependencies=[Security(_TOKEN)])
     # Routes are tried in this order: what is asked most often comes first.
-    for part in (jobs.router, sessions.router, inventory.router, policy.router):
+    for part in (jobs.router, sessions.router, inventory.router, policy.router, retention.router):
         whole.include_router(part)
     whole.include_router(inventory.open_router)
     return whole

@@ -9,7 +9,7 @@
   const pill = document.getElementById("mw-live");
 
   // -- news ---------------------------------------------------------------------------------------------------
-  const QUIET = 500; // at most two refreshes a second, however much happens
+  const QUIET = 1000; // at most one refresh a second, however much happens
   let due = null;
   let last = 0;
   const refresh = () => {
@@ -43,16 +43,14 @@
   }
 
   // -- times --------------------------------------------------------------------------------------------------
-  const span = (seconds) => {
-    const s = Math.max(0, Math.round(seconds));
-    if (s < 120) return `${s} s`;
-    if (s < 7200) return `${Math.floor(s / 60)} min`;
-    if (s < 172800) {
-      const minutes = Math.floor(s / 60) % 60;
-      return `${Math.floor(s / 3600)} h${minutes ? ` ${minutes} min` : ""}`;
-    }
-    const hours = Math.floor(s / 3600) % 24;
-    return `${Math.floor(s / 86400)} d${hours ? ` ${hours} h` : ""}`;
+  const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const span = (seconds) => { // the two largest units, as the server writes durations: 1 min 30 s
+    const whole = Math.max(0, Math.round(seconds));
+    const at = UNITS.findIndex(([, length]) => whole >= length);
+    if (at < 0 || at === UNITS.length - 1) return `${whole} s`;
+    const [[unit, length], [smaller, part]] = [UNITS[at], UNITS[at + 1]];
+    const rest = Math.floor((whole % length) / part);
+    return `${Math.floor(whole / length)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
   };
   const tick = () => {
     const now = Date.now();
@@ -108,6 +106,64 @@
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
   addEventListener("scroll", hide, { passive: true });
 
+  // -- the heat map: which node is under the pointer, or chosen with the arrow keys --------------------------------
+  const nodeAt = (map, event) => {
+    const box = map.getBoundingClientRect();
+    const scale = map.viewBox.baseVal.width / box.width;
+    const { wide, tall, columns } = map.dataset;
+    const column = Math.floor(((event.clientX - box.left) * scale) / wide);
+    const row = Math.floor(((event.clientY - box.top) * scale) / tall);
+    return column < columns ? row * columns + column : -1;
+  };
+  const lineOf = (map, at) => map.dataset.nodes.split("\n")[at];
+  const openNode = (map, at) => {
+    const line = lineOf(map, at);
+    if (line) location.href = `${prefix}nodes/${encodeURIComponent(line.split(" ")[0])}`;
+  };
+  const pointAt = (map, at, left, top) => {
+    const line = lineOf(map, at);
+    if (!line) { hide(); return; }
+    shownFor = map;
+    tip.textContent = line;
+    tip.hidden = false;
+    tip.style.left = `${Math.min(left + 12, innerWidth - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${Math.min(top + 14, innerHeight - tip.offsetHeight - 8)}px`;
+  };
+  const heat = (event) => event.target.closest?.(".mw-heat");
+  document.addEventListener("mousemove", (event) => {
+    const map = heat(event);
+    if (map) pointAt(map, nodeAt(map, event), event.clientX, event.clientY);
+    else if (shownFor?.classList?.contains("mw-heat")) hide();
+  });
+  document.addEventListener("click", (event) => { const map = heat(event); if (map) openNode(map, nodeAt(map, event)); });
+  const chosen = new Map(); // a map's position by its label: the element itself may be replaced by a refresh
+  const mark = (map, at) => {
+    map.querySelector(".cursor")?.remove();
+    const { wide, tall, columns } = map.dataset;
+    const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    const [x, y] = [(at % columns) * wide - 2, Math.floor(at / columns) * tall - 2];
+    for (const [name, value] of Object.entries({ class: "cursor", x, y, width: wide - 1, height: tall - 1 })) rect.setAttribute(name, value);
+    map.append(rect);
+    const box = map.getBoundingClientRect();
+    const scale = box.width / map.viewBox.baseVal.width;
+    pointAt(map, at, box.left + x * scale, box.top + (y + Number(tall)) * scale);
+  };
+  document.addEventListener("keydown", (event) => {
+    const map = heat(event);
+    if (!map) return;
+    const columns = Number(map.dataset.columns);
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns }[event.key];
+    const key = map.getAttribute("aria-label").split(":")[0];
+    const at = chosen.get(key) ?? 0;
+    if (event.key === "Enter") openNode(map, at);
+    if (step === undefined) return;
+    event.preventDefault();
+    const next = chosen.has(key) ? at + step : 0;
+    if (lineOf(map, next) === undefined || next < 0) return;
+    chosen.set(key, next);
+    mark(map, next);
+  });
+
   // -- a job's output -----------------------------------------------------------------------------------------
   const output = document.getElementById("mw-output");
   const follow = document.getElementById("mw-follow");
@@ -159,8 +215,8 @@
     event.preventDefault();
     const lines = editor.value.split("\n");
     const start = lines.slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0);
-    editor.focus();
+    editor.blur();
     editor.setSelectionRange(start, start + (lines[line - 1]?.length ?? 0));
-    editor.scrollTop = Math.max(0, (line - 6) * parseFloat(getComputedStyle(editor).lineHeight));
+    editor.focus(); // after the selection, so that the browser scrolls to it
   });
 })();

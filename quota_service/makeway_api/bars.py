@@ -1,0 +1,102 @@
+"""Lay out a team's GPUs as a bar: its parts in order, the mark at the reservation, the end at the limit.
+
+Called by every surface that draws one (notebook, spawn page, panel), so that all show the same parts, in the same
+order, with the same words. Pure geometry in GPUs: a surface multiplies by its own units and draws in its own style.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from .models import TeamUsage
+from .quantities import gpus, number
+
+
+@dataclass(frozen=True, slots=True)
+class PartKind:
+    """One kind of part: the field of TeamUsage it shows (also its style class), its label, and what it means."""
+
+    name: str
+    label: str
+    meaning: str
+
+    @property
+    def css(self) -> str:
+        """The style class: `in-quota` for `in_quota`."""
+        return self.name.replace("_", "-")
+
+
+KINDS = (
+    PartKind("guaranteed", "in sessions", "held by notebooks, never preempted"),
+    PartKind("in_quota", "in quota", "held by jobs within the reservation"),
+    PartKind("borrowed", "borrowed", "held by jobs over quota, which make way when an owner comes back"),
+    PartKind("lent", "lent", "reserved, now held by other teams' jobs"),
+    PartKind("free", "free", "reserved and idle"),
+)
+"""In drawing order: what the team uses, then what is left of its reservation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a bar that is not empty: where it starts and how long it is, in GPUs."""
+
+    kind: PartKind
+    start: float
+    gpus: float
+
+    @property
+    def tip(self) -> str:
+        """The part as a tooltip: `2 GPUs borrowed`."""
+        return f"{gpus(self.gpus)} {self.kind.label}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One team's bar in GPUs. `end` is where it ends: the limit, or the size of the cluster where there is none."""
+
+    team: TeamUsage
+    parts: tuple[Part, ...]
+    reserved: float
+    end: float
+
+    @property
+    def limited(self) -> bool:
+        """Whether the end is a limit of the policy."""
+        return self.team.limit is not None
+
+    @property
+    def sentence(self) -> str:
+        """The bar in words, for screen readers and tooltips."""
+        limit = f"limit {number(self.team.limit)}" if self.team.limit is not None else "no limit"
+        parts = ", ".join(f"{number(part.gpus)} {part.kind.label}" for part in self.parts)
+        head = f"{self.team.title or self.team.team} uses {gpus(self.team.used)}"
+        return f"{head}; reserved {number(self.reserved)}, {limit}" + (f": {parts}." if parts else ".")
+
+    @property
+    def summary(self) -> str:
+        """The bar in one short line: `9 in use · 5 reserved · limit 9`."""
+        limit = "no limit" if self.team.limit is None else f"limit {number(self.team.limit)}"
+        return f"{number(self.team.used)} in use · {number(self.reserved)} reserved · {limit}"
+
+
+def bar(team: TeamUsage, total: float = 0.0) -> Bar:
+    """Return a team's bar; `total` is the size of the cluster, where a team without a limit ends.
+
+    The end is never before what the bar shows or the reservation, so that nothing is cut off.
+    """
+    parts, at = [], 0.0
+    for kind in KINDS:
+        amount = float(getattr(team, kind.name))
+        if amount > 0 and isfinite(amount):
+            parts.append(Part(kind, at, amount))
+            at += amount
+    end = max(team.limit if team.limit is not None else total, at, team.reserved)
+    return Bar(team, tuple(parts), team.reserved, end)
+
+
+def scale(bars: Sequence[Bar], width: float) -> float:
+    """Return the width of one GPU, the same for all bars that are compared: the longest one fills `width`."""
+    longest = max((each.end for each in bars), default=0.0)
+    return width / longest if longest > 0 and isfinite(longest) else 0.0

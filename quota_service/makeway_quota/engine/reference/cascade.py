@@ -1,0 +1,66 @@
+"""Foresee whether a victim would return at once by evicting another workload (engine rule 5.4 a, invariant I11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..state import Workload
+from .cluster import Allocation, Cluster
+from .placement import count_workers
+from .queues import closed, is_patient, may_borrow
+from .quota import Request, allowed, in_quota, over_limit, within_fair_share
+from .victims import Preemptor, Right, Victims, without
+
+Exists = Callable[[Preemptor], bool]
+"""Whether a preemptor has any legal victim set."""
+
+
+def returns(cluster: Cluster, victim: Workload, exists: Exists) -> bool:
+    """Whether a victim could start again only by evicting another workload, in a cluster that it has left."""
+    if closed(cluster, victim) is not None or is_patient(cluster, victim):
+        return False
+    need, levels = cluster.need(victim), cluster.levels(victim.policy)
+    right_in = {pool: list(_rights(cluster, victim, pool)) for pool in cluster.pools_of(victim)}
+    for pool in right_in:
+        able = in_quota(cluster, levels, pool, need.total, victim.non_preemptible) or may_borrow(cluster, victim)
+        room = count_workers(cluster, pool, need, True) >= need.least
+        if able and room and allowed(cluster, levels, pool, need.total, True):
+            return False
+    return any(
+        exists(Preemptor(cluster, victim, need, levels, pool, right))
+        for pool, rights in right_in.items()
+        for right in rights
+    )
+
+
+def _rights(cluster: Cluster, workload: Workload, pool: str) -> Iterator[Right]:
+    need, levels = cluster.need(workload), cluster.levels(workload.policy)
+    quota = in_quota(cluster, levels, pool, need.total, workload.non_preemptible)
+    if not need.total or not (quota or may_borrow(cluster, workload)):
+        return
+    if quota:
+        yield "reservation"
+    if workload.kind == "job" and cluster.settings.in_team_preemption:
+        yield "own_team"
+    if not quota and cluster.settings.fair_share == "reclaim":
+        request = Request(levels, need.total)
+        unlimited = over_limit(cluster, levels, pool, need.total, True) is None
+        if unlimited and within_fair_share(cluster, request, pool):
+            yield "fair_share"
+
+
+def may_cascade(p: Preemptor, evicted: Victims, victim: Allocation) -> bool:
+    """Whether a victim could possibly return by evicting another workload, going by teams, priorities and quotas."""
+    cluster, workload, settings = p.cluster, victim.workload, p.cluster.settings
+    if not victim.need.total or settings.fair_share == "reclaim":
+        return bool(victim.need.total)
+    pools = cluster.pools_of(workload)
+    team = [a for a in cluster.running.values() if a.levels[0] == victim.levels[0] and a.pool in pools and a.amount]
+    lower = [
+        a for a in team if not a.workload.non_preemptible and cluster.priority(a.workload) < cluster.priority(workload)
+    ]
+    if lower and settings.in_team_preemption:
+        return True
+    trial = without(cluster, evicted, released=True)
+    trial.nominations[p.workload.id] = Allocation(p.workload, p.need, p.pool, (), p.need.total, p.levels)
+    return any(in_quota(trial, victim.levels, pool, victim.need.total, False) for pool in pools)

@@ -1,0 +1,301 @@
+"""Make one plan: the admission cycle, step by step (engine rules 3 to 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..state import Workload
+from .cluster import Cluster, Part
+from .decisions import Decisions
+from .holds import Hold, hold, outranked, starving
+from .moves import consolidate
+from .placement import count_workers, find
+from .queues import Queue, QueueHeads, queues, waits_too_long
+from .quota import allowed, in_quota, over_limit, within_fair_share
+from .selection import select
+from .victims import Preemptor, Right
+from .withdrawal import withdraw_superfluous
+
+MOST_ROUNDS = 100
+"""Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
+
+
+class Cycle:
+    """One admission cycle over one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.decisions = cluster, Decisions(cluster)
+        self.waiting, self.inadmissible = queues(cluster)
+        for name in self.inadmissible:
+            cluster.nominations.pop(name, None)
+        heads = [head for queue in self.waiting for head in queue.heads()]
+        self.late = self.waiting if any(waits_too_long(cluster, head) for head in heads) else []
+        self.spared: set[str] = set()
+
+    def run(self) -> None:
+        """Decide until nothing changes any more."""
+        self.rounds()
+        if self.grow():
+            self.rounds()  # a gang that grew has a larger share now
+        for _ in range(MOST_ROUNDS):
+            if not withdraw_superfluous(self.decisions, self.spared):
+                break
+            self.rounds()
+        self.lift_holds()
+
+    def rounds(self) -> None:
+        """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do."""
+        self.keep_nominations()
+        sessions = [q for q in self.waiting if q.session]
+        guaranteed = [q for q in self.waiting if q.guaranteed and not q.session]
+        others = [q for q in self.waiting if not q.guaranteed]
+        borrowing = [q for q in self.waiting if not q.guaranteed or not q.need.total]
+        for _ in range(MOST_ROUNDS):
+            before = self.decisions.count
+            self.lift_holds()
+            self.decisions.holds = {}
+            self.start_nominated()
+            self.serve(sessions, False)
+            self.serve(guaranteed, False)
+            self.serve(others, False)
+            self.hold_for_the_starving()
+            self.serve([q for q in borrowing if q.nominated or q.may_borrow], True)
+            if self.decisions.count == before:
+                break
+
+    # Nominations
+
+    def keep_nominations(self) -> None:
+        """Start the workloads whose nominated devices are free by now."""
+        turn = QueueHeads(self.cluster, [q for q in self.waiting if q.nominated and self.nominated(q)], False)
+        while (following := turn.next()) is not None:
+            queue, workload, _ = following
+            held = self.decisions.drop_nomination(workload)
+            pool = self.cluster.nodes[held[0].node].pool
+            in_quota = queue.guaranteed or self.in_quota(queue, pool, len(held))
+            turn.leave(queue)
+            able = in_quota or queue.may_borrow
+            if able and self.free_now(held, queue) and self.start(queue, workload, pool, held, in_quota):
+                queue.members.remove(workload)
+            else:
+                self.cluster.nominate(workload, held)
+
+    def nominated(self, queue: Queue) -> bool:
+        """Whether a workload of the queue has nominated devices."""
+        return any(w.id in self.cluster.nominations for w in queue.members)
+
+    def start_nominated(self) -> None:
+        """Start the workloads that this plan nominated, where nothing is in their way any more."""
+        for name, queue in list(self.decisions.nominated.items()):
+            if name not in self.cluster.nominations:
+                continue
+            workload = self.cluster.live[name]
+            held = self.decisions.drop_nomination(workload)
+            for pool in queue.pools:
+                in_quota = self.in_quota(queue, pool)
+                if (in_quota or queue.may_borrow) and self.start(queue, workload, pool, held, in_quota):
+                    del self.decisions.nominated[name]
+                    break
+            else:
+                self.cluster.nominate(workload, held)
+
+    # Serving one class
+
+    def serve(self, competing: Sequence[Queue], over: bool) -> None:
+        """Serve one class in order: in the first pool with room, else by a nomination, else by reclaim.
+
+        A workload that is in quota in one of its pools may start over quota in another: better than an eviction.
+        """
+        turn = QueueHeads(self.cluster, competing, over)
+        while (following := turn.next()) is not None:
+            queue, workload, at = following
+            pool, held = queue.pools[at], self.decisions.drop_nomination(workload)
+            right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
+            owed = [self.cluster.nodes[held[0].node].pool] if held and queue.guaranteed else []
+            able = right or owed
+            here = pool in able or (bool(able) and queue.may_borrow)
+            if here and self.start_here(queue, workload, pool, held, over or pool not in able):
+                queue.members.remove(workload)
+            elif able and at + 1 < len(queue.pools):
+                if held:
+                    self.cluster.nominate(workload, held)
+                turn.at[queue] = at + 1
+            elif self.make_room(queue, workload, held, able, right, over):
+                queue.members.remove(workload)
+            else:
+                turn.leave(queue)
+                if held and not over and not queue.guaranteed:
+                    self.cluster.nominate(workload, held)
+                elif held:
+                    self.decisions.count += 1  # a nomination that cannot be kept any more
+
+    def make_room(
+        self, queue: Queue, workload: Workload, held: tuple[Part, ...], able: list[str], right: list[str], over: bool
+    ) -> bool:
+        """Nominate what is on its way to be free for a workload, or evict others for it."""
+        elsewhere = bool(held) and queue.may_borrow and self.cluster.nodes[held[0].node].pool not in able
+        if elsewhere and not over:
+            return False  # nominated over quota, in another pool
+        return self.nominate(queue, workload, able, held, over) or self.reclaim(queue, workload, right, over)
+
+    def in_quota(self, queue: Queue, pool: str, workers: int = 0) -> bool:
+        """Whether one of the queue is in quota in a pool."""
+        amount = max(queue.need.total, queue.need.gpus * workers)
+        return in_quota(self.cluster, queue.levels, pool, amount, queue.guaranteed)
+
+    def start_here(self, queue: Queue, workload: Workload, pool: str, held: tuple[Part, ...], over: bool) -> bool:
+        """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
+        found = self.decisions.holds.get(pool)
+        if found is None:
+            return self.start(queue, workload, pool, held, not over)
+        if not over or found.ends_in_time(self.cluster, workload):
+            found.lift(self.cluster)
+            done = self.start(queue, workload, pool, held, not over)
+            found.put(self.cluster)
+            return done
+        if found.in_the_way(self.cluster, queue) or found.over_capacity(self.cluster, queue):
+            return False
+        done = self.start(queue, workload, pool, held, False)
+        if done:
+            found.count(self.cluster, self.cluster.running[workload.id])
+        return done
+
+    def start(self, queue: Queue, workload: Workload, pool: str, held: tuple[Part, ...], in_quota: bool) -> bool:
+        """Start a workload in a pool if it fits there now; where devices were nominated for it, on those."""
+        cluster, need = self.cluster, queue.need
+        mine = held if held and cluster.nodes[held[0].node].pool == pool and self.free_now(held, queue) else ()
+        if len(mine) > need.least and not allowed(cluster, queue.levels, pool, need.gpus * len(mine)):
+            mine = mine[: need.least]
+        if len(mine) <= need.least and not allowed(cluster, queue.levels, pool, need.total):
+            return False
+        parts = mine or find(cluster, pool, need)
+        if parts:
+            self.decisions.start(queue, workload, parts, in_quota)
+        return bool(parts)
+
+    def free_now(self, parts: tuple[Part, ...], queue: Queue) -> bool:
+        """Whether nominated devices are free by now."""
+        return bool(parts) and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
+
+    def nominate(self, queue: Queue, workload: Workload, pools: list[str], held: tuple[Part, ...], over: bool) -> bool:
+        """Nominate what is on its way to be free: what was nominated already, or in quota whatever is enough."""
+        if over and not held and not queue.nominated:
+            return False
+        was = self.cluster.nodes[held[0].node].pool if held else ""
+        for pool in sorted(pools, key=lambda each: bool(held) and each != was):
+            if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
+                continue
+            mine = held if pool == was else ()
+            parts = mine or (find(self.cluster, pool, queue.need, True) if not over or queue.nominated else ())
+            if parts:
+                self.decisions.nominate(queue, workload, parts)
+                return True
+        return False
+
+    # Reclaim and preemption
+
+    def reclaim(self, queue: Queue, workload: Workload, pools: list[str], over: bool) -> bool:
+        """Evict others for a workload; over quota not where GPUs are held, but for the one they are held for."""
+        if queue.patient or not queue.need.total:
+            return False
+        holds = self.decisions.holds
+        held = [holds[pool] for pool in pools if over and pool in holds]
+        if self.reclaim_in(queue, workload, [p for p in pools if not (over and p in holds)], over):
+            return True
+        for each in (each for each in held if each.workload is workload):
+            each.lift(self.cluster)
+            done = self.reclaim_in(queue, workload, [each.pool], over)
+            each.put(self.cluster)
+            if done:
+                return True
+        return False
+
+    def reclaim_in(self, queue: Queue, workload: Workload, pools: list[str], over: bool) -> bool:
+        """Move jobs if that is enough, else evict, by the rights that the workload has."""
+        for pool in pools:
+            if not over and (change := consolidate(self.preemptor(queue, workload, pool, "reservation"))) is not None:
+                moved = self.decisions.move(workload, change)
+                if moved or not self.start(queue, workload, pool, change.parts, True):
+                    self.decisions.nominate(queue, workload, change.parts)
+                return True
+            if over and self.is_on_its_way(queue, pool):
+                continue  # though not nominated for it
+            for right in self.rights(queue, pool, over):
+                if self.evict(queue, workload, pool, right, over):
+                    return True
+        own = queue.guaranteed and not over
+        return any(self.evict(queue, workload, pool, "own_policy", over) for pool in pools if own)
+
+    def is_on_its_way(self, queue: Queue, pool: str) -> bool:
+        """Whether a workload of the queue would fit once all that terminates is gone."""
+        if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
+            return False
+        return count_workers(self.cluster, pool, queue.need, True) >= queue.need.least
+
+    def rights(self, queue: Queue, pool: str, over: bool) -> Iterator[Right]:
+        """Iterate over the rights by which a workload may evict others in a pool, the strongest first."""
+        settings = self.cluster.settings
+        if not over:
+            yield "reservation"
+        if queue.kind == "job" and settings.in_team_preemption and not queue.guaranteed:
+            yield "own_team"
+        unlimited = over_limit(self.cluster, queue.levels, pool, queue.need.total, True) is None
+        fair = over and unlimited and settings.fair_share == "reclaim"
+        if fair and within_fair_share(self.cluster, queue.request, pool):
+            yield "fair_share"
+
+    def preemptor(self, queue: Queue, workload: Workload, pool: str, right: Right) -> Preemptor:
+        """Return a workload of the queue as a preemptor."""
+        return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, right)
+
+    def evict(self, queue: Queue, workload: Workload, pool: str, right: Right, over: bool) -> bool:
+        """Evict the best legal victim set, and start the workload or nominate what becomes free."""
+        choice = select(self.preemptor(queue, workload, pool, right))
+        if choice is None:
+            return False
+        parts = self.decisions.evict(workload, right, choice)
+        for each in queue.pools:
+            quota = not over and self.in_quota(queue, each)
+            if (quota or not queue.guaranteed) and self.start(queue, workload, each, parts, quota):
+                return True
+        self.decisions.nominate(queue, workload, parts)
+        return True
+
+    # Holds and growth
+
+    def lift_holds(self) -> None:
+        """Make everything free again that is held."""
+        for each in self.decisions.holds.values():
+            each.lift(self.cluster)
+
+    def hold_for_the_starving(self) -> None:
+        """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""
+        for queue, workload in starving(self.cluster, self.late):
+            free = [pool for pool in queue.pools if pool not in self.decisions.holds]
+            if not free:
+                continue
+            team = [q for q in self.late if q.members and q.policy == queue.policy and q.priority > queue.priority]
+            pools = [pool for pool in free if not (team and outranked(self.cluster, queue, pool, team))]
+            if any(self.start_late(queue, workload, pool) for pool in pools):
+                queue.members.remove(workload)
+                continue
+            found: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
+            if found is not None:
+                found.put(self.cluster)
+                self.decisions.holds[found.pool] = found
+
+    def start_late(self, queue: Queue, workload: Workload, pool: str) -> bool:
+        """Start a workload that waited too long, if it fits."""
+        quota = self.in_quota(queue, pool)
+        return (quota or queue.may_borrow) and self.start(queue, workload, pool, (), quota)
+
+    def grow(self) -> bool:
+        """Add workers to the elastic gangs that this plan starts, where no in-quota workload wants the GPUs."""
+        running = [self.cluster.running[name] for name in self.decisions.started]
+        waiting = [(queue, pool) for queue in self.waiting if queue.members for pool in queue.pools]
+        wanted = {pool for queue, pool in waiting if self.in_quota(queue, pool)}
+        grew = False
+        for gang in running:
+            if gang.need.workers > gang.need.least and gang.pool not in wanted:
+                grew |= len(self.decisions.widen(gang).parts) > gang.need.least
+        return grew

@@ -1,0 +1,117 @@
+"""Collect the decisions of one plan, and carry each out on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..state import Workload
+from .cluster import Allocation, Cluster, Part
+from .holds import Hold
+from .moves import Rearrangement
+from .placement import find, renumbered
+from .queues import Queue
+from .quota import allowed, in_quota
+from .selection import Choice
+from .victims import Right
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """An eviction, a move or a shrink of this plan: for which workload, by which right, and where it goes on."""
+
+    beneficiary: str
+    right: Right | None
+    to: tuple[Part, ...] = ()
+    """Empty: it is stopped."""
+
+
+class Decisions:
+    """The plan so far. `count` tells whether anything was decided since."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.count = 0
+        self.started: dict[str, bool] = {}
+        """Workload to whether it was in quota."""
+        self.evicted: dict[str, Eviction] = {}
+        self.nominated: dict[str, Queue] = {}
+        """Workloads that start as soon as their devices are free, in the order of the decisions."""
+        self.came_from: dict[str, Queue] = {}
+        self.ahead: dict[str, list[str]] = {}
+        """Pool to the workloads that got its GPUs in this plan."""
+        self.holds: dict[str, Hold] = {}
+
+    def start(self, queue: Queue, workload: Workload, parts: Sequence[Part], in_quota: bool) -> None:
+        """Start a workload now."""
+        self.cluster.start(workload, parts)
+        self.started[workload.id] = in_quota
+        self.came_from[workload.id] = queue
+        self.ahead.setdefault(self.cluster.nodes[parts[0].node].pool, []).append(workload.id)
+        self.count += 1
+
+    def withdraw(self, workload: Workload) -> None:
+        """Take a start of this plan back: a workload with a better right needs the devices."""
+        pool = self.cluster.running.pop(workload.id).pool
+        del self.started[workload.id]
+        self.ahead[pool].remove(workload.id)
+        self.count += 1
+
+    def nominate(self, queue: Queue, workload: Workload, parts: Sequence[Part]) -> None:
+        """Nominate devices of the future for a workload: it starts there once they are free."""
+        self.cluster.nominate(workload, parts)
+        self.nominated[workload.id] = queue
+        self.ahead.setdefault(self.cluster.nodes[parts[0].node].pool, []).append(workload.id)
+        self.count += 1
+
+    def drop_nomination(self, workload: Workload) -> tuple[Part, ...]:
+        """Take a nomination off the cluster and return its parts."""
+        held = self.cluster.nominations.pop(workload.id, None)
+        return held.parts if held is not None else ()
+
+    def evict(self, workload: Workload, right: Right, choice: Choice) -> tuple[Part, ...]:
+        """Evict the victims of a preemptor; return where it then starts. Starts of this plan are withdrawn instead."""
+        for member in choice.victims:
+            victim = member.allocation
+            if victim.fresh:
+                self.withdraw(victim.workload)
+                self.came_from.pop(victim.id).members.append(victim.workload)
+                continue
+            self.cluster.terminating.add(victim.id)
+            parts = renumbered(member.kept)
+            if parts:
+                self.cluster.nominate(victim.workload, parts)
+            self.evicted[victim.id] = Eviction(workload.id, right, parts)
+        self.count += 1
+        return choice.parts
+
+    def move(self, workload: Workload, change: Rearrangement) -> bool:
+        """Move jobs for a preemptor; return whether any runs. Starts of this plan are put elsewhere at once."""
+        moves = []
+        for allocation, to in change.moves:
+            if allocation.fresh:
+                in_quota = self.started[allocation.id]
+                self.withdraw(allocation.workload)
+                self.start(self.came_from[allocation.id], allocation.workload, to, in_quota)
+            else:
+                self.cluster.terminating.add(allocation.id)
+                self.cluster.nominate(allocation.workload, to)
+                moves.append((allocation, to))
+        for allocation, to in moves:
+            self.evicted[allocation.id] = Eviction(workload.id, None, to)
+        self.count += bool(moves)
+        return bool(moves)
+
+    def widen(self, allocation: Allocation) -> Allocation:
+        """Add workers to a gang that this plan started, as long as there is room and its quota admits them."""
+        cluster, need, workload = self.cluster, replace(allocation.need, least=1, workers=1), allocation.workload
+        levels, pool = allocation.levels, allocation.pool
+        borrows = not workload.non_preemptible and cluster.policy(workload.policy).weight != "None"
+        while len(allocation.parts) < allocation.need.workers and allowed(cluster, levels, pool, need.gpus):
+            if not borrows and not in_quota(cluster, levels, pool, need.gpus, workload.non_preemptible):
+                break
+            found = find(cluster, pool, need)
+            if not found:
+                break
+            allocation = cluster.widen(allocation, found[0]._replace(worker=len(allocation.parts)))
+        return allocation

@@ -1,0 +1,117 @@
+"""Find nodes and devices for a workload (engine rule 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..index.nodes import UNLIMITED, devices_of, pick
+from ..index.pack_index import rounded
+from ..placement.packing import Packing, Room, Shape
+from ..request import Need, need_of
+from ..state import GPU, Node, Workload
+from .cluster import Cluster, Left, Part
+
+Ground = Mapping[str, Left]
+"""What is left on the nodes of one pool, by name, in order."""
+
+
+def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[Part, ...]:
+    """Return a placement for the least number of workers, on what is free now or in the future; empty if none.
+
+    `pack` keeps the most useful free GPUs for the mix of workloads that the pool serves (packing.py; in the future, on
+    the node with the fewest untouched devices), `spread` uses the node with the most. A gang gets as few nodes as
+    possible, all of it or nothing.
+    """
+    ground = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
+    pack = cluster.pools[pool].strategy == "pack"
+    if need.least > 1:
+        found = _gang(cluster, ground, need, later)
+    elif pack and not later and (mix := _mix(cluster, pool)):
+        return _packed(cluster, ground, need, mix)
+    else:
+        name = _one(cluster, ground, need, pack)
+        found = [(name, 1)] if name else []
+    parts: list[Part] = []
+    for name, many in found:
+        devices = list(ground[name].devices)
+        idle = cluster.free(name).devices if later else None
+        parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
+    return tuple(parts)
+
+
+def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
+    """Return how many workers fit into a pool."""
+    nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
+    return sum(cluster.left(name, later).workers(need) for name in nodes)
+
+
+def _able(cluster: Cluster, ground: Ground, need: Need) -> list[str]:
+    return [name for name, left in ground.items() if cluster.suits(name, need) and left.workers(need)]
+
+
+def _one(cluster: Cluster, ground: Ground, need: Need, pack: bool) -> str | None:
+    order = {name: at for at, name in enumerate(ground)}
+
+    def key(name: str) -> tuple[int, int, int]:
+        left = ground[name]
+        best = min((each for each in left.devices if each >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
+        return best, left.whole if pack else -left.whole, order[name]
+
+    return min(_able(cluster, ground, need), key=key, default=None)
+
+
+def _gang(cluster: Cluster, ground: Ground, need: Need, later: bool) -> list[tuple[str, int]]:
+    """Take the node with the most workers, until one is enough for the rest: then the tightest of those."""
+    position = {name: at for at, name in enumerate(ground)}
+    idle = {name: cluster.free(name).whole for name in ground} if later else {n: g.whole for n, g in ground.items()}
+    able = [(ground[name].workers(need), name) for name in _able(cluster, ground, need)]
+    able.sort(key=lambda each: (-each[0], idle[each[1]], position[each[1]]))
+    found: list[tuple[str, int]] = []
+    missing = need.least
+    while able and missing:
+        enough = [each for each in able if each[0] >= missing]
+        count, name = min(enough, key=lambda each: each[0]) if enough else able[0]
+        able.remove((count, name))
+        found.append((name, min(count, missing)))
+        missing -= min(count, missing)
+    return found if not missing else []
+
+
+def _packed(cluster: Cluster, ground: Ground, need: Need, mix: dict[Shape, int]) -> tuple[Part, ...]:
+    nodes = cluster.nodes_of(cluster.nodes[next(iter(ground))].pool) if ground else []
+    if not nodes:
+        return ()
+    packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
+    for at, name in enumerate(nodes):
+        left, node = cluster.free(name), cluster.nodes[name]
+        packing.see(at, Room(left.devices, left.cpu if cluster.usable(name) else -1, left.memory, node.model))
+    best = packing.best(need.shape)
+    if best is None:
+        return ()
+    name = nodes[best[0]]
+    if 0 < need.gpus < GPU:
+        return (Part(0, name, (best[1],), need.gpus),)
+    return (Part(0, name, *pick(need, list(ground[name].devices))),)
+
+
+def _empty(cluster: Cluster, node: Node) -> Room:
+    devices = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
+    cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
+    memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
+    return Room(devices, cpu if cluster.usable(node.name) else -1, memory, node.model)
+
+
+def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:
+    """Count the workers of each shape that the pool serves: one workload of each profile, and all that are live."""
+    known = [(name, need_of(Workload("", "", name), profile)) for name, profile in cluster.profiles.items()]
+    live = [(w.profile, cluster.need(w)) for w in cluster.live.values()]
+    found: dict[Shape, int] = {}
+    for profile, need in (*known, *live):
+        if pool in cluster.serving(profile):
+            found[need.shape] = found.get(need.shape, 0) + need.least
+    return found
+
+
+def renumbered(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return parts in the order of their workers, numbered from 0."""
+    return tuple(p._replace(worker=at) for at, p in enumerate(sorted(parts, key=lambda p: p.worker)))

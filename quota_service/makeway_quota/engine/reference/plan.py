@@ -1,0 +1,146 @@
+"""Write the decisions of the reference engine as a plan."""
+
+from __future__ import annotations
+
+from ..plan import Code, Evict, Fact, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
+from ..state import GPU, Snapshot
+from .cluster import Cluster, Part
+from .cycle import Cycle
+from .decisions import Decisions
+from .queues import Queue
+from .quota import Line, counts
+from .reasons import reason
+from .scaling import scale
+from .victims import Right
+
+_RULES: dict[Right | None, str] = {
+    "reservation": "reclaim",
+    "own_policy": "reclaim_own_policy",
+    "own_team": "preempt_in_team",
+    "fair_share": "reclaim_fair_share",
+    None: "consolidate",
+}
+
+
+def schedule(snapshot: Snapshot) -> Plan:
+    """Decide which workloads start, are evicted, move and wait. The same snapshot always gives the same plan."""
+    cluster = Cluster(snapshot)
+    cycle = Cycle(cluster)
+    cycle.run()
+    decisions = cycle.decisions
+    refused = [q for q in cycle.waiting if _refused(cycle, q)]
+    waiting = {
+        workload.id: (queue, reason(decisions, queue, _held_for(decisions, queue, workload.id)))
+        for queue in cycle.waiting
+        if queue not in refused
+        for workload in queue.members
+    }
+    demand, codes = scale(cluster, {name: (queue, why[0]) for name, (queue, why) in waiting.items()})
+    pending = {name: _waiting(name, *why) for name, (_, why) in waiting.items()}
+    pending |= {name: _waiting(name, code, "scale_up") for name, code in codes.items()}
+    pending |= {name: _waiting(name, *why) for name, why in cycle.inadmissible.items()}
+    pending |= {name: _reclaiming(decisions, name) for name in decisions.nominated}
+    told = cluster.live
+    running = [w.id for w in told.values() if w.state in ("starting", "running")]
+    return Plan(
+        start=tuple(_start(decisions, name) for name in decisions.started),
+        evict=tuple(_evict(decisions, name) for name, each in decisions.evicted.items() if not each.to),
+        move=tuple(_move(decisions, name) for name, each in decisions.evicted.items() if each.to),
+        scale=tuple(demand),
+        pending=tuple(pending[name] for name in sorted(pending)),
+        refused=tuple(_refusal(w.id) for q in refused for w in q.members),
+        keep=tuple(name for name in running if name not in decisions.evicted),
+        terminating=tuple(w.id for w in told.values() if w.state == "checkpointing"),
+        usage=tuple(
+            _usage(cluster, Line(name, quota)) for name, policy in cluster.policies.items() for quota in policy.quotas
+        ),
+    )
+
+
+def _refused(cycle: Cycle, queue: Queue) -> bool:
+    """Whether sessions are refused: they are not in quota in any pool, and never run over quota."""
+    return queue.session and not queue.may_borrow and not any(cycle.in_quota(queue, pool) for pool in queue.pools)
+
+
+def _held_for(decisions: Decisions, queue: Queue, workload: str) -> str | None:
+    return next((h.pool for h in decisions.holds.values() if h.queue is queue and h.workload.id == workload), None)
+
+
+def _start(decisions: Decisions, name: str) -> Start:
+    cluster, in_quota = decisions.cluster, decisions.started[name]
+    found = cluster.running[name]
+    rule = "over_quota"
+    if in_quota:
+        rule = "session_in_quota" if found.workload.non_preemptible else "job_in_quota"
+    nodes = sorted({part.node for part in found.parts})
+    fact = Fact("plain_start", {"nodes": tuple(nodes), "in_quota": in_quota})
+    numbers: dict[str, Number] = {"gpus": found.amount / GPU, "pool": found.pool}
+    return Start(name, found.pool, cluster.placement(found.parts), in_quota, rule, (fact,), numbers)
+
+
+def _evict(decisions: Decisions, name: str) -> Evict:
+    cluster, each = decisions.cluster, decisions.evicted[name]
+    found = cluster.running[name]
+    deadline = cluster.now + cluster.grace(found.workload)
+    numbers: dict[str, Number] = {"frees": found.amount / GPU}
+    fact = Fact("plain_evict", {**numbers, "preemptor": each.beneficiary})
+    return Evict(name, each.beneficiary, deadline, _RULES[each.right], (fact,), numbers)
+
+
+def _move(decisions: Decisions, name: str) -> Move:
+    cluster, each = decisions.cluster, decisions.evicted[name]
+    found = cluster.running[name]
+    deadline, rule = cluster.now + cluster.grace(found.workload), "consolidate" if each.right is None else "shrink"
+    nodes = tuple(sorted({part.node for part in each.to}))
+    values: dict[str, Number] = {"workers": len(each.to), "of": len(found.parts), "nodes": nodes}
+    fact = Fact("plain_move", {**values, "preemptor": each.beneficiary})
+    source, to = cluster.placement(found.parts), cluster.placement(each.to)
+    return Move(name, each.beneficiary, source, to, deadline, rule, (fact,), {"workers": len(each.to)})
+
+
+def _waiting(name: str, code: Code, rule: str) -> Waiting:
+    return Waiting(name, code, rule, (Fact("plain_wait", {"code": code}),), {})
+
+
+def _reclaiming(decisions: Decisions, name: str) -> Waiting:
+    cluster = decisions.cluster
+    mine = cluster.nominations[name]
+    waits_for = sorted(
+        a.id for a in cluster.running.values() if a.id in cluster.terminating and _blocks(decisions, a.id, name)
+    )
+    ends = [_gone_by(cluster, each) for each in waits_for]
+    latest = max(ends, default=cluster.now)
+    nodes = tuple(sorted({part.node for part in mine.parts}))
+    fact = Fact("plain_nomination", {"nodes": nodes, "victims": tuple(waits_for)})
+    placement = cluster.placement(mine.parts)
+    return Waiting(name, "reclaiming", "nomination", (fact,), {}, latest, placement, tuple(waits_for))
+
+
+def _blocks(decisions: Decisions, other: str, name: str) -> bool:
+    """Whether a workload that terminates is in the way of a nomination: evicted for it, or on one of its devices."""
+    cluster = decisions.cluster
+    change = decisions.evicted.get(other)
+    if cluster.live[other].evicted_for == name or (change is not None and change.beneficiary == name):
+        return True
+    parts = cluster.nominations[name].parts
+    return any(_overlap(mine, theirs) for mine in parts for theirs in cluster.running[other].parts)
+
+
+def _overlap(mine: Part, theirs: Part) -> bool:
+    return mine.node == theirs.node and (not mine.devices or bool(set(mine.devices) & set(theirs.devices)))
+
+
+def _gone_by(cluster: Cluster, name: str) -> float:
+    workload = cluster.live[name]
+    if workload.state == "checkpointing" and workload.deadline is not None:
+        return workload.deadline
+    return cluster.now + cluster.grace(workload)
+
+
+def _refusal(name: str) -> Refusal:
+    return Refusal(name, "not_in_quota", "session_in_quota", (Fact("plain_refusal"),), {})
+
+
+def _usage(cluster: Cluster, line: Line) -> LineUsage:
+    each, quota = counts(cluster, line), line.quota
+    return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, each.now, each.guaranteed)

@@ -1,0 +1,120 @@
+"""Find the reason code of every workload that waits (engine rule 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..index.nodes import UNLIMITED, hosts
+from ..plan import Code
+from ..request import Need
+from ..state import GPU
+from .cluster import Cluster, Left
+from .decisions import Decisions
+from .queues import Queue
+from .quota import in_quota, over_capacity, over_limit, static_quota
+
+Reason = tuple[Code, str]
+"""Code and rule."""
+_FIRST: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
+"""Of several pools the one is named where GPUs idle, else the first that could ever do."""
+
+
+def reason(decisions: Decisions, queue: Queue, held_for_it: str | None) -> Reason:
+    """Return why a queue waits; `held_for_it`: the pool in which GPUs are held for this very workload."""
+    each = [_in_pool(decisions, queue, pool, pool == held_for_it) for pool in queue.pools]
+    return min(each, key=lambda why: _FIRST.get(why[0], 1))
+
+
+def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reason:
+    """Return the reason in one pool: what can never be, then what is not allowed, then what is not there."""
+    cluster = decisions.cluster
+    return (
+        _never_fits(cluster, queue, pool)
+        or _not_allowed(cluster, queue, pool)
+        or _static(cluster, queue, pool)
+        or (None if mine else _held(decisions, queue, pool))
+        or _nominated(cluster, queue, pool)
+        or _not_there(decisions, queue, pool)
+    )
+
+
+def _never_fits(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
+    need = queue.need
+    nodes = cluster.nodes_of(pool)
+    each = [(min(_when_empty(cluster, name, need), need.least), cluster.usable(name)) for name in nodes]
+    every, up = sum(n for n, _ in each), sum(n for n, usable in each if usable)
+    growing = cluster.pools[pool].kind == "autoscaled" and cluster.pools[pool].max_nodes
+    if every < need.least and not growing:
+        return "too_large", "place"
+    return ("node_failed", "place") if up < need.least <= every else None
+
+
+def _when_empty(cluster: Cluster, name: str, need: Need) -> int:
+    node = cluster.nodes[name]
+    if need.models and node.model not in need.models:
+        return 0
+    devices = len(cluster.capacity[name]) - len(node.foreign_devices)
+    return hosts(need, [GPU] * devices, devices, node.cpu or UNLIMITED, node.memory or UNLIMITED)
+
+
+def _not_allowed(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
+    amount = queue.need.total
+    if not amount:
+        return None
+    if not queue.may_borrow and not in_quota(cluster, queue.levels, pool, amount, queue.guaranteed):
+        return "never_over_quota", "over_quota"
+    if over_limit(cluster, queue.levels, pool, amount, False) is not None:
+        return "limit", "limit"
+    return ("pool_capacity", "capacity") if over_capacity(cluster, pool, amount) else None
+
+
+def _static(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
+    kept = _kept_from(cluster, queue, pool)
+    return ("held", "lend") if kept and _fits(cluster, pool, queue.need, _free_of_nominations(cluster)) else None
+
+
+def _kept_from(cluster: Cluster, queue: Queue, pool: str) -> bool:
+    lines = [static_quota(cluster, queue.levels, pool, queue.need.total, later) for later in (False, True)]
+    return bool(queue.need.total) and any(line is not None for line in lines)
+
+
+def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
+    cluster, holds = decisions.cluster, decisions.holds
+    found = holds.get(pool, next(iter(holds.values()), None))
+    if found is None or not _fits(cluster, pool, queue.need, _free_of_nominations(cluster)):
+        return None
+    quota = in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
+    return None if quota else ("held", "starvation")
+
+
+def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
+    if not any(each.pool == pool for each in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
+        return None
+    return ("held", "promise") if _fits(cluster, pool, queue.need, cluster.open) else None
+
+
+def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:
+    cluster, need = decisions.cluster, queue.need
+
+    def at_first(name: str) -> Left:
+        return Left(cluster.first[name].devices, UNLIMITED, UNLIMITED)
+
+    if decisions.ahead.get(pool) and _fits(cluster, pool, need, at_first):
+        return "outranked", "order"
+    free = max(0, cluster.free_gpus(pool, False))
+    return ("no_free_gpus" if free < need.total or not free else "fragmented"), "place"
+
+
+def _free_of_nominations(cluster: Cluster) -> Callable[[str], Left]:
+    """Return what is free of GPUs, with all the CPU and memory that nothing holds now."""
+
+    def left(name: str) -> Left:
+        now = cluster.open(name)
+        return Left(cluster.free(name).devices, now.cpu, now.memory)
+
+    return left
+
+
+def _fits(cluster: Cluster, pool: str, need: Need, left: Callable[[str], Left]) -> bool:
+    nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]
+    return sum(left(name).workers(need) for name in nodes) >= need.least

@@ -1,0 +1,130 @@
+"""Withdraw evictions that later decisions of the same plan made superfluous (engine rule 5.4, end; invariant I4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .cluster import Allocation, Cluster, Part
+from .decisions import Decisions, Eviction
+from .placement import find, renumbered
+from .quota import allowed, counts, covering, kept_free, over_capacity, spare
+from .victims import Preemptor, order
+
+MOST_REPLACED = 8
+"""Up to so many nominations are taken off all at once and placed anew."""
+
+
+def withdraw_superfluous(decisions: Decisions, spared: set[str]) -> bool:
+    """Spare every victim without which all preemptors of the plan still have a placement, the most protected first.
+
+    Return whether any was spared. None is spared twice in a plan.
+    """
+    cluster = decisions.cluster
+    able = [cluster.running[name] for name in decisions.evicted if name not in spared]
+    before = len(spared)
+    for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
+        if _spare(decisions, victim):
+            spared.add(victim.id)
+            continue
+        change = decisions.evicted[victim.id]
+        if change.right is None or not change.to:
+            continue
+        for part in _given_up(cluster, victim):
+            kept = [each for each in victim.parts if each in (*_kept(cluster, victim), part)]
+            if _spare(decisions, victim, renumbered(kept)):
+                spared.add(victim.id)
+    return len(spared) > before
+
+
+def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:
+    """Return a preemptor that asks for nothing: for the order of leaving alone."""
+    return Preemptor(cluster, victim.workload, victim.need, victim.levels, victim.pool, "reservation")
+
+
+def _kept(cluster: Cluster, victim: Allocation) -> list[Part]:
+    """Return the parts of its old place on which a gang that shrinks goes on."""
+    places = {(part.node, part.devices) for part in cluster.nominations[victim.id].parts}
+    return [part for part in victim.parts if (part.node, part.devices) in places]
+
+
+def _given_up(cluster: Cluster, victim: Allocation) -> list[Part]:
+    """Return the workers that a gang gives up and that could stay, the lowest number first."""
+    kept, gpus = _kept(cluster, victim), victim.need.gpus
+    stay = [p for p in victim.parts if cluster.usable(p.node) and len(p.devices) * p.milli == gpus]
+    return sorted((part for part in stay if part not in kept), key=lambda part: part.worker)
+
+
+def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] = ()) -> bool:
+    """Let a victim stay (or go on with `smaller`, one worker more) if every preemptor still has a placement."""
+    cluster = decisions.cluster
+    trial = cluster.copy()
+    trial.nominations.pop(victim.id, None)
+    if not smaller:
+        trial.terminating.discard(victim.id)
+    else:
+        trial.nominate(victim.workload, smaller)
+    if _exceeds_caps(trial, victim):
+        return False
+    ours = [name for name in decisions.nominated if _new(trial, name, victim.pool)]
+    largest = sorted(ours, key=lambda name: -trial.nominations[name].need.gpus)
+    placed = _replace(trial, ours, True)
+    if placed is None and len(ours) <= MOST_REPLACED:
+        placed = _replace(trial, ours, False) or _replace(trial, largest, False)
+    if placed is None:
+        return False
+    cluster.nominations = placed.nominations
+    cluster.terminating = placed.terminating
+    if not smaller:
+        del decisions.evicted[victim.id]
+    else:
+        old = decisions.evicted[victim.id]
+        decisions.evicted[victim.id] = Eviction(old.beneficiary, old.right, smaller)
+    decisions.count += 1
+    return True
+
+
+def _new(cluster: Cluster, name: str, pool: str) -> bool:
+    """Whether a nomination in a pool was made by this plan."""
+    found = cluster.nominations.get(name)
+    return found is not None and found.pool == pool and cluster.placement(found.parts) != found.workload.nomination
+
+
+def _replace(cluster: Cluster, names: Sequence[str], keep: bool) -> Cluster | None:
+    """Return the cluster with nominations placed anew, in this order; None if one finds no place.
+
+    `keep`: each that can stays where it is, and only the others are placed anew.
+    """
+    trial = cluster.copy()
+    taken = {name: trial.nominations.pop(name) for name in names}
+    moving = []
+    for old in taken.values():
+        if keep and trial.holds_parts(old.need, old.parts, trial.future):
+            trial.nominate(old.workload, old.parts)
+        else:
+            moving.append(old)
+    for old in moving:
+        may = allowed(trial, old.levels, old.pool, old.need.total, True)
+        parts = find(trial, old.pool, old.need, True) if may else ()
+        if not parts:
+            return None
+        trial.nominate(old.workload, parts)
+    return trial
+
+
+def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
+    """Whether a limit that the victim counts on, or its pool's capacity or a static quota, is exceeded if it stays."""
+    lines = [line for level in victim.levels for line in covering(trial, level, victim.pool)]
+    for line in lines:
+        if line.quota.limit is not None and counts(trial, line).future > line.quota.limit:
+            return True
+    if over_capacity(trial, victim.pool, 0, True):
+        return True
+    every = [line for name in trial.policies for line in covering(trial, name, victim.pool) if spare(line)]
+    kept = [line for line in every if line.policy not in victim.levels and kept_free(trial, line, True)]
+    for line in kept:
+        names = line.quota.pools or tuple(trial.pools)
+        within = [ln for ln in kept if set(ln.quota.pools or tuple(trial.pools)) <= set(names)]
+        free = sum(trial.free_gpus(name, True) for name in names if name in trial.pools)
+        if free < sum(kept_free(trial, ln, True) for ln in within):
+            return True
+    return False

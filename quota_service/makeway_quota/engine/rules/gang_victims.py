@@ -1,0 +1,124 @@
+"""Make room for a gang node after node, where there are too many candidates to look at every set (rule 5.4).
+
+Called by the search for victims (reclaim.py). The node whose victims cost the fewest GPUs for each worker comes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from fractions import Fraction
+
+from ..index.nodes import NodeState
+from .node_victims import NodeVictims, room_on
+from .returning import could_return
+from .trial import Trial
+from .victim_sets import Scored, Victim, Victims, in_legal_order
+from .victim_walk import without_needless
+from .victims import Preemptor
+
+_Rate = tuple[object, ...]
+
+
+class _Search:
+    """The victims chosen so far, and the best set of every node that can still gain."""
+
+    def __init__(self, preemptor: Preemptor) -> None:
+        self.preemptor = preemptor
+        self.chosen: dict[str, Victim] = {}
+        self.where = preemptor.where()
+        self.have = {
+            n.position: n.workers(preemptor.need, True) for n in preemptor.pool.nodes if n.suits(preemptor.need)
+        }
+        self.missing = preemptor.need.least - sum(min(preemptor.need.least, many) for many in self.have.values())
+        self.heap: list[tuple[_Rate, int, int]] = []
+        self.options: dict[int, tuple[int, Victims]] = {}
+        """Position to how many workers a node gains by which victims."""
+        self.versions = dict.fromkeys(self.have, 0)
+        self.gone: dict[int, list[Victim]] = {}
+        """Position to the victims chosen so far that have workers there."""
+
+    def run(self) -> bool:
+        """Choose victims until the gang fits; False if no node is left."""
+        for position in self.where:
+            self.offer(position)
+        while self.missing > 0:
+            if not self.heap:
+                return False
+            _, position, version = heapq.heappop(self.heap)
+            if version != self.versions.get(position):
+                continue
+            gain, victims = self.options[position]
+            if gain > self.missing or not self.legal(victims):
+                self.offer(position)
+                continue
+            self.take(victims)
+        return True
+
+    def offer(self, position: int) -> None:
+        """Put a node's best set into the heap."""
+        if position not in self.have:
+            return
+        self.versions[position] += 1
+        best: tuple[_Rate, int, Victims] | None = None
+        node = self.preemptor.pool.nodes[position]
+        for gain in range(1, self.missing + 1):
+            found = self.set_for(node, gain)
+            if found is None:
+                break
+            (stops, gpus, *rest), victims = found
+            gone = (*self.chosen.values(), *victims)
+            returns = any(could_return(self.preemptor, victim, gone) for victim in victims)
+            rate = (returns, stops, Fraction(gpus, gain), *rest, -gain)
+            if best is None or rate < best[0]:
+                best = rate, gain, victims
+        if best is not None:
+            self.options[position] = best[1], best[2]
+            heapq.heappush(self.heap, (best[0], position, self.versions[position]))
+
+    def set_for(self, node: NodeState, gain: int) -> Scored | None:
+        able = [a for a in self.where[node.position] if a.workload.id not in self.chosen]
+        workers, before = self.have[node.position] + gain, self.gone.get(node.position, ())
+        return NodeVictims(self.preemptor, node, able, workers, before, self.legal).best()
+
+    def legal(self, victims: Victims) -> bool:
+        """Whether a set is legal together with what is chosen."""
+        if in_legal_order(self.preemptor, victims) is not None:
+            return True
+        gone, self.preemptor.gone = self.preemptor.gone, {}
+        found = in_legal_order(self.preemptor, (*self.chosen.values(), *victims))
+        self.preemptor.gone = gone
+        return found is not None
+
+    def take(self, victims: Victims) -> None:
+        """Choose a set, and look again at the nodes that it touches."""
+        nodes: set[int] = set()
+        others: set[int] = set()
+        for victim in victims:
+            self.preemptor.choose(victim.allocation, victim.amount)
+            self.chosen[victim.allocation.workload.id] = victim
+            here = {part.node.position for part in victim.gone}
+            nodes |= here
+            others.update(part.node.position for part in victim.allocation.parts)
+            for position in here:
+                self.gone.setdefault(position, []).append(victim)
+        for position in nodes & self.have.keys():
+            before = self.have[position]
+            self.have[position] = room_on(self.preemptor, self.preemptor.pool.nodes[position], self.gone[position])
+            least = self.preemptor.need.least
+            self.missing -= min(least, self.have[position]) - min(least, before)
+        for position in others & self.where.keys():
+            self.offer(position)
+
+
+def node_by_node(preemptor: Preemptor, trial: Trial) -> Victims:
+    """Evict victims whose going makes room for a gang, without the needless; empty (and nothing changed) if none do."""
+    search = _Search(preemptor)
+    found = search.run()
+    preemptor.gone = {}
+    if not found:
+        return ()
+    trial.become(search.chosen.values())
+    if trial.fits():
+        return without_needless(preemptor, tuple(search.chosen.values()), trial)
+    trial.become()
+    return ()

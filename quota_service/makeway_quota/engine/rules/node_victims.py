@@ -1,0 +1,178 @@
+"""Find the sets of victims that make room for workers on one node (rule 5.4).
+
+Called for every node that could be the cheapest (index/victim_ranking.py), and node after node for gangs (reclaim.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from ..index.nodes import Allocation, NodeState, hosts
+from ..state import GPU
+from .victim_sets import (
+    MOST_SETS,
+    Scored,
+    Victim,
+    Victims,
+    Ways,
+    combinations_of,
+    cost,
+    extra_workers,
+    in_legal_order,
+    key,
+    minimal_sets,
+    one_less,
+    ways,
+    whole,
+)
+from .victim_walk import in_order, one_by_one, smallest_first, steps_of
+from .victims import Preemptor
+
+
+class NodeVictims:
+    """The sets that make room on one node for so many workers, after those who are gone `before`."""
+
+    def __init__(
+        self,
+        preemptor: Preemptor,
+        node: NodeState,
+        able: Iterable[Allocation],
+        workers: int = 1,
+        before: Sequence[Victim] = (),
+        legal: Callable[[Victims], object] | None = None,
+    ) -> None:
+        self.preemptor, self.node, self.workers = preemptor, node, workers
+        self.able = sorted(able, key=preemptor.order)
+        self.before = tuple(before)
+        self.legal = legal or (lambda victims: in_legal_order(preemptor, victims))
+
+    def fits(self, victims: Victims) -> bool:
+        """Whether the node has room with a set gone."""
+        return has_room(self.preemptor, self.node, (*self.before, *victims), self.workers)
+
+    def best(self) -> Scored | None:
+        """Return the best minimal legal set; None if there is none."""
+        groups = _groups(self.able)
+        plain = not any(a.fresh or not a.amount or extra_workers(a) for a in self.able)
+        found = self._best_single([group[0] for group in groups]) if plain else None
+        if found is not None:
+            return found
+        every = tuple(map(whole, self.able))
+        if not every or not self.fits(every):
+            return None
+        if combinations_of(self.able, self.node) > MOST_SETS:
+            return min(self._some(), key=lambda scored: scored[0], default=None)
+        if plain and not any(self.fits(_without(every, group[0])) for group in groups):
+            return (key(self.preemptor, every), every) if self.legal(every) else None
+        return self._best_of_all([_ways_of(group, self.node) for group in groups])
+
+    def _best_single(self, able: Sequence[Allocation]) -> Scored | None:
+        """Return the best single, if one is enough and any two would take more GPUs."""
+        singles = [single for a in able if self.fits(single := (whole(a),))]
+        if not singles:
+            return None
+        least = min([single[0].allocation.amount for single in singles])
+        if 2 * min([a.amount for a in able]) <= least:
+            return None
+        scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == least and self.legal(s)]
+        return min(scored, key=lambda each: each[0], default=None)
+
+    def _best_of_all(self, units: Sequence[Ways]) -> Scored | None:
+        best: Scored | None = None
+
+        def worse(victims: Victims) -> bool:
+            return best is not None and cost(victims) > best[0][:2]
+
+        for victims in minimal_sets(units, self.fits, worse):
+            if worse(victims) or not self.legal(victims):
+                continue
+            scored = key(self.preemptor, victims), victims
+            if best is None or scored[0] < best[0]:
+                best = scored
+        return best
+
+    def all(self) -> list[Scored]:
+        """List all minimal legal sets, the best first; of very many only some."""
+        if combinations_of(self.able, self.node) > MOST_SETS:
+            return sorted(self._some(), key=lambda scored: scored[0])
+        sets = minimal_sets([ways(a, (self.node,)) for a in self.able], self.fits)
+        found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
+        return sorted(found, key=lambda scored: scored[0])
+
+    def _some(self) -> list[Scored]:
+        """List the singles, and the set that is found by going through the candidates one by one."""
+        found = [way for a in self.able for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
+        steps = [step for a in self.able for step in steps_of(a, (self.node,))]
+        for order in (in_order, smallest_first):
+            chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeRoom(self))
+            if chosen:
+                found += [chosen] if chosen not in found else []
+                break
+        return [(key(self.preemptor, victims), victims) for victims in found if self.legal(victims)]
+
+    def _minimal(self, victims: Victims) -> bool:
+        return not any(self.fits(fewer) for fewer in one_less(victims))
+
+
+class _NodeRoom:
+    """The room on one node with the victims that were added gone."""
+
+    booked = False
+
+    def __init__(self, sets: NodeVictims) -> None:
+        self.sets = sets
+        self.gone: dict[str, Victim] = {}
+
+    def add(self, victim: Victim) -> None:
+        self.gone[victim.allocation.workload.id] = victim
+
+    def remove(self, victim: Victim) -> None:
+        del self.gone[victim.allocation.workload.id]
+
+    def fits(self) -> bool:
+        return self.sets.fits(tuple(self.gone.values()))
+
+
+def _groups(able: Sequence[Allocation]) -> list[list[Allocation]]:
+    """Group the candidates that are equal but for their protection, the least protected first."""
+    groups: dict[object, list[Allocation]] = {}
+    for allocation in able:
+        equal = allocation.need.gpus >= GPU and len(allocation.parts) == 1 and not allocation.fresh
+        known = (allocation.workload.policy, allocation.need) if equal else allocation.workload.id
+        groups.setdefault(known, []).append(allocation)
+    return list(groups.values())
+
+
+def _ways_of(group: Sequence[Allocation], node: NodeState) -> Ways:
+    """List the ways of equal candidates to make room: of as many, those that spare the more protected."""
+    if len(group) == 1:
+        return ways(group[0], (node,))
+    members = tuple(map(whole, group))
+    return [members[:count] for count in range(len(group), 0, -1)]
+
+
+def _without(victims: Victims, one: Allocation) -> Victims:
+    return tuple(victim for victim in victims if victim.allocation is not one)
+
+
+def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], workers: int) -> bool:
+    """Whether a node hosts so many workers of the preemptor in the future, with these victims gone."""
+    return room_on(preemptor, node, gone) >= workers
+
+
+def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> int:
+    """Return how many workers of the preemptor a node hosts in the future, with these victims gone."""
+    left, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
+    copied = False
+    for victim in gone:
+        for part in victim.gone:
+            if part.node is not node:
+                continue
+            if not copied:
+                left, copied = list(left), True
+            for at in part.devices:
+                left[at] += part.milli
+                untouched += left[at] == GPU
+            cpu += victim.allocation.need.cpu
+            memory += victim.allocation.need.memory
+    return hosts(preemptor.need, left, untouched, cpu, memory)

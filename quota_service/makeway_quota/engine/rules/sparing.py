@@ -1,0 +1,163 @@
+"""Withdraw evictions that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
+
+Called once the rounds of admission have come to rest. Victims are looked at one by one, the most protected first: one
+is spared if every nomination that this plan made in its pool still has a place with it running on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..index.allocations import fits_later
+from ..index.cluster import Cluster
+from ..index.nodes import Allocation, Part, placement_of
+from ..index.queues import Queue
+from ..placement.fit import allowed, find, kept_back
+from ..plan_builder import PlanBuilder
+from ..state import Workload
+from .victims import order_of
+
+_MOST_REPLACED = 8
+"""At most so many nominations of a pool are all given new places to spare one victim."""
+_Promise = tuple[Workload, Queue, tuple[Part, ...]]
+
+
+def spare(builder: PlanBuilder, spared: set[str]) -> bool:
+    """Spare each victim of the plan that no nomination needs, once in a plan (`spared`); return whether any was."""
+    victims = [builder.cluster.allocations[name] for name in (*builder.evicted, *builder.moved) if name not in spared]
+    able = [victim for victim in victims if _could_stay(builder.cluster, victim)]
+    able.sort(key=lambda victim: order_of(builder.cluster, victim), reverse=True)
+    before = len(spared)
+    for victim in able:
+        if _spared(builder, victim):
+            spared.add(victim.workload.id)
+    return len(spared) > before
+
+
+def _could_stay(cluster: Cluster, victim: Allocation) -> bool:
+    """Whether the pool has as many free GPUs in the future as the victim, or one more worker of it, would hold."""
+    target = cluster.nominations.get(victim.workload.id)
+    if target is None:
+        return victim.pool.future >= victim.amount
+    return victim.pool.future + target.amount >= min(victim.amount, target.amount + victim.need.gpus)
+
+
+def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
+    cluster = builder.cluster
+    if not _could_stay(cluster, victim):
+        return False
+    target = cluster.withdraw_nomination(victim.workload)
+    cluster.stay(victim)
+    if _try(builder, victim):
+        builder.spare(victim.workload)
+        return True
+    cluster.leave(victim)
+    move = builder.moved.get(victim.workload.id)
+    if move is not None and move.rule == "shrink":
+        return _with_one_more_worker(builder, victim, target)
+    if target:
+        cluster.nominate(victim.workload, victim.need, target)
+    return False
+
+
+def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
+    """Let a gang that shrinks keep one more of its workers, if that is possible; the first ones first."""
+    cluster, stays = builder.cluster, {(part.node.position, part.devices) for part in kept}
+    workers = sorted(victim.parts, key=lambda part: part.worker)
+    able = [part for part in workers if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
+    found = False
+    for one in able:
+        if (one.node.position, one.devices) in stays:
+            continue
+        more = [part for part in able if part is one or (part.node.position, part.devices) in stays]
+        cluster.nominate(victim.workload, victim.need, tuple(p._replace(worker=at) for at, p in enumerate(more)))
+        if len(more) < len(victim.parts) and _try(builder, victim):
+            stays.add((one.node.position, one.devices))
+            found = True
+        cluster.withdraw_nomination(victim.workload)
+    stay = [part for part in able if (part.node.position, part.devices) in stays]
+    parts = tuple(part._replace(worker=at) for at, part in enumerate(stay))
+    cluster.nominate(victim.workload, victim.need, parts)
+    if found:
+        builder.keep_workers(victim, parts)
+    return found
+
+
+@dataclass(slots=True)
+class _Places:
+    """Nominations of this plan that are given new places, or get their old ones back."""
+
+    cluster: Cluster
+    taken: list[_Promise]
+
+    def off(self) -> None:
+        for workload, _, _ in self.taken:
+            self.cluster.withdraw_nomination(workload)
+
+    def back(self) -> None:
+        for workload, queue, parts in self.taken:
+            self.cluster.withdraw_nomination(workload)
+            self.cluster.nominate(workload, queue.need, parts)
+
+    def find(self, promises: Iterable[_Promise]) -> bool:
+        """Nominate these in their order to whatever place is found; False if one has none."""
+        for workload, queue, old in promises:
+            pool = old[0].node.pool
+            may = allowed(self.cluster, queue.account, pool, queue.total, True)
+            parts = find(pool, queue.need, True) if may else ()
+            if not parts:
+                return False
+            self.cluster.nominate(workload, queue.need, parts)
+        return True
+
+
+def _try(builder: PlanBuilder, victim: Allocation) -> bool:
+    """Find places for all nominations of this plan beside what a victim keeps; False (and nothing changed) if none."""
+    cluster = builder.cluster
+    if _exceeds(cluster, victim):
+        return False
+    promises = _promises(builder, victim)
+    nodes = {part.node.position for part in victim.parts}
+    near = _Places(cluster, [p for p in promises if any(part.node.position in nodes for part in p[2])])
+    near.off()
+    moved = []
+    for promise in near.taken:
+        if fits_later(promise[2], promise[1].need):
+            cluster.nominate(promise[0], promise[1].need, promise[2])
+        else:
+            moved.append(promise)
+    if near.find(moved):
+        return True
+    near.back()
+    if len(promises) > _MOST_REPLACED:
+        return False
+    every = _Places(cluster, promises)
+    for order in (promises, sorted(promises, key=lambda promise: -promise[1].need.gpus)):
+        every.off()
+        if every.find(order):
+            return True
+        every.back()
+    return False
+
+
+def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
+    """Whether a limit, the pool's capacity or a static quota has no room for what a victim keeps."""
+    pool, account = victim.pool, cluster.account(victim.workload)
+    if any(line.future > (line.quota.limit or 0) for line in account.limiting(pool.pool.name)):
+        return True
+    if cluster.over_capacity(pool, 0, True):
+        return True
+    return kept_back(cluster, account, pool, 0, True) is not None
+
+
+def _promises(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
+    """List the nominations that this plan made in a victim's pool, in the order in which it made them."""
+    nominations = builder.cluster.nominations
+    return [
+        (workload, queue, parts)
+        for workload, queue in builder.nominated.values()
+        if workload.id in nominations
+        and nominations[workload.id].pool is victim.pool
+        and placement_of(parts := nominations[workload.id].parts) != workload.nomination
+    ]

@@ -1,0 +1,87 @@
+"""Evict victims on trial: in the cluster, but not yet in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..index.nodes import NodeState, Part
+from ..placement.fit import allowed, find
+from .victim_sets import Victim, Victims
+from .victims import Preemptor
+
+
+def evict(preemptor: Preemptor, victim: Victim) -> None:
+    """Let a victim leave; a gang that shrinks is nominated to the part of its place that it keeps."""
+    preemptor.cluster.leave(victim.allocation)
+    if victim.kept:
+        preemptor.cluster.nominate(victim.allocation.workload, victim.allocation.need, victim.kept)
+
+
+def restore(preemptor: Preemptor, victim: Victim) -> None:
+    """Undo `evict`."""
+    preemptor.cluster.withdraw_nomination(victim.allocation.workload)
+    preemptor.cluster.stay(victim.allocation)
+
+
+def place(preemptor: Preemptor) -> tuple[Part, ...]:
+    """Return where the preemptor would start once everything that leaves has left; empty if it would not."""
+    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
+        return ()
+    return find(preemptor.pool, preemptor.need, True)
+
+
+class Trial:
+    """The pool with some victims gone, in the cluster itself."""
+
+    booked = True
+
+    def __init__(self, preemptor: Preemptor) -> None:
+        self.preemptor = preemptor
+        self.gone: dict[str, Victim] = {}
+        self.workers = sum(map(self._hosted, preemptor.pool.nodes))
+        """How many workers of the preemptor the pool hosts then, at most the least number on each node."""
+
+    def _hosted(self, node: NodeState) -> int:
+        need = self.preemptor.need
+        return min(need.least, node.workers(need, True)) if node.suits(need) else 0
+
+    def add(self, victim: Victim) -> None:
+        """Evict a victim, instead of what the same allocation gave up before."""
+        before = self.gone.pop(victim.allocation.workload.id, None)
+        self._change(victim, before, victim)
+        self.gone[victim.allocation.workload.id] = victim
+
+    def remove(self, victim: Victim) -> None:
+        """Let a victim stay after all."""
+        self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
+
+    def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:
+        nodes = {part.node.position: part.node for part in victim.allocation.parts}.values()
+        self.workers -= sum(map(self._hosted, nodes))
+        if old is not None:
+            restore(self.preemptor, old)
+        if new is not None:
+            evict(self.preemptor, new)
+        self.workers += sum(map(self._hosted, nodes))
+
+    def fits(self) -> bool:
+        """Whether the preemptor could start, by nodes, limits, capacity and static quotas."""
+        preemptor = self.preemptor
+        if self.workers < preemptor.need.least:
+            return False
+        return allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+
+    def fits_without(self, victims: Victims) -> bool:
+        """Whether the preemptor could start with exactly these victims gone."""
+        self.become(victims)
+        return self.fits()
+
+    def become(self, victims: Iterable[Victim] = ()) -> None:
+        """Evict exactly these victims."""
+        wanted = {victim.allocation.workload.id: victim for victim in victims}
+        for name, victim in list(self.gone.items()):
+            if name not in wanted:
+                self.remove(victim)
+        for name, victim in wanted.items():
+            if self.gone.get(name) != victim:
+                self.add(victim)

@@ -1,0 +1,221 @@
+"""Sets of victims: what each frees, whether it is legal and minimal, and which of two is better (rule 5.4).
+
+Called by the search (node_victims.py for one node at a time, reclaim.py for a pool). Changes nothing in the cluster;
+only the preemptor's count of what is gone is changed and restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from ..index.nodes import Allocation, NodeState, Part
+from .victims import Preemptor
+
+WITHDRAW, SHRINK, STOP = -1, 0, 1
+"""How a victim makes room: a start of this very plan is withdrawn, an elastic gang gives up workers, work stops."""
+MOST_SETS = 1024
+"""With more combinations than this, not all sets are looked at."""
+
+
+class Victim(NamedTuple):
+    """An allocation and the workers of it that leave."""
+
+    allocation: Allocation
+    kind: int
+    gone: tuple[Part, ...]
+
+    @property
+    def amount(self) -> int:
+        """Return the milli-GPUs that it gives up."""
+        return self.allocation.amount if self.kind != SHRINK else sum(p.milli * len(p.devices) for p in self.gone)
+
+    @property
+    def kept(self) -> tuple[Part, ...]:
+        """Return the parts on which it goes on, renumbered; empty unless it shrinks."""
+        if self.kind != SHRINK:
+            return ()
+        need = self.allocation.need
+        able = (part for part in self.allocation.parts if part.node.usable and part not in self.gone)
+        stay = sorted((part for part in able if len(part.devices) * part.milli == need.gpus), key=lambda p: p.worker)
+        return tuple(part._replace(worker=at) for at, part in enumerate(stay)) if len(stay) >= need.least else ()
+
+
+Victims = tuple[Victim, ...]
+_Places = Sequence[tuple[object, ...]]
+Key = tuple[bool, int, int, _Places, int, _Places, _Places]
+"""Stops, milli-GPUs evicted and withdrawn, protection of the members, their number, their order, workers given up."""
+Scored = tuple[Key, Victims]
+Ways = list[Victims]
+"""The alternatives that one candidate, or a group of equal ones, offers."""
+Fits = Callable[[Victims], bool]
+
+
+def extra_workers(allocation: Allocation) -> int:
+    """Return how many workers an elastic gang runs beyond its least number; 0 for a start of this very plan."""
+    return 0 if allocation.fresh else max(0, len(allocation.parts) - allocation.need.least)
+
+
+def whole(allocation: Allocation) -> Victim:
+    """Return the victim that leaves with all its workers."""
+    return Victim(allocation, WITHDRAW if allocation.fresh else STOP, allocation.parts)
+
+
+def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
+    """List how a candidate can make room on these nodes: with some of its extra workers, or whole."""
+    extra = extra_workers(allocation)
+    found: Ways = [(whole(allocation),)]
+    if not extra:
+        return found
+    last_first = [_last_first(allocation, node) for node in nodes]
+    for many in product(*(range(len(parts) + 1) for parts in last_first)):
+        if 0 < sum(many) <= extra:
+            gone = tuple(part for parts, count in zip(last_first, many, strict=True) for part in parts[:count])
+            victim = Victim(allocation, SHRINK, gone)
+            if victim.kept:
+                found.append((victim,))
+    return found
+
+
+def _last_first(allocation: Allocation, node: NodeState) -> list[Part]:
+    return sorted((part for part in allocation.parts if part.node is node), key=lambda part: -part.worker)
+
+
+def combinations_of(able: Iterable[Allocation], node: NodeState | None) -> int:
+    """Count the combinations of the ways of all candidates, on a node or (None) wherever they run."""
+    return prod(_many_ways(allocation, node) for allocation in able)
+
+
+def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
+    extra = extra_workers(allocation)
+    if not extra:
+        return 2
+    counts: dict[int, int] = {}
+    for part in allocation.parts:
+        if node is None or part.node is node:
+            counts[part.node.position] = counts.get(part.node.position, 0) + 1
+    if len(counts) == 1:
+        return min(extra, *counts.values()) + 2
+    if prod(count + 1 for count in counts.values()) > MOST_SETS**2:
+        return MOST_SETS + 1
+    return 1 + sum(sum(many) <= extra for many in product(*(range(count + 1) for count in counts.values())))
+
+
+# The order of sets
+
+
+def key(preemptor: Preemptor, victims: Victims) -> Key:
+    """Return what a set costs (rule 5.4 b to e): smaller is better."""
+    if len(victims) == 1 and victims[0].kind == STOP:
+        order = (STOP, *preemptor.order(victims[0].allocation))
+        return True, victims[0].allocation.amount, 0, [order[:4]], 1, [order], []
+    orders = sorted(((v.kind, *preemptor.order(v.allocation)) for v in victims), reverse=True)
+    given = sorted((v.allocation.workload.id, p.worker) for v in victims if v.kind == SHRINK for p in v.gone)
+    return (
+        *cost(victims),
+        sum(v.amount for v in victims if v.kind == WITHDRAW),
+        [order[:4] for order in orders],
+        len(victims),
+        orders,
+        [(name, -worker) for name, worker in reversed(given)],
+    )
+
+
+def cost(victims: Victims) -> tuple[bool, int]:
+    """Return the first two parts of the key: whether running work stops, and the milli-GPUs that it gives up."""
+    return any(v.kind == STOP for v in victims), sum(v.amount for v in victims if v.kind != WITHDRAW)
+
+
+def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
+    """Return the place in the order of protection, kinds first."""
+    return victim.kind, *preemptor.order(victim.allocation)
+
+
+# Legal sets
+
+
+class _Item(NamedTuple):
+    """What counts at once against a policy's usage: a job, an extra worker, or the least workers of a gang."""
+
+    amount: int
+    order: tuple[object, ...]
+    block: bool
+    victim: Victim
+
+
+def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
+    """Return a set in an order in which each member is entitled to be evicted, smallest first; None if illegal."""
+    if len(victims) == 1 and not extra_workers(victims[0].allocation):
+        return victims if preemptor.may_evict_now(victims[0].allocation) else None
+    items = sorted(item for victim in victims for item in items_of(preemptor, victim))
+    done: list[_Item] = []
+    for item in items:
+        if not preemptor.may_evict_now(item.victim.allocation):
+            break
+        preemptor.choose(item.victim.allocation, item.amount)
+        done.append(item)
+    for item in done:
+        preemptor.choose(item.victim.allocation, -item.amount)
+    return _by_last(items) if len(done) == len(items) else None
+
+
+def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
+    """Return a set that is known to be legal in the order in which its members are evicted."""
+    return _by_last(sorted(item for victim in victims for item in items_of(preemptor, victim)))
+
+
+def _by_last(items: Sequence[_Item]) -> Victims:
+    last: dict[str, Victim] = {}
+    for item in items:
+        last.pop(item.victim.allocation.workload.id, None)
+        last[item.victim.allocation.workload.id] = item.victim
+    return tuple(last.values())
+
+
+def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
+    """List what of a victim counts at once, smallest first."""
+    allocation, order = victim.allocation, preemptor.order(victim.allocation)
+    each, extra = allocation.need.gpus, extra_workers(allocation)
+    if victim.kind == SHRINK:
+        extra = len(victim.gone)
+    for _ in range(extra):
+        yield _Item(each, order, False, victim)
+    if victim.kind != SHRINK:
+        yield _Item(allocation.amount - each * extra, order, True, victim)
+
+
+# Minimal sets
+
+
+def minimal_sets(units: Sequence[Ways], fits: Fits, prune: Fits = lambda _: False) -> Iterator[Victims]:
+    """List the sets that make room and would not without any one of their members or given-up workers.
+
+    `prune`: which sets, and all that contain them, are not of interest.
+    """
+    most = [max(unit, key=lambda way: sum(len(v.gone) for v in way)) for unit in units]
+    rest = [tuple(v for way in most[at:] for v in way) for at in range(len(units) + 1)]
+
+    def extend(at: int, chosen: Victims) -> Iterator[Victims]:
+        if chosen and fits(chosen):
+            if not any(fits(fewer) for fewer in one_less(chosen)):
+                yield chosen
+        elif at < len(units) and not prune(chosen) and fits((*chosen, *rest[at])):
+            for way in units[at]:
+                yield from extend(at + 1, (*chosen, *way))
+            yield from extend(at + 1, chosen)
+
+    return extend(0, ())
+
+
+def one_less(victims: Victims) -> Iterator[Victims]:
+    """List the sets with one member spared, or one worker of a gang that shrinks."""
+    for at, victim in enumerate(victims):
+        others = (*victims[:at], *victims[at + 1 :])
+        if victim.kind != SHRINK or len(victim.gone) == 1:
+            yield others
+            continue
+        for part in victim.gone:
+            kept = victim._replace(gone=tuple(other for other in victim.gone if other is not part))
+            yield (*victims[:at], kept, *victims[at + 1 :])

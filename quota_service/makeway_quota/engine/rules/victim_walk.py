@@ -1,0 +1,135 @@
+"""Choose victims one after the other where there are too many candidates to look at every set (rule 5.4).
+
+Called for a node (node_victims.py) and for a pool (reclaim.py), each with its own `Room`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from ..index.nodes import Allocation, NodeState
+from .victim_sets import SHRINK, Victim, Victims, extra_workers, items_of, protection, whole
+from .victims import Preemptor
+
+
+class Room(Protocol):
+    """What would be free with some victims gone."""
+
+    booked: bool
+    """Whether what is gone is taken off the usage of the policies, too."""
+
+    def add(self, victim: Victim) -> None:
+        """Count a victim as gone, instead of what the same allocation gave up before."""
+
+    def remove(self, victim: Victim) -> None:
+        """Count a victim as kept."""
+
+    def fits(self) -> bool:
+        """Whether the preemptor fits."""
+
+
+def one_by_one(
+    preemptor: Preemptor,
+    steps: Iterable[Victim],
+    room: Room,
+    may_block: Callable[[Allocation], bool] = lambda _: True,
+) -> Victims:
+    """Choose victims in this order, each that is entitled to be evicted then, until there is room; else return none.
+
+    `may_block`: whether a candidate counts on the limit that is in the way, if any. The needless are spared again.
+    What is chosen is left in `room`, and nothing if that is empty.
+    """
+    chosen: dict[str, Victim] = {}
+    counted: list[tuple[Allocation, int]] = []
+    fits = False
+    for step in steps:
+        if may_block(step.allocation) and _count(preemptor, step, chosen, counted):
+            if room.booked:
+                _uncount(preemptor, counted)
+            name = step.allocation.workload.id
+            before = chosen.get(name)
+            chosen[name] = step._replace(gone=(*before.gone, *step.gone)) if before and step.kind == SHRINK else step
+            room.add(chosen[name])
+            if fits := room.fits():
+                break
+    _uncount(preemptor, counted)
+    if fits:
+        return without_needless(preemptor, tuple(chosen.values()), room)
+    for victim in chosen.values():
+        room.remove(victim)
+    return ()
+
+
+def _count(
+    preemptor: Preemptor, step: Victim, chosen: dict[str, Victim], counted: list[tuple[Allocation, int]]
+) -> bool:
+    """Count what a step gives up beyond what was chosen, if that is legal now."""
+    before, done = chosen.get(step.allocation.workload.id), len(counted)
+    amounts = [item.amount for item in items_of(preemptor, step)]
+    if before is not None and step.kind != SHRINK:
+        del amounts[: len(before.gone)]
+    for amount in amounts:
+        if not preemptor.may_evict_now(step.allocation):
+            _uncount(preemptor, counted, done)
+            return False
+        preemptor.choose(step.allocation, amount)
+        counted.append((step.allocation, amount))
+    return True
+
+
+def _uncount(preemptor: Preemptor, counted: list[tuple[Allocation, int]], keep: int = 0) -> None:
+    for allocation, amount in counted[keep:]:
+        preemptor.choose(allocation, -amount)
+    del counted[keep:]
+
+
+def steps_of(allocation: Allocation, nodes: Sequence[NodeState] | None = None) -> Iterator[Victim]:
+    """List the extra workers of a candidate on these nodes, one by one and the last ones first, then all of it."""
+    extra = extra_workers(allocation)
+    if extra:
+        parts = sorted(allocation.parts, key=lambda part: -part.worker)
+        for part in [part for part in parts if nodes is None or part.node in nodes][:extra]:
+            if Victim(allocation, SHRINK, (part,)).kept:
+                yield Victim(allocation, SHRINK, (part,))
+    yield whole(allocation)
+
+
+def in_order(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
+    """Sort steps by protection: what is withdrawn, then what shrinks, then what stops."""
+    return sorted(steps, key=lambda step: protection(preemptor, step))
+
+
+def smallest_first(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
+    """Sort steps by kind and GPUs, then by protection."""
+    return sorted(steps, key=lambda step: (step.kind, step.amount, protection(preemptor, step)))
+
+
+def without_needless(preemptor: Preemptor, victims: Victims, room: Room) -> Victims:
+    """Spare every victim, or worker that a gang gives up, without which there is room, the most protected first."""
+    needed: list[Victim] = []
+    for victim in sorted(victims, key=lambda v: protection(preemptor, v), reverse=True):
+        gone = victim.gone
+        if victim.kind != SHRINK:
+            room.remove(victim)
+            if not room.fits():
+                room.add(victim)
+                needed.append(victim)
+            continue
+        for part in sorted(gone, key=lambda p: p.worker):
+            fewer = tuple(other for other in gone if other is not part)
+            _replace(room, victim._replace(gone=gone), victim._replace(gone=fewer))
+            if room.fits():
+                gone = fewer
+            else:
+                _replace(room, victim._replace(gone=fewer), victim._replace(gone=gone))
+        if gone:
+            needed.append(victim._replace(gone=gone))
+    return tuple(needed)
+
+
+def _replace(room: Room, old: Victim, new: Victim) -> None:
+    if new.gone:
+        room.add(new)
+    else:
+        room.remove(old)

@@ -1,0 +1,211 @@
+"""Remove what is older than the settings allow: workloads with everything they left, decisions and events.
+
+Run by the service beside the loop. A pass removes in small transactions and rests between them, so that the loop's
+commits never wait long. It can be killed at any point: rows go in whole transactions, and a job's folder is purged by a
+note that is written with the removal of its rows and goes last. Policy versions are kept for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from ..backends.base import BackendError
+from ..config import ServiceConfig
+from ..store.errors import Deposed, StoreError
+from ..store.pruning import Sweep
+from ..store.store import Store
+
+T = TypeVar("T")
+log = logging.getLogger("makeway.retention")
+
+DAY = 86_400.0
+EVERY_SECONDS = 600.0
+PROBE_SECONDS = 10.0
+"""How often the database is written to where nothing else does, for /readyz."""
+
+FASTEST = 10.0
+"""Seconds that ages may grow in one second: an hour of a wrong clock costs ten hours of history at most, not all."""
+
+PURGED_AT_ONCE = 100
+PAGES_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How many seconds are kept, 0 for ever: of workloads from their end; and how many events at most."""
+
+    workloads: float = 90 * DAY
+    decisions: float = 90 * DAY
+    events: float = 7 * DAY
+    most_events: int = 500_000
+
+
+def keep_of(config: ServiceConfig) -> Keep:
+    """Return what the settings say is kept."""
+    days = config.keep_workloads_days, config.keep_decisions_days, config.keep_events_days
+    workloads, decisions, events = (each * DAY for each in days)
+    return Keep(workloads, decisions, events, config.keep_events)
+
+
+@dataclass(slots=True)
+class Pace:
+    """The rows of one transaction, adapted to what the database removes in `target` seconds, and the rest after it."""
+
+    rows: int = 50
+    target: float = 0.02
+    rest: float = 4.0
+    """seconds of rest for each second of work"""
+
+    longest: float = field(default=0.0, init=False)
+
+    async def run(self, work: Callable[[int], T]) -> T:
+        """Call `work` with a number of rows in a thread, adapt the number, and rest."""
+        began = time.perf_counter()
+        found = await asyncio.to_thread(work, self.rows)
+        took = time.perf_counter() - began
+        self.longest = max(self.longest, took)
+        wanted = self.rows * self.target / max(took, 1e-6)
+        self.rows = int(min(max(wanted, self.rows / 4, 1), self.rows * 2, 10_000))
+        await asyncio.sleep(took * self.rest)
+        return found
+
+
+class AgeClock:
+    """The time that ages are counted to: the wall clock, which it never follows back, nor faster than FASTEST."""
+
+    def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float], known: float | None) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._now = clock() if known is None else min(known, clock())
+        self._at = monotonic()
+
+    def now(self) -> float:
+        """Return the time up to which everything has aged."""
+        at = self._monotonic()
+        furthest = self._now + FASTEST * (at - self._at)
+        self._at = at
+        self._now = max(self._now, min(self._clock(), furthest))
+        return self._now
+
+
+class Retention:
+    """The passes over one store. `purge` removes a job's folder; `term` is None while another replica leads."""
+
+    def __init__(
+        self,
+        store: Store,
+        keep: Keep,
+        purge: Callable[[str], Awaitable[None]],
+        term: Callable[[], int | None],
+        *,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        rest: float = 4.0,
+    ) -> None:
+        self._store = store
+        self.keep = keep
+        self._purge = purge
+        self._term = term
+        self._clock = clock
+        self._monotonic = monotonic
+        self._rest = rest
+        self._ages: AgeClock | None = None
+        self._failing: set[str] = set()
+        self.longest = 0.0
+        """Seconds of the longest transaction of the last pass."""
+
+    async def run(self) -> None:
+        """Make a pass every EVERY_SECONDS while this replica leads, until cancelled; after an error, too."""
+        due = self._monotonic()
+        while True:
+            try:
+                await asyncio.to_thread(self._store.probe, PROBE_SECONDS)
+                if self._monotonic() >= due and self._term() is not None:
+                    due = self._monotonic() + EVERY_SECONDS
+                    await self.sweep()
+            except Deposed:
+                pass  # the next pass is the new leader's
+            except (StoreError, OSError) as error:
+                log.warning("What is too old could not be removed; the next try is in 10 min: %s", error)
+            await asyncio.sleep(PROBE_SECONDS)
+
+    async def sweep(self) -> Sweep:
+        """Remove everything that is too old, purge folders, return free space, and write the report."""
+        now = await self._now()
+        term = self._term()
+        pruning, keep = self._store.pruning, self.keep
+        self.longest = 0.0
+        removed = {
+            "workloads": await self._all(
+                keep.workloads, lambda n: pruning.forget_workloads(now - keep.workloads, n, term)
+            ),
+            "decisions": await self._all(
+                keep.decisions, lambda n: pruning.forget_decisions(now - keep.decisions, n, term)
+            ),
+            "events": await self._all(
+                1.0,
+                lambda n: pruning.forget_events(now - keep.events if keep.events else 0.0, keep.most_events, n, term),
+            ),
+            "files": await self._forget_blobs(term),
+            "folders": await self._purge_folders(term),
+        }
+        pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
+        report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
+        report["holdings"] = await asyncio.to_thread(pruning.holdings)
+        report["bytes"] = await asyncio.to_thread(self._store.size)
+        report["free_bytes"] = await asyncio.to_thread(self._store.free_bytes)
+        sweep = Sweep(self._clock(), now, report)
+        await asyncio.to_thread(pruning.note, sweep, term)
+        if any(removed.values()):
+            log.info("Removed what was too old: %s", ", ".join(f"{n} {what}" for what, n in removed.items() if n))
+        return sweep
+
+    async def _now(self) -> float:
+        if self._ages is None:
+            last = await asyncio.to_thread(self._store.pruning.last)
+            self._ages = AgeClock(self._clock, self._monotonic, last.clock if last else None)
+        return self._ages.now()
+
+    async def _all(self, kept: float, remove: Callable[[int], int]) -> int:
+        """Call `remove` with a number of rows until nothing is left, unless all is kept; return how many went."""
+        pace, total = Pace(rest=self._rest), 0
+        while kept and (count := await pace.run(remove)):
+            total += count
+        self.longest = max(self.longest, pace.longest)
+        return total
+
+    async def _forget_blobs(self, term: int | None) -> int:
+        """Remove the file contents that no workload refers to any more."""
+        pace, total = Pace(rows=1000, rest=self._rest), 0
+        after: str | None = ""
+        while after is not None:
+            count, after = await pace.run(partial(self._store.pruning.forget_blobs, after, term=term))
+            total += count
+        self.longest = max(self.longest, pace.longest)
+        return total
+
+    async def _purge_folders(self, term: int | None) -> int:
+        """Purge the folders of removed jobs; one that cannot be purged is tried again in the next pass."""
+        pruning, total, after = self._store.pruning, 0, ""
+        failing: set[str] = set()
+        while ids := await asyncio.to_thread(pruning.to_purge, PURGED_AT_ONCE, after):
+            after, done = ids[-1], []
+            for id in ids:
+                try:
+                    await self._purge(id)
+                    done.append(id)
+                except (BackendError, OSError) as error:
+                    failing.add(id)
+                    if id not in self._failing:
+                        log.warning("The folder of the removed job %s could not be purged: %s", id, error)
+            if done:
+                await asyncio.to_thread(pruning.purged, done, term)
+            total += len(done)
+        self._failing = failing
+        return total

@@ -1,0 +1,182 @@
+"""The tables of a policy document, in the units of the engine; a snapshot file extends some of them.
+
+Defaults are those of the engine's dataclasses. What relates one value to another is checked in `check.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WrapValidator
+
+from ..engine.state import Kind, QuotaLine, Weight
+from .issues import quote
+from .quantities import (
+    Cores,
+    Device,
+    Flag,
+    Gpus,
+    GpusEach,
+    Label,
+    Mib,
+    Name,
+    Rank,
+    Seconds,
+    Title,
+    Version,
+    Workers,
+    count,
+    duration,
+)
+from .tables import Many, Table, Texts, problem
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
+
+
+def _local(value: Any, devices: Any) -> Any:
+    return "all" if value == "all" else tuple(sorted(set(devices(value))))
+
+
+def _kinds(named: tuple[str, ...]) -> tuple[Kind, ...]:
+    for kind in named:
+        if kind not in KINDS:
+            raise problem(f"{quote(kind)} is not a kind of workload, expected session, job or both")
+    if not named:
+        raise problem("the profile is for nothing; name session, job or both")
+    return tuple(kind for kind in KINDS if kind in named)
+
+
+def _env(env: dict[str, str]) -> dict[str, str]:
+    for variable in env:
+        if not VARIABLE.fullmatch(variable):
+            raise problem(f"{quote(variable)} is not the name of a variable: letters, digits and _, no digit first")
+        if OURS.fullmatch(variable):
+            raise problem(f"{variable} is set by Makeway itself; remove it")
+    return env
+
+
+class SettingsTable(Table):
+    """Settings for all pools."""
+
+    victim_order: Literal["newest", "cheapest"] = "newest"
+    consolidation: Flag = True
+    in_team_preemption: Flag = True
+    yields_after: Seconds = 0.0
+    user_fairness: Flag = True
+    fair_share: Literal["order", "reclaim"] = "order"
+    history_half_life: Seconds = 0.0
+    starvation_after: Seconds = 86_400.0
+    grace: Seconds = 30.0
+
+
+class PoolTable(Table):
+    """A pool as the engine knows it."""
+
+    name: Name
+    resource: Title = "nvidia.com/gpu"
+    capacity: Gpus | None = None
+    kind: Literal["static", "autoscaled"] = "static"
+    strategy: Literal["pack", "spread"] = "pack"
+    profiles: Many[Name] = ()
+    consolidation: Flag = True
+    max_nodes: Annotated[int, count("nodes", 100_000)] = 0
+    node_gpus: Annotated[int, count("GPUs", 1024)] = 0
+    node_cpu: Cores = 0
+    node_memory: Mib = 0
+
+
+class ProfileTable(Table):
+    """A profile as the engine knows it."""
+
+    name: Name
+    workers: Workers = 1
+    min_workers: Workers | None = None
+    cpu: Cores = 0
+    memory: Mib = 0
+    pools: Many[Name] = ()
+    min_runtime: Seconds = 0.0
+    reclaim_after: Seconds = 0.0
+    grace: Annotated[float, duration(86_400)] | None = None
+    time_limit: Seconds | None = None
+
+
+class QuotaTable(Table):
+    """One line of a quota."""
+
+    record = QuotaLine
+
+    pools: Many[Name] = ()
+    reserved: Gpus = 0
+    limit: Gpus | None = None
+    lend: Gpus | None = None
+
+
+class PolicyTable(Table):
+    """A policy as the engine knows it."""
+
+    name: Name
+    weight: Weight = "Medium"
+    priority: Annotated[int, count("", 1000, -1000)] = 0
+    parent: Name | None = None
+    quotas: Many[QuotaTable] = ()
+
+
+class DocumentSettings(SettingsTable):
+    """`settings` of a policy document."""
+
+    sessions_per_user: Annotated[int, count("sessions", 1000, 1)] = 2
+
+
+class LocalNodes(Table):
+    """The GPUs of this machine that belong to a pool: their indices in order, or `all`, which is the default."""
+
+    gpus: Annotated[Many[Device] | None, WrapValidator(_local), PlainSerializer(lambda devices: devices)] = None
+
+
+class PoolNodes(Table):
+    """The nodes of a pool."""
+
+    local: LocalNodes | None = None
+    labels: Texts = Field(default_factory=dict)
+
+
+class DocumentPool(PoolTable):
+    """An entry of `pools`."""
+
+    title: Title = ""
+    size: Gpus | None = None
+    nodes: PoolNodes = PoolNodes()
+
+
+class DocumentProfile(ProfileTable):
+    """An entry of `profiles`."""
+
+    gpus: GpusEach | None = None
+    policies: Many[Rank] | None = None
+    title: Title = ""
+    description: Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)] = ""
+    kinds: Annotated[Many[Label], AfterValidator(_kinds)] = KINDS
+    image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] = ""
+    env: Annotated[Texts, AfterValidator(_env)] = Field(default_factory=dict)
+    signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
+
+
+class DocumentPolicy(PolicyTable):
+    """An entry of `policies`."""
+
+    title: Title = ""
+    groups: Many[Label] = ()
+    users: Many[Label] = ()
+
+
+class DocumentTable(Table):
+    """The document. Its entries are validated one by one, so that a mistake in one hides none in others."""
+
+    version: Version = 1
+    settings: Any = Field(default_factory=dict)
+    pools: Many[Any] = ()
+    profiles: Many[Any] = ()
+    policies: Many[Any] = ()

@@ -1,0 +1,42 @@
+"""Show administrators what is kept, for how long, and what the last pass removed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from makeway_api.models import Kept, RetentionReport
+
+from ..config import ServiceConfig
+from ..store.store import Store
+from .core import when
+
+
+async def retention_report(store: Store, config: ServiceConfig) -> RetentionReport:
+    """Return the settings with the figures of the last pass; before the first pass without figures."""
+    last = await asyncio.to_thread(store.pruning.last)
+    report: dict[str, Any] = last.report if last else {}
+    holdings: dict[str, Any] = report.get("holdings", {})
+    days = {
+        "workloads": config.keep_workloads_days,
+        "decisions": config.keep_decisions_days,
+        "events": config.keep_events_days,
+    }
+    kept = [
+        Kept(
+            kind=kind,
+            days=kept_days or None,
+            most=config.keep_events if kind == "events" else None,
+            count=holdings.get(kind, {}).get("count", 0),
+            oldest=when(holdings.get(kind, {}).get("oldest")),
+        )
+        for kind, kept_days in days.items()
+    ]
+    return RetentionReport(
+        at=when(last.at if last else None),
+        kept=kept,
+        removed=report.get("removed", {}),
+        folders_failed=report.get("folders_failed", 0),
+        database_bytes=report.get("bytes", 0),
+        free_bytes=report.get("free_bytes", 0),
+    )

@@ -1,0 +1,182 @@
+"""The tables of a snapshot file: those of a policy document, and what only the engine sees."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from ..engine.state import (
+    Kind,
+    Node,
+    Placed,
+    Policy,
+    Pool,
+    Profile,
+    Settings,
+    Snapshot,
+    State,
+    Workload,
+)
+from ..policy.models import PolicyTable, PoolTable, ProfileTable, SettingsTable
+from ..policy.quantities import (
+    Cores,
+    Count,
+    Duration,
+    Flag,
+    Gpus,
+    GpusEach,
+    Mib,
+    Name,
+    Priority,
+    Rank,
+    Time,
+    Version,
+    Workers,
+    count,
+)
+from ..policy.source import Plain
+from ..policy.tables import Many, Table
+
+T = TypeVar("T")
+
+
+class FileSettings(SettingsTable):
+    """`settings`."""
+
+    record = Settings
+
+
+class FilePool(PoolTable):
+    """An entry of `pools`."""
+
+    record = Pool
+
+    booting: Count = 0
+
+
+class FileForeign(Table):
+    """What pods outside Makeway hold on a node."""
+
+    gpus: Gpus = 0
+    cpu: Cores = 0
+    memory: Mib = 0
+    devices: Many[Count] = ()
+
+
+class FileNode(Table):
+    """An entry of `nodes`."""
+
+    record = Node
+
+    name: Name
+    pool: Name
+    gpus: Annotated[int, count("GPUs", 100_000)]
+    cpu: Cores = 0
+    memory: Mib = 0
+    ready: Flag = True
+    cordoned: Flag = False
+    devices: Many[Count] = ()
+    model: str = ""
+    foreign: FileForeign = FileForeign()
+
+    def as_value(self, kind: type[T], **computed: Any) -> T:
+        """Return the node; what is foreign has its own fields there."""
+        foreign = {f"foreign_{key}": getattr(self.foreign, key) for key in FileForeign.model_fields}
+        return super().as_value(kind, **foreign, **computed)
+
+    @classmethod
+    def of(cls, *values: object, **computed: Any) -> Self:
+        """Return the table of a node, likewise."""
+        foreign = {key: getattr(values[0], f"foreign_{key}") for key in FileForeign.model_fields}
+        return super().of(*values, foreign=FileForeign.of(**foreign), **computed)
+
+
+class FileProfile(ProfileTable):
+    """An entry of `profiles`."""
+
+    record = Profile
+
+    gpus: GpusEach
+    policies: Many[Rank] = ()
+    models: Many[Name] = ()
+
+
+class FilePolicy(PolicyTable):
+    """An entry of `policies`. `history` is what it borrowed of late."""
+
+    record = Policy
+
+    history: Gpus = 0
+    title: str = ""
+
+
+class FilePlaced(Table):
+    """A worker on a node."""
+
+    record = Placed
+
+    node: Name
+    worker: Count
+    devices: Many[Count] = ()
+    milli: Gpus = Field(1000, alias="gpu_share")
+
+
+def _numbered(value: Any) -> Any:
+    """Return a placement in which workers without a number have their place in the list."""
+    if not isinstance(value, list):
+        return value
+    return [{"worker": Plain(at), **each} if isinstance(each, dict) else each for at, each in enumerate(value)]
+
+
+Placement = Annotated[Many[FilePlaced], BeforeValidator(_numbered)]
+
+
+class FileWorkload(Table):
+    """An entry of `workloads`."""
+
+    record = Workload
+
+    id: Name
+    policy: Name
+    profile: Name
+    owner: str = ""
+    kind: Kind = "job"
+    priority: Priority = 0
+    preemptible: Flag | None = None
+    submitted_at: Time = 0.0
+    state: State = "pending"
+    started_at: Time | None = None
+    placement: Placement = ()
+    attempt: Count = 1
+    last_checkpoint_at: Time | None = None
+    evicted_for: Name | None = None
+    deadline: Time | None = None
+    nomination: Placement = ()
+    paused: Flag = False
+    failed_node: Name | None = None
+    gpus: GpusEach | None = None
+    workers: Workers | None = None
+    min_workers: Workers | None = None
+    cpu: Cores | None = None
+    memory: Mib | None = None
+    time_limit: Duration | None = None
+    expected: Duration | None = None
+    ran: Duration = 0.0
+    avoid: Many[Name] = ()
+
+
+class FileTable(Table):
+    """The file."""
+
+    record = Snapshot
+
+    version: Version
+    now: Time
+    settings: FileSettings = FileSettings()
+    pools: Many[FilePool] = ()
+    nodes: Many[FileNode] = ()
+    profiles: Many[FileProfile] = ()
+    policies: Many[FilePolicy] = ()
+    workloads: Many[FileWorkload] = ()
+    paused: Many[Name] = ()

@@ -1,0 +1,73 @@
+"""Read a snapshot from JSON or YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+
+from pydantic import ValidationError
+
+from ..engine import Snapshot
+from ..policy.issues import Issue, Loc, Problem, did_you_mean, in_order, place, quote
+from ..policy.source import Unreadable, parse
+from ..policy.tables import Table, explain
+from .models import FileTable
+
+ENOUGH = 1000
+
+
+class SnapshotError(ValueError):
+    """The file cannot be used; `issues` has every reason, the text the first three, in one line."""
+
+    def __init__(self, issues: list[Issue]) -> None:
+        more = [f"and {len(issues) - 3} more"] if len(issues) > 3 else []
+        super().__init__("; ".join([*map(str, issues[:3]), *more]))
+        self.issues = issues
+
+
+def read_snapshot(text: str, file: str = "snapshot") -> Snapshot:
+    """Return the snapshot; SnapshotError says what is wrong and where."""
+    try:
+        source = parse(text)
+    except Unreadable as error:
+        raise SnapshotError(error.issues(file)) from None
+    try:
+        table = FileTable.model_validate(source.value)
+        problems = list(_inconsistencies(table))
+    except ValidationError as invalid:
+        problems = list(islice(explain(FileTable, invalid), ENOUGH))
+    if problems:
+        raise SnapshotError(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
+    return table.as_value(Snapshot)
+
+
+def _inconsistencies(table: FileTable) -> Iterator[Problem]:
+    """Yield names that occur twice or do not exist."""
+    pools = {pool.name for pool in table.pools}
+    policies = {policy.name for policy in table.policies}
+    for section in ("pools", "nodes", "profiles", "policies", "workloads"):
+        yield from _repeated(section, getattr(table, section))
+    for at, node in enumerate(table.nodes):
+        yield from _missing(("nodes", at, "pool"), [node.pool], pools)
+    for at, profile in enumerate(table.profiles):
+        yield from _missing(("profiles", at, "pools"), profile.pools, pools)
+    for at, policy in enumerate(table.policies):
+        for line_at, line in enumerate(policy.quotas):
+            yield from _missing(("policies", at, "quotas", line_at, "pools"), line.pools, pools)
+        yield from _missing(("policies", at, "parent"), [policy.parent] if policy.parent else [], policies)
+
+
+def _repeated(section: str, tables: Sequence[Table]) -> Iterator[Problem]:
+    key = "id" if section == "workloads" else "name"
+    seen: set[str] = set()
+    for at, table in enumerate(tables):
+        name: str = getattr(table, key)
+        if name in seen:
+            yield (section, at, key), f"the {key} {quote(name)} is used twice in {section}; give each its own"
+        seen.add(name)
+
+
+def _missing(loc: Loc, names: Collection[str], known: Collection[str]) -> Iterator[Problem]:
+    for name in names:
+        if name not in known:
+            yield loc, f"there is no {quote(name)}; {did_you_mean(name, known)}"

@@ -1,0 +1,155 @@
+"""Remove what is too old, in small transactions; called by `history/retention.py`.
+
+Every method is one short transaction that removes at most `limit` rows and returns how many it removed, so that the
+loop's commits wait for moments only, and a service that is killed in between goes on with the next call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Table, delete, exists, func, insert, select
+
+from . import rows, writes
+from .database import Database
+from .records import ENDED
+from .space import give_back
+from .tables import blobs, decisions, events, files, purges, retention, workloads
+
+W = workloads.c
+
+
+class Sweep(NamedTuple):
+    """The last pass of the retention: when it ended, the time that ages were counted to, and its report."""
+
+    at: float
+    clock: float
+    report: dict[str, Any]
+
+
+class Pruning:
+    """The removals of a store. `term`: only while this term leads (Deposed otherwise)."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
+        """Remove workloads that ended before, with attempts, source and files; note whose folders are to be purged."""
+        old = (W.ended_at < ended_before, W.state.in_(ENDED))
+        with self._writing(term) as connection:
+            query = select(W.id, W.kind).where(*old).order_by(W.ended_at).limit(limit)
+            found = connection.execute(query).all()
+            jobs = [{"workload": id, "at": ended_before} for id, kind in found if kind == "job"]
+            if jobs:
+                connection.execute(insert(purges), jobs)
+            if found:
+                connection.execute(delete(workloads).where(W.id.in_([id for id, _ in found])))
+        return len(found)
+
+    def to_purge(self, limit: int, after: str = "") -> list[str]:
+        """Return workloads without rows whose folders may still be there, by id, beginning after an id."""
+        query = select(purges.c.workload).where(purges.c.workload > after).order_by(purges.c.workload).limit(limit)
+        with self._database.read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def purged(self, ids: Sequence[str], term: int | None = None) -> None:
+        """Forget that these folders were to be purged."""
+        with self._writing(term) as connection:
+            connection.execute(delete(purges).where(purges.c.workload.in_(ids)))
+
+    def forget_decisions(self, before: float, limit: int, term: int | None = None) -> int:
+        """Remove the oldest decisions made before a time."""
+        with self._writing(term) as connection:
+            return _oldest(connection, decisions, before, limit)
+
+    def forget_events(self, before: float, most: int, limit: int, term: int | None = None) -> int:
+        """Remove the oldest events from before a time or beyond the newest `most`, never the newest one.
+
+        Readers of the live stream continue from its id.
+        """
+        with self._writing(term) as connection:
+            newest = connection.execute(select(func.max(events.c.id))).scalar_one()
+            if newest is None:
+                return 0
+            return _oldest(connection, events, before, limit, newest - max(1, most), newest - 1)
+
+    def forget_blobs(self, after: str, limit: int, term: int | None = None) -> tuple[int, str | None]:
+        """Remove one unreferenced file content among the next `limit`; return how many, and where to go on (None: end).
+
+        The search holds no lock; one content is removed at a time, because it may be large.
+        """
+        used = exists().where(files.c.blob == blobs.c.digest)
+        with self._database.read() as connection:
+            digests = connection.execute(
+                select(blobs.c.digest, used).where(blobs.c.digest > after).order_by(blobs.c.digest).limit(limit)
+            ).all()
+        orphan = next((digest for digest, in_use in digests if not in_use), None)
+        if orphan is None:
+            return 0, digests[-1][0] if len(digests) == limit else None
+        with self._writing(term) as connection:
+            return connection.execute(delete(blobs).where(blobs.c.digest == orphan, ~used)).rowcount, orphan
+
+    def give_back(self, pages: int) -> int:
+        """Return free pages of an SQLite file to the file system, if many are free; the number that was returned."""
+        return give_back(self._database, pages)
+
+    def last(self) -> Sweep | None:
+        """Return the report of the last pass; None before the first."""
+        with self._database.read() as connection:
+            row = connection.execute(select(retention.c.at, retention.c.clock, retention.c.report)).first()
+        return None if row is None else Sweep(row[0], row[1], json.loads(row[2]))
+
+    def note(self, sweep: Sweep, term: int | None = None) -> None:
+        """Write the report of a pass in place of the last one."""
+        with self._writing(term) as connection:
+            connection.execute(delete(retention))
+            values = {"id": 1, "at": sweep.at, "clock": sweep.clock, "report": rows.to_json(sweep.report)}
+            connection.execute(insert(retention), values)
+
+    def holdings(self) -> dict[str, dict[str, float | int | None]]:
+        """Return how many workloads, decisions, events and folders to purge there are, and the oldest of each."""
+        with self._database.read() as connection:
+            ended = connection.execute(select(func.min(W.ended_at))).scalar_one()
+            count = connection.execute(select(func.count()).select_from(workloads)).scalar_one()
+            waiting = connection.execute(select(func.count()).select_from(purges)).scalar_one()
+            return {
+                "workloads": {"count": count, "oldest": ended},
+                "decisions": _extent(connection, decisions),
+                "events": _extent(connection, events),
+                "purges": {"count": waiting, "oldest": None},
+            }
+
+    @contextmanager
+    def _writing(self, term: int | None) -> Iterator[Connection]:
+        """Write under the term, without calling listeners: what they follow does not change."""
+        with self._database.write(quiet=True) as connection:
+            if term is not None:
+                writes.lead(connection, term)
+            yield connection
+
+
+def _oldest(
+    connection: Connection, table: Table, before: float, limit: int, beyond: int = 0, most: int | None = None
+) -> int:
+    """Remove the rows among the oldest `limit` that precede a row from before a time, or whose id is at most `beyond`.
+
+    Rows are in the order of their ids. A clock that was ahead for a while may have left times that are not.
+    """
+    first = select(table.c.id, table.c.at).order_by(table.c.id).limit(limit).subquery()
+    old = select(func.max(first.c.id)).where((first.c.at < before) | (first.c.id <= beyond))
+    last = connection.execute(old).scalar_one()
+    if last is None:
+        return 0
+    return connection.execute(delete(table).where(table.c.id <= (last if most is None else min(last, most)))).rowcount
+
+
+def _extent(connection: Connection, table: Table) -> dict[str, float | int | None]:
+    """Return how many rows a log has, by its ids, and the time of the oldest."""
+    first = connection.execute(select(table.c.id, table.c.at).order_by(table.c.id).limit(1)).first()
+    if first is None:
+        return {"count": 0, "oldest": None}
+    newest = connection.execute(select(func.max(table.c.id))).scalar_one()
+    return {"count": newest - first.id + 1, "oldest": first.at}

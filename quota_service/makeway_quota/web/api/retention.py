@@ -1,0 +1,17 @@
+"""The retention, for administrators: what is kept, for how long, and what the last pass removed."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from makeway_api.models import RetentionReport
+
+from ..dependencies import Admin, TheServices
+from ..problems import declared
+
+router = APIRouter(tags=["retention"], responses=declared())
+
+
+@router.get("/retention", operation_id="retention", response_model=RetentionReport)
+async def retention(caller: Admin, services: TheServices) -> RetentionReport:
+    """What is kept, for how long, how much there is, and what the last pass removed."""
+    return await services.retention()

@@ -1,0 +1,60 @@
+"""The pages of the portal, all below the prefix: the panel, its lists, teams, nodes, jobs and the policy."""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
+from makeway_api.errors import MakewayError
+from makeway_api.models import Problem
+
+from ..auth import Visitor
+from ..settings import WebSettings
+from . import access, decisions, job, nodes, panel, policy, team, workloads
+from .render import page
+from .sharing import SharedParts
+
+log = logging.getLogger(__name__)
+
+
+def install(app: FastAPI, settings: WebSettings) -> None:
+    """Add every page to the app, and the way to the login for visitors who are not logged in."""
+    app.state.parts = SharedParts()
+    app.include_router(router(settings))
+    access.install(app)
+
+
+def router(settings: WebSettings) -> APIRouter:
+    """Return every page, below the prefix."""
+    routes = APIRouter(prefix=settings.prefix.rstrip("/"), include_in_schema=False)
+    for each in (panel, workloads, nodes, team, decisions, job, policy):
+        routes.include_router(each.router)
+    routes.add_api_route("/oauth_callback", oauth_callback, methods=["GET"])
+    if settings.prefix != "/":
+        routes.add_api_route("", to_panel, methods=["GET"])
+    return routes
+
+
+async def to_panel(request: Request) -> Response:
+    """The address without its last slash."""
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(settings.prefix, status_code=302)
+
+
+async def oauth_callback(request: Request) -> Response:
+    """The address to which the Hub sends people back after the login."""
+    authenticator = request.app.state.authenticator
+    response: Response = await authenticator.directory.logged_in(request, authenticator)
+    return response
+
+
+async def error_page(request: Request, problem: Problem) -> Response:
+    """A refusal as a page."""
+    authenticator = request.app.state.authenticator
+    visitor: Visitor | None = None
+    try:
+        visitor = await authenticator.visitor(request)
+    except MakewayError as error:
+        log.debug("no visitor for an error page: %s", error)
+    return await page(request, "error.html", visitor, status=problem.status, problem=problem)

@@ -1,0 +1,37 @@
+"""The decision log, a hundred lines a page."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from ..dependencies import BIG, Name, TheServices
+from .access import PageVisitor
+from .panel import look_of
+from .render import page
+
+LINES = 100
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/decisions")
+async def decisions_page(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    team: Name = None,
+    before: Annotated[int | None, Query(ge=0, le=BIG)] = None,
+) -> Response:
+    """The decisions before one of them, newest first."""
+    caller = visitor.caller
+    return await page(
+        request,
+        "decisions.html",
+        visitor,
+        decisions=await services.decisions(caller, None, team, LINES, before),
+        look=look_of(services, caller, await services.usage(caller), [], request.app.state.settings),
+        team=team,
+        lines=LINES,
+    )

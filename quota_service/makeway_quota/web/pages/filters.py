@@ -1,0 +1,14 @@
+"""The filters of the lists: what a query may say."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+MOST_PAGES = 1_000_000
+
+Text = Annotated[str, Query(max_length=200)]
+"""A name to filter by; empty does not filter."""
+Page = Annotated[int, Query(ge=1, le=MOST_PAGES, alias="page")]
+"""The page of a list, from 1 on."""

@@ -1,0 +1,58 @@
+"""How teams and quantities look on a page: colours, titles, sizes of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from makeway_api.models import Pool
+
+LARGE, NORMAL = (74, 58), (48, 42)
+"""Width and height of a GPU's cell, in pixels."""
+NORMAL_FROM, HEAT_FROM = 17, 97
+"""GPUs of a pool from which on cells are drawn smaller, and from which on the pool is drawn as a heat map."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a picture must know of its page: a class and a title for each team, and where jobs are shown."""
+
+    classes: Mapping[str, str]
+    titles: Mapping[str, str]
+    jobs: str
+    devices: int = 0
+    """number of cells on the page"""
+    linked: frozenset[str] | None = None
+    """teams whose jobs the visitor may open; None: all"""
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        """Width and height of a cell."""
+        return NORMAL if self.devices >= NORMAL_FROM else LARGE
+
+    def opens(self, team: str) -> bool:
+        """Whether the visitor may open a job of this team."""
+        return self.linked is None or team in self.linked
+
+    def colour(self, team: str) -> str:
+        """The class of a team; grey for one that the page does not know."""
+        return self.classes.get(team, "tx")
+
+    def title(self, team: str) -> str:
+        """The name that people read."""
+        return self.titles.get(team) or team
+
+
+def number(gpus: float) -> str:
+    """Return a quantity of GPUs as text: 1, 2, 0.5, 12,000."""
+    return f"{round(gpus, 3):,g}" if gpus < 1e6 else f"{round(gpus):,}"
+
+
+def gpus(count: float) -> str:
+    """Return a quantity of GPUs with its noun; up to one it is singular, as in every message."""
+    return f"{number(count)} GPU{'' if 0 < count <= 1 else 's'}"
+
+
+def is_large(pool: Pool) -> bool:
+    """Whether a pool is drawn as a heat map instead of one cell for each GPU."""
+    return sum(len(node.devices) for node in pool.nodes) >= HEAT_FROM

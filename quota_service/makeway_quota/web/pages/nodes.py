@@ -1,0 +1,115 @@
+"""The nodes: a list with filters, and one node with its GPUs and what runs there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from makeway_api.errors import MakewayError
+from makeway_api.models import Node
+
+from ...services.listing import PAGE_LINES, ListQuery
+from ..dependencies import TheServices
+from .access import PageVisitor
+from .filters import Page, Text
+from .panel import look_of
+from .render import page, part
+
+STATES = {
+    "free": "with a free GPU",
+    "idle": "without any work",
+    "full": "with no free GPU",
+    "down": "not ready",
+}
+"""The filter by state, as people read it."""
+
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """A node as one line of the list; counts are GPUs."""
+
+    node: Node
+    pool: str
+    used: float
+    teams: Sequence[str]
+
+    @property
+    def total(self) -> int:
+        """The number of GPUs."""
+        return len(self.node.devices)
+
+    def is_in(self, state: str) -> bool:
+        """Whether the node is in a state of the filter."""
+        node = self.node
+        if state == "down":
+            return not node.ready
+        free = any(device.free > 0 for device in node.devices)
+        return node.ready and {"free": free, "full": not free, "idle": not self.used}.get(state, True)
+
+
+@router.get("/nodes")
+async def nodes_page(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    pool: Text = "",
+    state: Annotated[str, Query(pattern=f"^({'|'.join(STATES)})?$")] = "",
+    team: Text = "",
+    q: Text = "",
+    number: Page = 1,
+) -> Response:
+    """Every node that matches, fifty a page."""
+    caller, settings = visitor.caller, request.app.state.settings
+    usage, pools = await services.usage(caller), await services.pools(caller)
+    lines = [_line(node, each.name) for each in pools if pool in ("", each.name) for node in each.nodes]
+    found = [
+        line for line in lines
+        if line.is_in(state) and (not team or team in line.teams) and q.casefold().strip() in line.node.name.casefold()
+    ]  # fmt: skip
+    pages = max(1, -(-len(found) // PAGE_LINES))
+    number = min(number, pages)
+    shown = found[(number - 1) * PAGE_LINES :][:PAGE_LINES]
+    return await page(
+        request,
+        "nodes.html",
+        visitor,
+        lines=shown,
+        total=len(found),
+        number=number,
+        pages=pages,
+        pools=[each.name for each in pools],
+        states=STATES,
+        chosen={"pool": pool, "state": state, "team": team, "q": q},
+        look=look_of(services, caller, usage, pools, settings, nodes=[]),
+    )
+
+
+@router.get("/nodes/{name}")
+@router.get("/live/nodes/{name}")
+async def node_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
+    """One node: its GPUs, who holds them, and what runs there."""
+    caller, settings = visitor.caller, request.app.state.settings
+    usage, pools = await services.usage(caller), await services.pools(caller)
+    found = next(((each, node) for each in pools for node in each.nodes if node.name == name), None)
+    if found is None:
+        raise MakewayError(f"There is no node {name[:80]} now.", code="not_found", status=404)
+    pool, node = found
+    return await page(
+        request,
+        part(request, "node"),
+        visitor,
+        pool=pool,
+        node=node,
+        line=_line(node, pool.name),
+        running=await services.listing(caller, ListQuery("running", node=name, lines=100)),
+        look=look_of(services, caller, usage, pools, settings, nodes=[node]),
+    )
+
+
+def _line(node: Node, pool: str) -> NodeLine:
+    held = [holder for device in node.devices for holder in device.holders]
+    return NodeLine(node, pool, round(sum(h.gpus for h in held), 3), sorted({h.team for h in held if h.team}))

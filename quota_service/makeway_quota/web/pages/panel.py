@@ -1,0 +1,132 @@
+"""What the panel and a team's page show, gathered from the services at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, Request, Response
+from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
+
+from ...services.listing import Listing, ListQuery
+from ..dependencies import TheServices
+from ..ports import Caller, Services
+from ..settings import WebSettings
+from .access import PageVisitor
+from .bars import MANY, bar_scale
+from .look import Look, is_large
+from .palette import colours
+from .render import is_part, page, part
+from .sharing import shared, view_of
+
+router = APIRouter(include_in_schema=False)
+
+SHOWN = 25
+"""Lines of a table on the panel; a page of its own has all of them, with filters."""
+LOGGED = 40
+"""Lines of the decision log on the panel; a page of its own has the older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One moment of the cluster, as far as the caller may see it."""
+
+    usage: Usage
+    pools: Sequence[Pool]
+    teams: Sequence[TeamUsage]
+    waiting: Listing
+    running: Listing
+    decisions: Sequence[Decision]
+    look: Look
+    scale: float
+    shown: frozenset[str] = frozenset()
+    """teams that hold a GPU on the map"""
+    team: str | None = None
+    """the only team that the page is about, if it is about one"""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """names of the workloads that the page mentions, by id"""
+
+    def name_of(self, workload: str) -> str:
+        """Return the name of a workload that is on the page, else its id."""
+        return self.names.get(workload, workload)
+
+    @property
+    def many_teams(self) -> bool:
+        """Whether there is room for one line a team only."""
+        return len(self.teams) > MANY
+
+    @property
+    def older(self) -> bool:
+        """Whether the log goes on."""
+        return len(self.decisions) >= LOGGED
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the GPUs are virtual."""
+        return self.usage.virtual or any(pool.virtual for pool in self.pools)
+
+
+@router.get("/")
+@router.get("/live/panel")
+async def panel_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
+    """The panel, whole or (below live/) only its changing part."""
+    caller, settings = visitor.caller, request.app.state.settings
+
+    async def render() -> Response:
+        return await page(request, part(request, "panel"), visitor, panel=await gather(services, caller, settings))
+
+    if not is_part(request):
+        return await render()
+    return await shared(request, await view_of(services, caller), render)
+
+
+async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:
+    """Return the panel; `team` narrows it to one team."""
+    usage, pools, waiting, running, decisions = await asyncio.gather(
+        services.usage(caller),
+        services.pools(caller),
+        services.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN)),
+        services.listing(caller, ListQuery("running", team=team or "", lines=SHOWN)),
+        services.decisions(caller, None, team, LOGGED, None),
+    )
+    return Panel(
+        usage=usage,
+        pools=pools,
+        teams=[entry for entry in usage.teams if team is None or entry.team == team],
+        waiting=waiting,
+        running=running,
+        decisions=decisions,
+        look=look_of(services, caller, usage, pools, settings),
+        scale=bar_scale(list(usage.teams), usage.total),
+        shown=holding([node for pool in pools for node in pool.nodes]),
+        team=team,
+        names=await services.names([decision.workload for decision in decisions if decision.workload]),
+    )
+
+
+def look_of(
+    services: Services,
+    caller: Caller,
+    usage: Usage,
+    pools: Sequence[Pool],
+    settings: WebSettings,
+    nodes: Sequence[Node] | None = None,
+) -> Look:
+    """Return a colour and a title for every team on the page; `nodes` are those with a cell for each GPU."""
+    drawn = [node for pool in pools for node in pool.nodes]
+    others = {lending.team for entry in usage.teams for lending in (*entry.borrowed_from, *entry.lent_to)}
+    teams = {entry.team for entry in usage.teams} | holding(drawn) | others
+    cells = [node for pool in pools if not is_large(pool) for node in pool.nodes] if nodes is None else nodes
+    return Look(
+        classes=colours(teams - {""}),
+        titles={team: services.title(team) for team in teams},
+        jobs=f"{settings.prefix}jobs/",
+        devices=sum(len(node.devices) for node in cells),
+        linked=None if caller.admin else frozenset(entry.team for entry in usage.teams),
+    )
+
+
+def holding(nodes: Sequence[Node]) -> frozenset[str]:
+    """Return the teams that hold a GPU on these nodes now."""
+    return frozenset(holder.team for node in nodes for device in node.devices for holder in device.holders)

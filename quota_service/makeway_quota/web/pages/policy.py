@@ -1,0 +1,89 @@
+"""The policy document in the browser: look, edit, validate, preview, apply; for administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from makeway_api.errors import MakewayError
+from makeway_api.models import PolicyAsk
+
+from ..auth import Visitor, may
+from ..dependencies import TheServices
+from ..ports import Services
+from ..settings import WebSettings
+from .access import PageVisitor
+from .render import page
+
+router = APIRouter()
+
+BIG = 2**31 - 1
+
+
+@router.get("/policy")
+async def show(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    version: Annotated[int | None, Query(ge=1, le=BIG)] = None,
+    applied: Annotated[int | None, Query(ge=1, le=BIG)] = None,
+) -> Response:
+    """The document in force, or an earlier version of it to start from."""
+    _only_admins(visitor)
+    current = await services.policy_current()
+    shown = current if version is None else await services.policy_version(version)
+    notice = f"Version {applied} is in force." if applied else None
+    return await _page(
+        request,
+        visitor,
+        services,
+        document=shown.document or "",
+        shown=shown.version,
+        base=current.version,
+        notice=notice,
+    )
+
+
+@router.post("/policy")
+async def change(
+    request: Request,
+    visitor: PageVisitor,
+    services: TheServices,
+    document: Annotated[str, Form(max_length=1_000_000)] = "",
+    action: Annotated[str, Form(pattern="^(validate|preview|apply)$")] = "validate",
+    comment: Annotated[str, Form(max_length=500)] = "",
+    base: Annotated[int | None, Form(ge=0, le=BIG)] = None,
+) -> Response:
+    """One of the three buttons; what was typed is never lost."""
+    _only_admins(visitor)
+    text = document.replace("\r\n", "\n")
+    values: dict[str, Any] = {"document": text, "base": base, "shown": base, "comment": comment}
+    check = await services.policy_validate(text)
+    if not check.ok or action == "validate":
+        status = 200 if check.ok else 422
+        return await _page(request, visitor, services, status=status, check=check, **values)
+    try:
+        if action == "preview":
+            values["preview"] = await services.policy_preview(text)
+            return await _page(request, visitor, services, check=check, **values)
+        made = await services.policy_apply(visitor.caller, PolicyAsk(document=text, comment=comment, base=base))
+    except MakewayError as error:
+        return await _page(request, visitor, services, status=error.status, problem=error.message, **values)
+    settings: WebSettings = request.app.state.settings
+    return RedirectResponse(f"{settings.prefix}policy?applied={made.version}", status_code=303)
+
+
+async def _page(request: Request, visitor: Visitor, services: Services, status: int = 200, **values: Any) -> Response:
+    known = {"check": None, "preview": None, "problem": None, "notice": None, "comment": ""} | values
+    current, history = await services.policy_current(), await services.policy_history()
+    return await page(request, "policy.html", visitor, status=status, current=current, history=history[:200], **known)
+
+
+def _only_admins(visitor: Visitor) -> None:
+    if not may(visitor.caller, "admin"):
+        raise MakewayError(
+            "The policy is changed by administrators only. Your team's quota is on your team's page.",
+            code="forbidden",
+            status=403,
+        )

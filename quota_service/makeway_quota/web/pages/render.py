@@ -1,0 +1,140 @@
+"""Render templates, everything escaped, in a thread of the requests' own; and the filters that templates use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from makeway_api.models import Grant
+from markupsafe import Markup
+
+from ...wording import duration
+from .. import assets
+from ..auth import Visitor
+from ..settings import WebSettings
+from . import bars, cells, heat, look
+
+_ENV = Environment(
+    loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+VERBS = {
+    "submit": ("submitted", "light"),
+    "start": ("started", "success"),
+    "evict": ("makes way", "warning"),
+    "notice": ("makes way", "warning"),
+    "move": ("moves", "info"),
+    "requeue": ("requeued", "info"),
+    "finish": ("finished", "success"),
+    "succeed": ("finished", "success"),
+    "fail": ("failed", "danger"),
+    "refuse": ("refused", "danger"),
+    "kill": ("killed", "danger"),
+    "lost": ("lost", "danger"),
+    "cancel": ("cancelled", "secondary"),
+    "release": ("ended", "secondary"),
+    "policy": ("policy", "primary"),
+    "wait": ("waits", "light"),
+    "expire": ("lease ended", "secondary"),
+}
+"""How a decision's verb is shown; one that is not here is shown as it is."""
+
+TODAY = 20 * 3600
+"""Seconds within which a time of day needs no date."""
+
+STATES = {
+    "pending": "secondary",
+    "starting": "info",
+    "running": "success",
+    "checkpointing": "warning",
+    "succeeded": "success",
+    "failed": "danger",
+    "cancelled": "secondary",
+    "stopped": "secondary",
+}
+
+
+async def page(
+    request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any
+) -> HTMLResponse:
+    """Return a template, rendered for a visitor outside the event loop: a large page takes tens of milliseconds."""
+    settings: WebSettings = request.app.state.settings
+    render = partial(
+        _ENV.get_template(template).render,
+        settings=settings,
+        prefix=settings.prefix,
+        hub=settings.hub,
+        visitor=visitor,
+        asset=_asset(settings),
+        **values,
+    )
+    executor = getattr(request.app.state, "executor", None)
+    text = await asyncio.get_running_loop().run_in_executor(executor, render)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+
+def is_part(request: Request) -> bool:
+    """Whether only the changing part of a page is asked for."""
+    settings: WebSettings = request.app.state.settings
+    return request.url.path.startswith(f"{settings.prefix}live/")
+
+
+def part(request: Request, name: str) -> str:
+    """Return the template of a page, or that of its changing part."""
+    return f"_{name}.html" if is_part(request) else f"{name}.html"
+
+
+def _asset(settings: WebSettings) -> Any:
+    return lambda path: f"{settings.prefix}static/{path}?v={assets.version(path)}"
+
+
+def time_tag(moment: datetime | None, style: str = "ago") -> Markup:
+    """Return a time as HTML; the page's script keeps `ago` and `in` fresh, and a tooltip shows the exact moment."""
+    if moment is None:
+        return Markup("–")
+    exact = moment.astimezone(UTC)
+    seconds = (datetime.now(UTC) - exact).total_seconds()
+    words = {"ago": f"{duration(seconds)} ago", "for": duration(seconds), "in": f"in {duration(-seconds)}"}.get(
+        style, exact.strftime("%H:%M:%S" if abs(seconds) < TODAY else "%Y-%m-%d %H:%M")
+    )
+    return Markup('<time datetime="{}" data-style="{}" data-tip="{}">{}</time>').format(
+        exact.isoformat(timespec="seconds"), style, exact.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+    )
+
+
+def where(placement: Sequence[Grant]) -> str:
+    """Return a placement as text: node1: 0–2, node2: 5."""
+    return ", ".join(f"{grant.node}: {_ranges(grant.devices)}" if grant.devices else grant.node for grant in placement)
+
+
+def _ranges(devices: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for index in sorted(devices):
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
+_ENV.filters.update(when=time_tag, gpus=look.gpus, number=look.number, where=where, duration=duration)
+_ENV.globals.update(
+    bar=bars.bar,
+    small_bar=bars.small_bar,
+    cells=cells.node,
+    heat_map=heat.heat_map,
+    is_large=look.is_large,
+    verbs=VERBS,
+    states=STATES,
+)

@@ -1,0 +1,45 @@
+"""The page of one team: usage, quota, queue, what runs and what was decided."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from makeway_api.errors import MakewayError
+
+from ..dependencies import TheServices
+from ..ports import Caller
+from .access import PageVisitor
+from .panel import gather
+from .render import is_part, page, part
+from .sharing import shared, view_of
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/teams/{team}")
+@router.get("/live/teams/{team}")
+async def team_page(request: Request, team: str, visitor: PageVisitor, services: TheServices) -> Response:
+    """One team, whole or (below live/) only its changing part."""
+    caller, settings = visitor.caller, request.app.state.settings
+    policies = await services.policies(caller)
+    policy = next((policy for policy in policies if policy.name == team), None)
+    if policy is None:
+        raise _unknown_team(caller, team)
+
+    async def render() -> Response:
+        panel = await gather(services, caller, settings, team)
+        return await page(request, part(request, "team"), visitor, panel=panel, team=team, policy=policy)
+
+    if not is_part(request):
+        return await render()
+    return await shared(request, await view_of(services, caller), render)
+
+
+def _unknown_team(caller: Caller, team: str) -> MakewayError:
+    if caller.admin:
+        return MakewayError(f"There is no team {team[:80]}.", code="not_found", status=404)
+    return MakewayError(
+        f"You are not in the team {team[:80]}, so its page is not for you. "
+        "An administrator of the Hub can add you to its group.",
+        code="foreign_team",
+        status=403,
+    )

@@ -1,0 +1,12 @@
+"""Wording: the sentences of the service, made from the engine's codes and numbers; every message to people starts here.
+
+The engine names workloads, teams, pools and profiles by id; `Names` turns ids into what people call them.
+"""
+
+from __future__ import annotations
+
+from .amounts import count, duration, gpus, names, number
+from .naming import IDS, Names
+from .sentences import sentence
+
+__all__ = ["IDS", "Names", "count", "duration", "gpus", "names", "number", "sentence"]

@@ -1,0 +1,27 @@
+"""Amounts in the service's own units as text: milli-GPUs, seconds, lists of names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from makeway_api.durations import duration
+from makeway_api.quantities import count, listed
+from makeway_api.quantities import gpus as devices
+from makeway_api.quantities import number as plain
+
+__all__ = ["count", "duration", "gpus", "names", "number"]
+
+
+def number(milli: float) -> str:
+    """Return milli-GPUs as a number of devices: `3`, `0.5`."""
+    return plain(milli / 1000)
+
+
+def gpus(milli: float) -> str:
+    """Return milli-GPUs with their unit: `0.5 GPU`, `1 GPU`, `3 GPUs`."""
+    return devices(milli / 1000)
+
+
+def names(all_names: Sequence[str], most: int = 5) -> str:
+    """Return names as a list: `a, b and c`, with the number of those beyond `most`."""
+    return listed(all_names, most=most + 1) if len(all_names) > most else listed(all_names)

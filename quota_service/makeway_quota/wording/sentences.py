@@ -1,0 +1,306 @@
+"""Sentences for the engine's facts: one entry for each code.
+
+State first, then the cause with its numbers. An unknown code is a KeyError; a test compares this table with the codes
+that the engine has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from makeway_api.durations import duration
+from makeway_api.quantities import count, gpus, listed, number
+
+from ..engine.plan import Fact
+from .naming import IDS, Names
+
+V = Mapping[str, Any]
+Sentence = Callable[[V, Names], str]
+
+
+def sentence(facts: Sequence[Fact], names: Names = IDS) -> str:
+    """Return the facts of a decision as text."""
+    victims = [_victim(fact.values, names) for fact in facts if fact.code == "by_victim"]
+    said = []
+    for code, values in facts:
+        if code in WITH_VICTIMS:
+            said.append(WITH_VICTIMS[code](values, victims))
+        elif code != "by_victim":
+            said.append(SENTENCES[code](values, names))
+    return " ".join(said)
+
+
+def is_are(amount: float) -> str:
+    """Return the verb for an amount of GPUs: `1 GPU is`, `0.5 GPU is`, `2 GPUs are`, `0 GPUs are`."""
+    return "is" if 0 < amount <= 1 else "are"
+
+
+def _victim(v: V, names: Names) -> str:
+    owner = f" of {v['owner']}" if v["owner"] else ""
+    return f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['victim'])}{owner} ({gpus(v['gpus'])})"
+
+
+def _preemptor(v: V, names: Names) -> str:
+    owner = f" of {v['owner']}" if v["owner"] else ""
+    return f"{names.team(v['team'])}'s {v['kind']} {names.workload(v['preemptor'])}{owner}"
+
+
+def _needs(v: V, names: Names) -> str:
+    return f"{_preemptor(v, names)} needs {gpus(v['needs'])}"
+
+
+def _pool(v: V, names: Names) -> str:
+    return f"pool {names.pool(v['pool'])}"
+
+
+def _asks(v: V) -> str:
+    if v["workers"] == 1:
+        return f"this {v['kind']} needs {number(v['each'])}"
+    return f"this {v['kind']} needs {number(v['needs'])} ({v['workers']} × {number(v['each'])})"
+
+
+def _order(v: V, names: Names) -> str:
+    last = "last started" if v["order"] == "newest" else "least work lost"
+    return (
+        f"{names.workload(v['victim'])} is first in the eviction order (lowest priority, most over its share, {last})"
+    )
+
+
+def _beyond(v: V, names: Names) -> str:
+    over = number(v["uses"] - v["reserved"])
+    return (
+        f"{names.team(v['victim_team'])} uses {gpus(v['uses'])}, {over} more than its {number(v['reserved'])} reserved"
+    )
+
+
+# -- starts ----------------------------------------------------------------------------------------------------
+
+
+def _uses(v: V, names: Names) -> str:
+    team = names.team(v["team"])
+    return f"{team}'s sessions use" if v["by"] == "sessions" else f"{team} uses"
+
+
+def _starts_in_quota(v: V, names: Names) -> str:
+    return (
+        f"Starts on {listed(v['nodes'])}: {_uses(v, names)} {number(v['uses'])} of its {gpus(v['reserved'])} reserved."
+    )
+
+
+def _starts_nominated(v: V, names: Names) -> str:
+    return (
+        f"Starts on {listed(v['nodes'])}, where its GPUs were nominated: {_uses(v, names)} {gpus(v['uses'])}, "
+        f"more than the {number(v['reserved'])} reserved now."
+    )
+
+
+def _starts_over_quota(v: V, names: Names) -> str:
+    return (
+        f"Starts on {listed(v['nodes'])} over quota: {names.team(v['team'])} uses {gpus(v['uses'])} and has "
+        f"{number(v['reserved'])} reserved; it makes way when an owner needs them."
+    )
+
+
+# -- evictions -------------------------------------------------------------------------------------------------
+
+
+def _yield_in_team(v: V, names: Names) -> str:
+    long = duration(v["yields_after"])
+    return f"{_needs(v, names)}; this {v['victim_kind']} of the same team ran for more than {long} and yields to it."
+
+
+def _moves(v: V, names: Names) -> str:
+    verb = "moves" if v["moving"] == 1 else "move"
+    whom = f"{v['moving']} of its {count(v['workers'], 'worker')} {verb}" if v["moving"] < v["workers"] else "Moves"
+    places = f"from {listed(v['from'])} to {listed(v['to'])}"
+    return f"{whom} {places}, so that {_preemptor(v, names)} fits; no job is stopped."
+
+
+def _reclaiming(v: V, victims: Sequence[str]) -> str:
+    verb = "makes way" if len(victims) == 1 else "make way"
+    ready = f"Your {gpus(v['needs'])} {is_are(v['needs'])} being reclaimed, ready within {duration(v['within'])}"
+    return f"{ready}: {listed(victims, most=4)} {verb}."
+
+
+def _ready_after_reclaim(v: V, victims: Sequence[str]) -> str:
+    said = [f"{listed(victims, most=4)} {'makes' if len(victims) == 1 else 'make'} way"] if victims else []
+    if v["moved"]:
+        said.append(f"{count(v['moved'], 'job')} {'moves' if v['moved'] == 1 else 'move'} to other GPUs")
+    if v["shrunk"]:
+        said.append(f"{count(v['shrunk'], 'gang')} {'goes' if v['shrunk'] == 1 else 'go'} on with fewer workers")
+    if said and not victims:
+        said.append("no job is stopped")
+    return f"Ready in {duration(v['within'])} or less: {', '.join(said) if said else 'the GPUs are on their way'}."
+
+
+# -- reasons to wait -------------------------------------------------------------------------------------------
+
+
+def _guarantee_used(v: V, names: Names) -> str:
+    used = f"{number(v['guaranteed_in_use'])} of your {number(v['reserved'])} guaranteed GPUs "
+    used += f"{is_are(v['guaranteed_in_use'])} in use"
+    if v["in_use_by"]:
+        used += f": {', '.join(v['in_use_by'])}"
+    return used + (f"; this session needs {number(v['needs'])}." if v["guaranteed_in_use"] < v["reserved"] else ".")
+
+
+def _never_over_quota(v: V, names: Names) -> str:
+    reserved = f"{number(v['reserved'])} reserved {'GPU' if v['reserved'] == 1 else 'GPUs'}"
+    return f"{names.team(v['team'])} uses {number(v['uses'])} of its {reserved}; {_asks(v)}, and "
+
+
+def _held_for(v: V, names: Names) -> str:
+    owner = f" of {v['held_owner']}" if v["held_owner"] else ""
+    whom = f"{names.team(v['held_team'])}'s {v['held_kind']} {names.workload(v['held_for'])}{owner}"
+    return f"held for {whom}, which has waited {duration(v['waited'])}; {_asks(v)}."
+
+
+def _held_limit(v: V, names: Names) -> str:
+    uses = f"{names.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}"
+    return f"{uses}, and {number(v['held_needs'])} {is_are(v['held_needs'])} {_held_for(v, names)}"
+
+
+def _kept(v: V, names: Names) -> str:
+    kept = f"{gpus(v['kept'])} of {_pool(v, names)} {is_are(v['kept'])} kept free"
+    return f"{kept} for {names.team(v['team'])}"
+
+
+def _free(v: V, names: Names) -> str:
+    return f"{gpus(v['free'])} of {_pool(v, names)} {is_are(v['free'])} free"
+
+
+def _outranked(v: V, names: Names) -> str:
+    ahead = [names.workload(id) for id in v["ahead"]]
+    return (
+        f"{count(len(ahead), 'workload')} ahead in {_pool(v, names)} took its free GPUs "
+        f"({listed(ahead, most=4)}); {number(v['free'])} {is_are(v['free'])} left, {_asks(v)}."
+    )
+
+
+def _node_failed(v: V, names: Names) -> str:
+    down = f"{listed(v['nodes'], most=4)} of {_pool(v, names)} {'is' if len(v['nodes']) == 1 else 'are'} not available"
+    return f"{down}; {_asks(v)} and fits nowhere else."
+
+
+def _nodes_are(nodes: Sequence[str]) -> str:
+    return f"{listed(nodes, most=4)} {'is' if len(nodes) == 1 else 'are'}"
+
+
+WITH_VICTIMS: Mapping[str, Callable[[V, Sequence[str]], str]] = {
+    "reclaiming": _reclaiming,
+    "ready_after_reclaim": _ready_after_reclaim,
+}
+"""Sentences that list the victims of `by_victim` facts."""
+
+SENTENCES: Mapping[str, Sentence] = {
+    # Starts
+    "starts_in_quota": _starts_in_quota,
+    "starts_nominated": _starts_nominated,
+    "starts_without_gpus": lambda v, n: f"Starts on {listed(v['nodes'])}: it requests no GPUs.",
+    "starts_over_quota": _starts_over_quota,
+    "starts_with_workers": lambda v, n: f"It starts with {v['workers']} of {v['of']} workers.",
+    "ready_now": lambda v, n: "Ready now.",
+    "ready_now_over_quota": lambda v, n: "Ready now, over quota: it makes way when an owner needs the GPUs.",
+    # Evictions and moves
+    "reclaim": lambda v, n: f"{_needs(v, n)} within its reservation; {_beyond(v, n)}; {_order(v, n)}.",
+    "reclaim_own_team": lambda v, n: (
+        f"{_needs(v, n)} within the reservation; {n.team(v['team'])}'s own jobs make way for it; {_order(v, n)}."
+    ),
+    "reclaim_own_policy": lambda v, n: (
+        f"{_needs(v, n)} within the reservation and cannot be preempted; "
+        f"{n.team(v['team'])}'s own jobs make way for it; {_order(v, n)}."
+    ),
+    "reclaim_own_limit": lambda v, n: (
+        f"{_needs(v, n)} within the reservation, and {n.team(v['victim_team'])} is at its limit; {_order(v, n)}."
+    ),
+    "reclaim_fair_share": lambda v, n: f"{_needs(v, n)} within its fair share; {_beyond(v, n)}; {_order(v, n)}.",
+    "reclaim_cpu": lambda v, n: (
+        f"{_needs(v, n)} within its reservation, and the CPU or memory that this {v['victim_kind']} holds."
+    ),
+    "preempt_in_team": lambda v, n: (
+        f"{_needs(v, n)} and has a higher priority than this {v['victim_kind']} of the same team."
+    ),
+    "yield_in_team": _yield_in_team,
+    "goes_on": lambda v, n: f"It saves a checkpoint and goes on with {v['workers']} of its {v['of']} workers.",
+    "moves": _moves,
+    # Sessions that are refused
+    "no_reservation": lambda v, n: f"{n.team(v['team'])} has no guaranteed GPUs in {_pool(v, n)}.",
+    "session_too_large": lambda v, n: (
+        f"This session needs {gpus(v['needs'])}; {n.team(v['team'])} has {number(v['reserved'])} guaranteed."
+    ),
+    "guarantee_used": _guarantee_used,
+    # Reasons to wait
+    "nomination_free_soon": lambda v, n: (
+        f"{gpus(v['needs'])} {is_are(v['needs'])} nominated for this {v['kind']} and about to be free."
+    ),
+    "queue_closed": lambda v, n: (
+        f"The queue {v['queue']} is closed; move this {v['kind']} to another queue or cancel it."
+    ),
+    "workload_paused": lambda v, n: f"Paused: this {v['kind']} does not start until it is resumed.",
+    "queue_paused": lambda v, n: f"Paused: the queue {v['queue']} starts nothing until it is resumed.",
+    "no_pool": lambda v, n: f"Profile {n.profile(v['profile'])} names no pool that exists.",
+    "too_large": lambda v, n: (
+        f"Too large for {_pool(v, n)}: its largest node has {gpus(v['largest_node'])}; {_asks(v)}."
+    ),
+    "too_large_together": lambda v, n: (
+        f"Too large for {_pool(v, n)}: all its nodes together have no room for it; {_asks(v)}."
+    ),
+    "node_failed": _node_failed,
+    "node_lost": lambda v, n: f"It was running on {v['node']}, which was lost.",
+    "nodes_held": lambda v, n: f"{_nodes_are(v['nodes'])} held for it.",
+    "never_over_quota": lambda v, n: f"{_never_over_quota(v, n)}it may not be preempted, so it never runs over quota.",
+    "team_never_over_quota": lambda v, n: f"{_never_over_quota(v, n)}{n.team(v['team'])} never runs over quota.",
+    "limit": lambda v, n: (
+        f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}; {_asks(v)}."
+    ),
+    "limit_with_nominations": lambda v, n: (
+        f"{n.team(v['team'])} uses or is nominated for {number(v['uses'])} of its limit of {gpus(v['limit'])}; "
+        f"{_asks(v)}."
+    ),
+    "pool_capacity": lambda v, n: (
+        f"Pool {n.pool(v['pool'])} runs {number(v['uses'])} of its capacity of {gpus(v['capacity'])}; {_asks(v)}."
+    ),
+    "held_nodes": lambda v, n: f"{_nodes_are(v['nodes'])} {_held_for(v, n)}",
+    "held_capacity": lambda v, n: f"The capacity of {_pool(v, n)} is {_held_for(v, n)}",
+    "held_limit": _held_limit,
+    "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_asks(v)}.",
+    "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
+    "nominated": lambda v, n: (
+        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but nominated for "
+        f"{listed([n.workload(id) for id in v['nominees']], most=4)}; {_asks(v)}."
+    ),
+    "outranked": _outranked,
+    "no_free_gpus": lambda v, n: (
+        f"{number(v['free'])} of the {gpus(v['total'])} of {_pool(v, n)} {is_are(v['free'])} free; {_asks(v)}."
+    ),
+    "fragmented": lambda v, n: f"{_free(v, n)}, but at most {v['most_on_a_node']} on one node; {_asks(v)}.",
+    "fragmented_blocks": lambda v, n: (
+        f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_asks(v)}."
+    ),
+    "no_cpu_or_memory": lambda v, n: f"{_free(v, n)}, but not with the CPU and memory that it needs; {_asks(v)}.",
+    "waits_before_reclaim": lambda v, n: "It waits for free GPUs before another workload is preempted for it.",
+    "no_victims": lambda v, n: "It is within the reservation, but no preemptible workload would free enough GPUs.",
+    "waiting_for_node": lambda v, n: f"Waits for a node of {_pool(v, n)}: {v['booting']} of {v['wanted']} booting.",
+    "over_budget": lambda v, n: (
+        f"Pool {n.pool(v['pool'])} may grow to {count(v['max_nodes'], 'node')} "
+        f"and has no room left for this {v['kind']}."
+    ),
+    # The reference engine, which does not look for the cause
+    "plain_start": lambda v, n: (
+        f"Starts on {listed(v['nodes'])} {'within its reservation' if v['in_quota'] else 'over quota'}."
+    ),
+    "plain_evict": lambda v, n: f"Evicted for {n.workload(v['preemptor'])}; {gpus(v['frees'])} become free.",
+    "plain_move": lambda v, n: (
+        f"Goes on with {v['workers']} of {v['of']} workers on {listed(v['nodes'])}, for {n.workload(v['preemptor'])}."
+    ),
+    "plain_wait": lambda v, n: f"Waits: {v['code']}.",
+    "plain_nomination": lambda v, n: (
+        f"Starts on {listed(v['nodes'])} once {listed([n.workload(id) for id in v['victims']]) or 'nothing'} is gone."
+    ),
+    "plain_refusal": lambda v, n: "The session is beyond the reservation.",
+    # Scale-up
+    "scale_up": lambda v, n: (
+        f"{count(v['workloads'], 'workload')} would fill {count(v['wanted'], 'more node')} of {_pool(v, n)}."
+    ),
+}

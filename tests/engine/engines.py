@@ -1,0 +1,36 @@
+"""The two engines that have to agree, and what of their plans is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from makeway_quota.engine import Plan, Snapshot, reference, schedule
+
+Engine = Callable[[Snapshot], Plan]
+ENGINES: Mapping[str, Engine] = {"fast": schedule, "reference": reference.schedule}
+
+
+def decided(plan: Plan) -> dict[str, dict[str, object]]:
+    """Return what a plan decides, by kind and id: everything but messages, their numbers, forecasts and whom they wait for."""
+    return {
+        "start": {s.id: (s.pool, s.placement, s.in_quota, s.rule) for s in plan.start},
+        "evict": {e.id: (e.beneficiary, e.deadline) for e in plan.evict},
+        "move": {m.id: (m.beneficiary, m.source, m.to, m.rule, m.deadline) for m in plan.move},
+        "pending": {w.id: (w.code, w.rule, w.nomination) for w in plan.pending},
+        "refused": {r.id: r.code for r in plan.refused},
+        "scale": {s.pool: (s.nodes, s.beneficiaries) for s in plan.scale},
+        "keep": dict.fromkeys(plan.keep),
+        "terminating": dict.fromkeys(plan.terminating),
+        "usage": {str((u.policy, u.pools)): u for u in plan.usage},
+    }
+
+
+def differences(fast: Plan, slow: Plan) -> dict[str, tuple[object, object]]:
+    """Return where two plans differ: kind and id to what each decides."""
+    one, other = decided(fast), decided(slow)
+    return {
+        f"{kind} {name}": (one[kind].get(name), other[kind].get(name))
+        for kind in one
+        for name in sorted(one[kind].keys() | other[kind].keys())
+        if name not in one[kind] or name not in other[kind] or one[kind][name] != other[kind][name]
+    }

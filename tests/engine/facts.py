@@ -1,0 +1,223 @@
+"""What a snapshot and a plan come to, counted by brute force and with nothing of either engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from makeway_quota.engine import GPU, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.state import ADMITTED, LIVE, Placement
+
+PLENTY = 10**15
+
+
+@dataclass(slots=True)
+class Room:
+    """What is left on one node."""
+
+    devices: list[int]
+    cpu: int
+    memory: int
+
+    def fits(self, profile: Profile) -> bool:
+        """Whether one more worker fits."""
+        enough = self.cpu >= profile.cpu and self.memory >= profile.memory
+        if profile.gpus >= GPU:
+            return enough and self.devices.count(GPU) >= profile.gpus // GPU
+        return enough and (not profile.gpus or max(self.devices, default=0) >= profile.gpus)
+
+    def choices(self, profile: Profile) -> Iterator[tuple[int, ...]]:
+        """Iterate over the devices that one more worker could take, leaving out what comes to the same."""
+        if not self.fits(profile):
+            return
+        if profile.gpus >= GPU:
+            whole = [at for at, milli in enumerate(self.devices) if milli == GPU]
+            yield tuple(whole[: profile.gpus // GPU])
+        elif profile.gpus:
+            yield from {milli: (at,) for at, milli in enumerate(self.devices) if milli >= profile.gpus}.values()
+        else:
+            yield ()
+
+    def take(self, profile: Profile, devices: Iterable[int], sign: int = 1) -> None:
+        """Take one worker's share (or, with -1, give it back)."""
+        for at in devices:
+            self.devices[at] -= sign * min(profile.gpus, GPU)
+        self.cpu -= sign * profile.cpu
+        self.memory -= sign * profile.memory
+
+
+Rooms = dict[str, Room]
+
+
+class Facts:
+    """One snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.nodes = {n.name: n for n in snapshot.nodes}
+        self.pools = {p.name: p for p in snapshot.pools}
+        self.profiles = {p.name: p for p in snapshot.profiles}
+        self.policies = {p.name: p for p in snapshot.policies}
+        self.live = {w.id: w for w in snapshot.workloads if w.state in LIVE}
+        self.static = any(line.lend is not None for policy in snapshot.policies for line in policy.quotas)
+
+    def profile(self, w: Workload) -> Profile:
+        return self.profiles[w.profile]
+
+    def least(self, w: Workload) -> int:
+        profile = self.profile(w)
+        return profile.min_workers or profile.workers
+
+    def request(self, w: Workload) -> int:
+        return self.profile(w).gpus * self.least(w)
+
+    def pools_of(self, w: Workload) -> tuple[str, ...]:
+        return self.profile(w).pools or tuple(sorted(self.pools))
+
+    def pool(self, placement: Placement) -> str:
+        return self.nodes[placement[0].node].pool
+
+    def family(self, policy: str) -> list[Policy]:
+        found: list[Policy] = []
+        at: str | None = policy
+        while at is not None:
+            found.append(self.policies[at])
+            at = self.policies[at].parent
+        return found
+
+    def may_start(self, w: Workload) -> bool:
+        queue = f"{w.policy}/{w.profile}"
+        return not w.paused and queue not in self.snapshot.paused
+
+    def usable(self, node: str) -> bool:
+        return self.nodes[node].ready and not self.nodes[node].cordoned
+
+    def rooms(self, held: Iterable[tuple[Workload, Placement]]) -> Rooms:
+        """Return what is left on every node beside foreign pods and what these hold."""
+        rooms = {n.name: Room([GPU] * n.gpus, n.cpu or PLENTY, n.memory or PLENTY) for n in self.snapshot.nodes}
+        for w, placement in held:
+            for placed in placement:
+                rooms[placed.node].take(self.profile(w), placed.devices)
+        for node in self.snapshot.nodes:
+            rest = node.foreign_gpus
+            for at in range(node.gpus - 1, -1, -1):
+                taken = min(rest, rooms[node.name].devices[at])
+                if rest > 0 and (rooms[node.name].devices[at] == GPU or rest < GPU):
+                    rooms[node.name].devices[at] -= taken
+                    rest -= taken
+        return rooms
+
+    def able(self, rooms: Rooms, profile: Profile, pool: str) -> list[str]:
+        """Return the nodes of a pool where a profile may run."""
+        models = profile.models
+        return [
+            name
+            for name in rooms
+            if self.nodes[name].pool == pool and self.usable(name) and (not models or self.nodes[name].model in models)
+        ]
+
+    def workers(self, rooms: Rooms, w: Workload, pool: str) -> int:
+        """Return how many workers fit into a pool, all of one kind."""
+        profile, count = self.profile(w), 0
+        for name in self.able(rooms, profile, pool):
+            room = Room(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory)
+            while count < 100 and room.fits(profile):
+                left = room.devices
+                best = [at for at, milli in enumerate(left) if milli >= min(profile.gpus, GPU)]
+                best.sort(key=lambda at: left[at])
+                many = profile.gpus // GPU if profile.gpus >= GPU else bool(profile.gpus)
+                whole = [at for at in best if left[at] == GPU] if profile.gpus >= GPU else best
+                room.take(profile, whole[:many])
+                count += 1
+        return count
+
+    def all_fit(self, rooms: Rooms, asking: list[tuple[Workload, str]], steps: int = 20_000) -> bool:
+        """Whether all of these fit at once, tried in every way; False if that takes too long."""
+        workers = [(self.profile(w), pool) for w, pool in asking for _ in range(self.least(w))]
+        workers.sort(key=lambda each: -each[0].gpus)
+        budget = [steps]
+
+        def place(at: int) -> bool:
+            if at == len(workers):
+                return True
+            profile, pool = workers[at]
+            for name in self.able(rooms, profile, pool):
+                for devices in rooms[name].choices(profile):
+                    budget[0] -= 1
+                    if budget[0] < 0:
+                        return False
+                    rooms[name].take(profile, devices)
+                    if place(at + 1):
+                        return True
+                    rooms[name].take(profile, devices, -1)
+            return False
+
+        return place(0)
+
+
+def amount(facts: Facts, w: Workload, placement: Placement) -> int:
+    """Return the milli-GPUs of a placement."""
+    return sum(placed.milli * len(placed.devices) for placed in placement)
+
+
+@dataclass(slots=True)
+class State:
+    """Who holds what once a plan is carried out and everything that terminates is gone."""
+
+    facts: Facts
+    held: dict[str, tuple[Workload, Placement]] = field(default_factory=dict)
+
+    def usage(self, policy: str, line: QuotaLine, guaranteed: bool = False) -> int:
+        """Count what a line covers."""
+        found = 0
+        for w, placement in self.held.values():
+            names = {each.name for each in self.facts.family(w.policy)}
+            if policy in names and line.covers(self.facts.pool(placement)) and (w.non_preemptible or not guaranteed):
+                found += amount(self.facts, w, placement)
+        return found
+
+    def in_pool(self, pool: str) -> int:
+        """Count what runs in a pool."""
+        return sum(amount(self.facts, w, place) for w, place in self.held.values() if self.facts.pool(place) == pool)
+
+    def rooms(self, without: Iterable[str] = ()) -> Rooms:
+        """Return what is left on the nodes."""
+        gone = set(without)
+        return self.facts.rooms(each for name, each in self.held.items() if name not in gone)
+
+    def admits(self, w: Workload, pool: str, request: int) -> bool:
+        """Whether limits and the pool's capacity have room for a request."""
+        for policy in self.facts.family(w.policy):
+            for line in policy.quotas:
+                if line.limit is not None and line.covers(pool) and request:
+                    if self.usage(policy.name, line) + request > line.limit:
+                        return False
+        capacity = self.facts.pools[pool].capacity
+        return capacity is None or not request or self.in_pool(pool) + request <= capacity
+
+    def guarantor(self, policy: str, pool: str) -> str | None:
+        """Return the nearest level that reserves in a pool."""
+        for each in self.facts.family(policy):
+            if any(line.reserved and line.covers(pool) for line in each.quotas):
+                return each.name
+        return None
+
+
+def future(snapshot: Snapshot, plan: Plan) -> State:
+    """Return the state after a plan, once everything that terminates is gone and every nomination is used."""
+    facts = Facts(snapshot)
+    state = State(facts)
+    gone = {e.id for e in plan.evict} | {m.id for m in plan.move} | set(plan.terminating)
+    for w in facts.live.values():
+        if w.state in ADMITTED and w.id not in gone and w.placement:
+            state.held[w.id] = w, w.placement
+        elif w.state == "checkpointing" and w.nomination:
+            state.held[w.id] = w, w.nomination
+    for start in plan.start:
+        state.held[start.id] = facts.live[start.id], start.placement
+    for move in plan.move:
+        state.held[move.id] = facts.live[move.id], move.to
+    for waiting in plan.pending:
+        if waiting.nomination:
+            state.held[waiting.id] = facts.live[waiting.id], waiting.nomination
+    return state

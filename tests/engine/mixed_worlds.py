@@ -1,0 +1,154 @@
+"""Random worlds with everything in them: CPU, memory, models, elastic gangs, jobs without GPUs, foreign pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from engine.histories import happen, random_world
+from makeway_quota.engine import Placed
+from worlds import World
+
+MODELS = ("", "", "a100", "h100")
+
+
+def mixed_world(random: Random) -> World:
+    """Return a random world of `histories.py` with some of what is rarer added."""
+    world = random_world(random)
+    if random.random() < 0.5:
+        _limit_cpu_and_memory(world, random)
+    pools = tuple(world.pools)
+    if random.random() < 0.3:
+        world.profile("none", 0, cpu=random.choice([1000, 3000]), pools=random.choice([(), pools[:1]]))
+    if random.random() < 0.5:
+        workers = random.randint(2, 4)
+        least = random.randint(1, workers)
+        gpus = random.choice([0.5, 1, 1, 2])
+        world.profile("elastic", gpus, workers=workers, min_workers=least, pools=random.choice([(), pools[::-1]]))
+    if random.random() < 0.2:
+        _mark_models(world, random)
+    if random.random() < 0.15:
+        _make_a_pool_grow(world, random)
+    for name, profile in list(world.profiles.items()):
+        patience = random.choice([0, 0, 0, 0, 0, 30])
+        world.profiles[name] = replace(profile, reclaim_after=patience, grace=random.choice([None, None, 5]))
+    world.settings = replace(
+        world.settings,
+        yields_after=random.choice([0, 0, 0, 900]),
+        in_team_preemption=random.random() < 0.8,
+    )
+    return world
+
+
+def _limit_cpu_and_memory(world: World, random: Random) -> None:
+    for name, node in world.nodes.items():
+        world.nodes[name] = replace(node, cpu=random.choice([3000, 6000]), memory=random.choice([0, 0, 4096]))
+    for name, profile in world.profiles.items():
+        cpu, memory = random.choice([0, 500, 1000, 2000]), random.choice([0, 0, 1024])
+        world.profiles[name] = replace(profile, cpu=cpu, memory=memory)
+
+
+def _mark_models(world: World, random: Random) -> None:
+    for name, node in world.nodes.items():
+        world.nodes[name] = replace(node, model=random.choice(MODELS))
+    name = random.choice(list(world.profiles))
+    world.profiles[name] = replace(world.profiles[name], models=("a100",))
+
+
+def _make_a_pool_grow(world: World, random: Random) -> None:
+    name = list(world.pools)[-1]
+    gpus = max(node.gpus for node in world.nodes.values() if node.pool == name)
+    most = random.randint(2, 5)
+    world.pools[name] = replace(world.pools[name], kind="autoscaled", max_nodes=most, node_gpus=gpus, booting=1)
+
+
+def happen_mixed(world: World, random: Random) -> None:
+    """Let one thing happen: mostly what `histories.py` knows, at times to a node or a queue."""
+    if random.random() < 0.9:
+        happen(world, random)
+        return
+    name = random.choice(list(world.nodes))
+    node = world.nodes[name]
+    event = random.choice(["cordon", "foreign", "pause"])
+    if event == "cordon":
+        world.nodes[name] = replace(node, cordoned=not node.cordoned)
+    elif event == "foreign" and not any(p.node == name for w in world.workloads.values() for p in w.placement):
+        world.nodes[name] = replace(node, foreign_gpus=random.choice([0, 500, 1000]))
+    elif event == "pause":
+        queue = f"{random.choice(list(world.policies))}/{random.choice(list(world.profiles))}"
+        world.paused = () if world.paused else (queue,)
+
+
+def contended_world(random: Random) -> World:
+    """Return a full cluster in which several workloads ask at once for what others borrowed."""
+    world = World(
+        consolidation=random.random() < 0.5,
+        victim_order=random.choice(["newest", "cheapest"]),
+        fair_share=random.choice(["order", "order", "reclaim"]),
+        in_team_preemption=random.random() < 0.8,
+    )
+    cpu = random.choice([0, 0, 6000])
+    world.pool("p", nodes=random.randint(2, 4), gpus=random.choice([3, 4, 8]), cpu=cpu)
+    if random.random() < 0.1:
+        world.pools["p"] = replace(world.pools["p"], capacity=1000 * random.randint(4, 12))
+    for name in ("a", "b", "c"):
+        reserved = random.randint(0, 6)
+        limit = random.choice([None, None, None, reserved + random.randint(0, 3)])
+        weight = random.choice(["Medium", "Medium", "High", "Lowest"])
+        world.team(name, reserved, limit, weight=weight, priority=random.choice([0, 0, 0, 1]))
+    if random.random() < 0.25:
+        world.team("top", reserved=random.choice([0, 6]), limit=random.choice([None, 10]))
+        for name in ("a", "b"):
+            world.policies[name] = replace(world.policies[name], parent="top")
+    each = random.choice([0, 0, 1000]) if cpu else 0
+    for gpus in (0.5, 1, 2, 3):
+        world.profile(f"g{gpus}", gpus, cpu=each, min_runtime=random.choice([0, 0, 0, 5]))
+    world.profile("none", 0, cpu=2000)
+    world.profile("gang", random.choice([1, 2]), workers=random.randint(2, 3))
+    workers = random.randint(2, 4)
+    world.profile("elastic", random.choice([1, 1, 2]), workers=workers, min_workers=random.randint(1, workers))
+    _fill(world, random)
+    names = list(world.profiles)
+    for at in range(random.randint(1, 4)):
+        kind = random.choice(["job", "job", "session"])
+        preemptible = random.choice([None, None, None, False])
+        profile, priority = random.choice(names), random.choice([0, 0, 1, -1])
+        world.submit(f"new{at}", random.choice("abc"), profile, kind=kind, priority=priority, preemptible=preemptible)
+    return world
+
+
+def _fill(world: World, random: Random) -> None:
+    """Run workloads until most devices are taken: first gangs over several nodes, then what still fits."""
+    free = {name: [1000] * node.gpus for name, node in world.nodes.items()}
+    cpu = {name: node.cpu or 10**9 for name, node in world.nodes.items()}
+    names = list(world.profiles)
+    for _ in range(random.choice([6, 12, 40])):
+        profile = world.profiles[random.choice(names)]
+        placement: list[Placed] = []
+        trial = {name: list(devices) for name, devices in free.items()}
+        for worker in range(random.randint(profile.min_workers or profile.workers, profile.workers)):
+            node = random.choice(list(trial))
+            able = [at for at, left in enumerate(trial[node]) if left >= min(profile.gpus, 1000)]
+            wanted = max(1, profile.gpus // 1000) if profile.gpus else 0
+            if len(able) < wanted or cpu[node] < profile.cpu:
+                placement = []
+                break
+            for at in able[:wanted]:
+                trial[node][at] -= min(profile.gpus, 1000)
+            share = profile.gpus if 0 < profile.gpus < 1000 else 1000
+            placement.append(Placed(worker, node, tuple(able[:wanted]), share))
+        if placement:
+            free = trial
+            for placed in placement:
+                cpu[placed.node] -= profile.cpu
+            _run(world, random, profile.name, tuple(placement))
+
+
+def _run(world: World, random: Random, profile: str, placement: tuple[Placed, ...]) -> None:
+    kind = "session" if random.random() < 0.1 else "job"
+    name, priority = f"w{len(world.workloads):02}", random.choice([-1, 0, 0, 0, 1])
+    preemptible = random.choice([None, None, None, None, None, False])
+    world.submit(name, random.choice("aabc"), profile, kind=kind, priority=priority, preemptible=preemptible)
+    saved = random.choice([None, world.now])
+    world.change(name, state="running", started_at=world.now, placement=placement, last_checkpoint_at=saved)
+    world.now += random.choice([0, 1, 7])

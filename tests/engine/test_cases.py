@@ -1,0 +1,59 @@
+"""Worlds in which the engine once broke its rules: each with what the rules ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from engine.engines import ENGINES
+from makeway_quota.snapshot_file import read_snapshot
+
+CASES = Path(__file__).parent / "cases"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a plan decides: victims to beneficiaries, and the nodes of the workers of those that move or shrink."""
+
+    evict: dict[str, str] = field(default_factory=dict)
+    move: dict[str, list[str]] = field(default_factory=dict)
+
+
+EXPECTED = {
+    "1-fair-share-straddles-reservation": Expected({"a2": "b1"}),
+    "2-firm-job-own-team-limit": Expected({"t": "f"}),
+    "2b-firm-job-own-team-node-lost": Expected({"t": "f"}),
+    "3-needless-victim-in-one-plan": Expected({"a1": "s"}),
+    "4-higher-priority-leaves-one-node": Expected({"a-old": "c1"}),
+    "4b-higher-priority-leaves-gang": Expected({"a2": "c1"}),
+    "5-gang-on-two-nodes-is-not-moved": Expected(move={"a1": ["n1", "n1", "n1"]}),
+    "5b-gang-on-two-nodes-is-stopped": Expected(move={"a1": ["n1", "n1", "n1"]}),
+    "6-no-gpus-in-quota": Expected(),
+    "7-elastic-gang-below-reservation": Expected(),
+    "7b-elastic-gangs-could-shrink": Expected(move={"a1": ["n1"], "a2": ["n1"]}),
+    "8-cascade": Expected({"c2": "b1"}),
+}
+NOT_YET: set[str] = set()
+"""Engines that still break these rules."""
+CHOICES = [
+    pytest.param(
+        engine, case, marks=[pytest.mark.xfail(strict=True, reason="rules not amended yet")] * (engine in NOT_YET)
+    )
+    for engine in ENGINES
+    for case in EXPECTED
+]
+
+
+@pytest.mark.covers("F14", "F15", "F16", "F17")
+@pytest.mark.parametrize(("engine", "case"), CHOICES)
+def test_each_case_is_decided_by_the_rules(engine: str, case: str) -> None:
+    plan = ENGINES[engine](read_snapshot((CASES / f"{case}.yaml").read_text()))
+    assert not plan.start
+    assert {e.id: e.beneficiary for e in plan.evict} == EXPECTED[case].evict
+    assert {m.id: [placed.node for placed in m.to] for m in plan.move} == EXPECTED[case].move
+
+
+@pytest.mark.covers("F14")
+def test_every_case_has_an_expectation() -> None:
+    assert {path.stem for path in CASES.glob("*.yaml")} == EXPECTED.keys()

@@ -1,0 +1,153 @@
+"""Reads use an index, and cost no more after months of history."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from makeway_quota.store import Store, open_store
+from makeway_quota.store.records import ENDED, LIVE, Cap, Change, NewDecision, NewWorkload
+from sqlalchemy import event
+
+CURSOR = "50.0~j50"
+READS: dict[str, list[Callable[[Store], Any]]] = {
+    "workload": [lambda s: s.workload("j1")],
+    "active": [lambda s: s.active()],
+    "workloads": [
+        lambda s, owner=owner, teams=teams, states=states, cursor=cursor: s.workloads(
+            "job", owner, teams, states, 10, cursor
+        )
+        for owner, teams in ((None, None), ("ana", None), (None, ["rnd"]), (None, ["rnd", "ops"]), ("ana", ["rnd"]))
+        for states in (None, LIVE, ENDED, ("pending", "failed"))
+        for cursor in (None, CURSOR)
+    ],
+    "files": [lambda s: s.files("j1")],
+    "attempts": [lambda s: s.attempts("j1")],
+    "decisions": [
+        lambda s, workload=workload, teams=teams, owner=owner, before=before: s.decisions(
+            workload, teams, 10, before, owner
+        )
+        for workload in (None, "j1")
+        for teams, owner in ((None, None), (["rnd"], None), (["rnd", "ops"], "ana"), (None, "ana"))
+        for before in (None, 50)
+    ],
+    "events": [lambda s: s.events(5, 10)],
+    "last_event_id": [lambda s: s.last_event_id()],
+    "oldest_event_id": [lambda s: s.oldest_event_id()],
+    "past_runs": [lambda s: s.past_runs(10)],
+    "histories": [lambda s: s.histories()],
+    "policy_current": [lambda s: s.policy_current()],
+    "policy_version": [lambda s: s.policy_version(1)],
+    "policy_history": [lambda s: s.policy_history(10)],
+}
+LONG = {"workloads", "attempts", "files", "blobs", "sources", "decisions", "events"}
+"""Tables that grow with the history; a scan of the others reads a few rows."""
+
+ORDERED = {"ix_workloads_submitted_at_id", "ix_workloads_live"}
+"""Indexes that are walked in the order of the answer, up to its limit."""
+
+
+@contextmanager
+def statements(store: Store) -> Iterator[list[tuple[str, Any]]]:
+    """Collect every statement that the store runs, with its parameters."""
+    found: list[tuple[str, Any]] = []
+
+    def heard(connection: object, cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        found.append((statement, parameters))
+
+    event.listen(store._database.engine, "before_cursor_execute", heard)
+    try:
+        yield found
+    finally:
+        event.remove(store._database.engine, "before_cursor_execute", heard)
+
+
+def scans(path: str, statement: str, parameters: Any) -> list[str]:
+    """Return the lines of SQLite's plan that read or sort whole tables."""
+    with sqlite3.connect(path) as bare:
+        plan = [line for *_, line in bare.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+    bad = []
+    for before, line in zip(["", *plan], plan, strict=False):
+        walk = re.match(r"SCAN (\w+)(?: USING (?:COVERING )?INDEX (\w+))?$", line)
+        if walk and walk[1] in LONG and walk[2] not in ORDERED and line != "SCAN decisions":
+            bad.append(line)
+        if line == "USE TEMP B-TREE FOR ORDER BY" and re.match(r"(SCAN|SEARCH) (\w+)", before)[2] in LONG:  # type: ignore[index]
+            bad.append(f"{before}, then sorted")
+    return bad
+
+
+@pytest.mark.parametrize("name", READS)
+def test_no_read_scans_or_sorts_a_long_table(sqlite_url: str, name: str) -> None:
+    store = open_store(sqlite_url)
+    path = sqlite_url.removeprefix("sqlite:///")
+    fill(store, 100)
+    with statements(store) as found:
+        for read in READS[name]:
+            read(store)
+    store.close()
+    assert found
+    assert {s: bad for s, p in found if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
+
+
+def test_no_cap_counts_by_a_scan(sqlite_url: str) -> None:
+    store = open_store(sqlite_url)
+    fill(store, 100)
+    with statements(store) as found:
+        for number, cap in enumerate((Cap(2, "session", with_gpus=True), Cap(3, "job", ("pending",)))):
+            new = NewWorkload(f"n{number}", cap.kind, "rnd", "gpu1", "ana", gpus=1000)
+            store.add_workloads([(new, (), None, cap)], now=1.0)
+    store.close()
+    path = sqlite_url.removeprefix("sqlite:///")
+    assert len([s for s, _ in found if s.startswith("SELECT")]) > 4
+    assert {s: bad for s, p in found if s.startswith("SELECT") and (bad := scans(path, s, p))} == {}
+
+
+def fill(store: Store, jobs: int) -> None:
+    """Write a history of ended jobs of another team, and a few that live."""
+    for begin in range(0, jobs, 200):
+        ids = [f"j{number}" for number in range(begin, min(begin + 200, jobs))]
+        new = [NewWorkload(id, "job", "ops", "gpu1", "bo", gpus=1000) for id in ids]
+        store.add_workloads([(one, (), None) for one in new], now=float(begin))
+        said = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
+        store.commit([Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], said, now=1.0)
+    for number in range(5):
+        mine = NewWorkload(f"m{number}", "job", "rnd", "gpu1", "ana", gpus=1000)
+        store.add_workload(mine, decision=NewDecision("submit", mine.id, "rnd", "ana", "job", "because"), now=2.0)
+
+
+def test_reads_cost_the_same_after_a_long_history(sqlite_url: str) -> None:
+    store = open_store(sqlite_url)
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    store._database.engine.dispose()
+    event.listen(store._database.engine, "connect", lambda plain, _: plain.set_progress_handler(count, 50))
+
+    def cost(read: Callable[[Store], Any]) -> int:
+        nonlocal steps
+        steps = 0
+        read(store)
+        return steps
+
+    fill(store, 400)
+    before = {name: [cost(read) for read in READS[name]] for name in READS}
+    fill_more(store, 400, 4000)
+    after = {name: [cost(read) for read in READS[name]] for name in READS}
+    store.close()
+    grew = {name: list(zip(before[name], after[name], strict=True)) for name in READS}
+    assert {name: pairs for name, pairs in grew.items() if any(b > 1.5 * a + 20 for a, b in pairs)} == {}
+
+
+def fill_more(store: Store, begin: int, end: int) -> None:
+    """Write more ended jobs of the other team, older than what lives."""
+    ids = [f"j{number}" for number in range(begin, end)]
+    store.add_workloads([(NewWorkload(i, "job", "ops", "gpu1", "bo", gpus=1000), (), None) for i in ids], now=1.0)
+    said = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
+    store.commit([Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], said, now=1.0)

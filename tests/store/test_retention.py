@@ -1,0 +1,241 @@
+"""What is too old goes, in small steps that can be cut off anywhere; what is not, stays."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import BackendError
+from makeway_quota.history.retention import DAY, FASTEST, AgeClock, Keep, Retention
+from makeway_quota.store import Conflict, Deposed, Store, open_store
+from makeway_quota.store.records import Attempt, Change, NewDecision
+from makeway_quota.store.space import SLACK_PAGES
+from makeway_quota.store.tables import attempts, blobs, files, purges, sources, workloads
+from sqlalchemy import func, select
+
+
+class Folders:
+    """Job folders; those in `stuck` cannot be removed."""
+
+    def __init__(self) -> None:
+        self.purged: list[str] = []
+        self.stuck: set[str] = set()
+
+    async def purge(self, id: str) -> None:
+        if id in self.stuck:
+            raise BackendError("the disk is read-only")
+        self.purged.append(id)
+
+
+def retention(
+    store: Store, now: float, keep: Keep, purge: Callable[[str], Awaitable[None]], term: int | None = None
+) -> Retention:
+    """Return a retention that believes a fake clock at once and never rests."""
+    if term is None:
+        term = store.take_term("test", 0.0)
+    eras = itertools.count(0.0, 1e12)
+    return Retention(store, keep, purge, lambda: term, clock=lambda: now, monotonic=lambda: next(eras), rest=0.0)
+
+
+def rows(store: Store) -> dict[str, int]:
+    """Count the rows of every table that grows with workloads."""
+    with store._database.read() as connection:
+        tables = (workloads, attempts, files, sources, blobs, purges)
+        return {t.name: connection.execute(select(func.count()).select_from(t)).scalar_one() for t in tables}
+
+
+@pytest.mark.covers("N25")
+async def test_what_is_old_goes_with_everything_it_left(store: Store, job) -> None:
+    script = [("train.py", b"print(1)", False)]
+    for id in ("old", "new", "live"):
+        store.add_workload(job(id, source="x"), [*script, ("id", id.encode(), False)], now=0.0)
+    store.add_workload(job("s", kind="session"), now=0.0)
+    store.commit([Change("old", {"state": "failed", "ended_at": 10.0}, open_attempt=Attempt("old", 1, 1.0))], now=10.0)
+    store.commit([Change("s", {"state": "stopped", "ended_at": 10.0})], now=10.0)
+    store.commit([], [NewDecision("wait", "old", None, None, "", "")], now=10.0)
+    store.commit([Change("new", {"state": "failed", "ended_at": 900.0})], now=900.0)
+    folders = Folders()
+    sweep = await retention(store, 1000.0, Keep(500.0, 500.0, 500.0), folders.purge).sweep()
+    assert sweep.report["removed"] == {"workloads": 2, "decisions": 1, "events": 7, "files": 1, "folders": 1}
+    assert folders.purged == ["old"], "a session has no folder"
+    assert store.workload("old") is None
+    assert rows(store) == {"workloads": 2, "attempts": 0, "files": 4, "sources": 2, "blobs": 3, "purges": 0}
+    assert store.pruning.last() == sweep
+    again = await retention(store, 1000.0, Keep(500.0, 500.0, 500.0), folders.purge).sweep()
+    assert set(again.report["removed"].values()) == {0}
+
+
+async def test_nothing_goes_that_is_kept_for_ever(store: Store, job) -> None:
+    store.add_workload(job("old"), now=0.0)
+    store.commit(
+        [Change("old", {"state": "failed", "ended_at": 1.0})], [NewDecision("x", "old", "", "", "", "")], now=1
+    )
+    sweep = await retention(store, 1e9, Keep(0.0, 0.0, 0.0), Folders().purge).sweep()
+    assert set(sweep.report["removed"].values()) == {0}
+    assert store.oldest_event_id() == 1
+
+
+async def test_events_are_bounded_by_number_and_the_newest_stays(store: Store) -> None:
+    for number in range(50):
+        store.add_event("usage", None, None, {"n": number}, 1.0)
+    await retention(store, 2.0, Keep(most_events=20), Folders().purge).sweep()
+    assert (store.oldest_event_id(), store.last_event_id()) == (31, 50)
+    await retention(store, 1e9, Keep(), Folders().purge).sweep()
+    assert (store.oldest_event_id(), store.last_event_id()) == (50, 50)
+    assert store.add_event("usage", None, None, {}, 2.0).id == 51
+
+
+async def test_events_of_a_clock_that_was_ahead_do_not_keep_older_ones(store: Store) -> None:
+    for at in (1.0, 1e12, 2.0, 1e9):
+        store.add_event("usage", None, None, {}, at)
+    await retention(store, 1e9, Keep(events=100.0), Folders().purge).sweep()
+    assert store.oldest_event_id() == 4
+
+
+async def test_a_folder_that_cannot_be_removed_is_noted_tried_again_and_hinders_no_other(store: Store, job) -> None:
+    for id in ("a", "b", "c"):
+        store.add_workload(job(id), now=0.0)
+        store.commit([Change(id, {"state": "failed", "ended_at": 1.0})], now=1.0)
+    folders = Folders()
+    folders.stuck.add("b")
+    keeper = retention(store, 1000.0, Keep(workloads=10.0), folders.purge)
+    sweep = await keeper.sweep()
+    assert (folders.purged, sweep.report["folders_failed"]) == (["a", "c"], 1)
+    assert store.pruning.to_purge(10) == ["b"]
+    with pytest.raises(Conflict):
+        store.add_workload(job("b"), now=2.0)
+    folders.stuck.clear()
+    assert (await keeper.sweep()).report["folders_failed"] == 0
+    assert folders.purged == ["a", "c", "b"]
+    assert store.pruning.to_purge(10) == []
+
+
+async def test_a_deposed_service_removes_nothing(store: Store, job) -> None:
+    store.add_workload(job(), now=0.0)
+    store.commit([Change("j1", {"state": "failed", "ended_at": 1.0})], now=1.0)
+    first = store.take_term("first", 0.0)
+    store.take_term("second", 0.0)
+    with pytest.raises(Deposed):
+        await retention(store, 1e9, Keep(), Folders().purge, first).sweep()
+    assert store.workload("j1") is not None
+
+
+async def test_a_job_that_was_resumed_stays(store: Store, job) -> None:
+    store.add_workload(job(), now=0.0)
+    store.commit([Change("j1", {"state": "failed", "ended_at": 1.0})], now=1.0)
+    store.commit([Change("j1", {"state": "pending", "ended_at": None})], now=2.0)
+    await retention(store, 1e9, Keep(), Folders().purge).sweep()
+    assert store.workload("j1") is not None
+
+
+def test_a_clock_that_jumps_ahead_ages_nothing_at_once() -> None:
+    wall, real = 1000.0, 0.0
+    ages = AgeClock(lambda: wall, lambda: real, 1000.0)
+    wall, real = 1000.0 + 365 * DAY, 60.0
+    assert ages.now() == 1000.0 + 60.0 * FASTEST
+    wall, real = 500.0, 120.0
+    assert ages.now() == 1000.0 + 60.0 * FASTEST, "never back"
+    wall, real = 2000.0, 1e6
+    assert ages.now() == 2000.0
+    assert AgeClock(lambda: 5000.0, lambda: 0.0, 1000.0).now() == 1000.0, "time while the service was down is made up"
+    assert AgeClock(lambda: 500.0, lambda: 0.0, 1000.0).now() == 500.0
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from makeway_quota.history.retention import Keep, Retention
+from makeway_quota.store import open_store
+
+async def purge(id):
+    (Path(sys.argv[2]) / id).unlink(missing_ok=True)
+    print(id, flush=True)
+
+store = open_store(sys.argv[1])
+keep = Keep(10.0, 10.0, 10.0)
+keeper = Retention(store, keep, purge, lambda: None, clock=lambda: 1e6, monotonic=lambda: 0.0, rest=0.0)
+print("begin", flush=True)
+asyncio.run(keeper.sweep())
+print("end", flush=True)
+"""
+
+
+def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str, tmp_path: Path, job) -> None:
+    store = open_store(sqlite_url)
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    ids = [f"j{number:03}" for number in range(600)]
+    store.add_workloads([(job(id), [("f", id.encode(), False)], None) for id in ids], now=0.0)
+    store.commit([Change(id, {"state": "failed", "ended_at": 1.0}) for id in ids], now=1.0)
+    store.close()
+    for id in ids:
+        (jobs / id).touch()
+    kills = 0
+    for lines in (1, 30, 60, 90, 120, 1_000_000):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, sqlite_url, str(jobs)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        with process, process.stdout:
+            for number, line in enumerate(process.stdout, start=1):
+                if line == "end\n":
+                    break
+                if number == lines:
+                    process.kill()
+                    kills += 1
+    assert kills >= 3
+    assert list(jobs.iterdir()) == []
+    store = open_store(sqlite_url)
+    assert rows(store) == dict.fromkeys(rows(store), 0)
+    store.close()
+
+
+async def test_a_file_gives_its_space_back_in_steps(sqlite_url: str, job) -> None:
+    store = open_store(sqlite_url)
+    data = bytes(1_000_000)
+    for number in range(60):
+        store.add_workload(job(f"j{number}"), [("d", data + str(number).encode(), False)], now=0.0)
+    store.commit([Change(f"j{n}", {"state": "failed", "ended_at": 1.0}) for n in range(60)], now=1.0)
+    full = store.size()
+    assert full > 60_000_000
+    await retention(store, 1e9, Keep(), Folders().purge).sweep()
+    store.close()
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    assert path.stat().st_size < 4096 * (SLACK_PAGES + 1000)
+
+
+def test_a_file_of_an_older_version_can_give_space_back_after_the_upgrade(sqlite_url: str, job) -> None:
+    path = sqlite_url.removeprefix("sqlite:///")
+    open_store(sqlite_url).close()
+    with sqlite3.connect(path, isolation_level=None) as bare:
+        bare.execute("PRAGMA journal_mode=DELETE")
+        bare.execute("PRAGMA auto_vacuum=NONE")
+        bare.execute("VACUUM")
+        assert bare.execute("PRAGMA auto_vacuum").fetchone() == (0,)
+    store = open_store(sqlite_url)
+    store.add_workload(job(), now=0.0)
+    with sqlite3.connect(path) as bare:
+        assert bare.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert bare.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    store.close()
+
+
+async def test_the_loop_writes_while_thousands_of_rows_are_removed(store: Store, job) -> None:
+    ids = [f"j{number}" for number in range(3000)]
+    store.add_workloads([(job(id, source="x" * 2000), (), NewDecision("x", id, "", "", "", "")) for id in ids], now=0.0)
+    store.commit([Change(id, {"state": "failed", "ended_at": 1.0}) for id in ids], now=1.0)
+    store.add_workload(job("live"), now=2.0)
+    keeper = retention(store, 1e9, Keep(), Folders().purge)
+    sweeping = asyncio.create_task(keeper.sweep())
+    commits = 0
+    while not sweeping.done():
+        assert await asyncio.to_thread(store.commit, [Change("live")], now=3.0) == {"live"}
+        commits += 1
+    assert (await sweeping).report["removed"]["workloads"] == 3000
+    assert commits > 20

@@ -1,0 +1,21 @@
+"""Twenty days of jobs in a minute: the database, the memory and the job folders level off."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.soak import run
+
+KEPT = 4
+
+
+@pytest.mark.covers("N25")
+def test_sizes_level_off_once_the_oldest_jobs_are_removed() -> None:
+    days = run(days=20, jobs=2400, kept_days=KEPT, step=3 * 3600.0)
+    full, end = days[KEPT + 1], days[-1]
+    assert days[0].jobs == 120
+    assert end.jobs == 2400
+    assert end.folders <= 1.1 * full.folders < 0.4 * end.jobs
+    assert end.ended <= 1.1 * full.ended
+    assert end.database <= 1.15 * full.database
+    assert end.resident <= 1.1 * full.resident

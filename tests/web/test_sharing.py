@@ -1,0 +1,74 @@
+"""Shared renderings: one for many readers, and never an old one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fastapi import Response
+from makeway_quota.web.pages import sharing
+from makeway_quota.web.pages.sharing import SharedParts
+
+
+class Counted:
+    """Renders the number of the rendering."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.entered = asyncio.Event()
+
+    async def __call__(self) -> Response:
+        self.made += 1
+        self.entered.set()
+        shown = str(self.made)
+        await self.gate.wait()
+        return Response(shown)
+
+
+@pytest.mark.covers("N26")
+async def test_fifty_readers_at_once_cost_one_rendering() -> None:
+    parts, render = SharedParts(0.01), Counted()
+    answers = await asyncio.gather(*(parts.get(("panel", "all"), render) for _ in range(50)))
+    assert {bytes(answer.body) for answer in answers} == {b"1"}
+    assert (await parts.get(("panel", "ana"), render)).body == b"2", "another view is another rendering"
+
+
+async def test_a_rendering_that_had_entered_is_too_old_for_a_later_reader() -> None:
+    parts, render = SharedParts(0.01), Counted()
+    render.gate.clear()
+    first = asyncio.ensure_future(parts.get(("panel",), render))
+    await render.entered.wait()
+    second = asyncio.ensure_future(parts.get(("panel",), render))
+    render.gate.set()
+    assert [bytes((await answer).body) for answer in (first, second)] == [b"1", b"2"]
+
+
+async def test_a_failure_is_not_kept() -> None:
+    parts, render = SharedParts(0.0), Counted()
+
+    async def broken() -> Response:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await parts.get(("panel",), broken)
+    assert (await parts.get(("panel",), render)).body == b"1"
+
+
+async def test_a_reader_that_goes_away_takes_nothing_from_the_others() -> None:
+    parts, render = SharedParts(0.01), Counted()
+    render.gate.clear()
+    one, other = (asyncio.ensure_future(parts.get(("panel",), render)) for _ in range(2))
+    await asyncio.sleep(0)
+    one.cancel()
+    render.gate.set()
+    assert (await other).body == b"1"
+
+
+async def test_views_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "MOST_VIEWS", 10)
+    parts, render = SharedParts(0.0), Counted()
+    for number in range(100):
+        await parts.get(("panel", number), render)
+    assert len(parts._parts) <= 10
