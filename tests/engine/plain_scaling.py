@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.nodes import UNLIMITED, PoolState, hosts, pick
 from makeway_quota.engine.index.queues import Queue
-from makeway_quota.engine.phrases import count, this
-from makeway_quota.engine.plan import Scale, Waiting
+from makeway_quota.engine.plan import Fact, Number, Scale, Waiting
 from makeway_quota.engine.plan_builder import PlanBuilder
 from makeway_quota.engine.request import Need
 from makeway_quota.engine.rules.order import key
@@ -68,7 +67,7 @@ class _Demand:
 
 
 def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
-    """QueueHeads waiting work that may use a pool that grows into demand for nodes, in the order of the queue."""
+    """Turn waiting work that may use a pool that grows into demand for nodes, in the order of the queue."""
     demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
     if not demands:
         return
@@ -84,7 +83,7 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
                     wanted,
                     tuple(demand.by),
                     "scale_up",
-                    f"{count(len(demand.by), 'workload')} would fill {count(wanted, 'more node')} of pool {name}.",
+                    (Fact("scale_up", {"workloads": len(demand.by), "wanted": wanted, "pool": name}),),
                     {"wanted": wanted, "booting": demand.pool.pool.booting, "budget_left": demand.budget},
                 )
             )
@@ -125,7 +124,7 @@ def _ask(
         if cluster.ledger.over_limit(account, name, need.total, False, minus) is not None:
             continue
         within = cluster.ledger.in_quota(account, name, need.total, queue.non_preemptible)
-        if not within and (queue.non_preemptible or account.policy.weight == "None"):
+        if not within and not queue.borrows:
             continue
         if demand.add(need):
             demand.by.append(workload.id)
@@ -140,15 +139,14 @@ def _ask(
 
 def _tell(cluster: Cluster, builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
     name, wanted, booting = demand.pool.pool.name, len(demand.nodes), min(demand.pool.pool.booting, len(demand.nodes))
-    message = f"Waits for a node of pool {name}: {booting} of {wanted} booting."
+    numbers: dict[str, Number] = {"booting": booting, "wanted": wanted, "pool": name}
     builder.wait_instead(
-        Waiting(
-            workload.id, "waiting_for_node", "scale_up", message, {"booting": booting, "wanted": wanted, "pool": name}
-        )
+        Waiting(workload.id, "waiting_for_node", "scale_up", (Fact("waiting_for_node", numbers),), numbers)
     )
 
 
 def _tell_over_budget(builder: PlanBuilder, demand: _Demand, workload: Workload) -> None:
     name, most = demand.pool.pool.name, demand.pool.pool.max_nodes
-    message = f"Pool {name} may grow to {count(most, 'node')} and has no room left for {this(workload)}."
-    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", message, {"max_nodes": most, "pool": name}))
+    numbers: dict[str, Number] = {"max_nodes": most, "pool": name}
+    full = Fact("over_budget", {**numbers, "kind": workload.kind})
+    builder.wait_instead(Waiting(workload.id, "over_budget", "scale_up", (full,), numbers))

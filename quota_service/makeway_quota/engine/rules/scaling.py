@@ -184,9 +184,8 @@ class _Asking:
         return found
 
     def _may_run(self, queue: Queue, pool: str) -> bool:
-        if self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible):
-            return True
-        return not queue.non_preemptible and queue.account.policy.weight != "None"
+        in_quota = self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible)
+        return in_quota or queue.borrows
 
 
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:

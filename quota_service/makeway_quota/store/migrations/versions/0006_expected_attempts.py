@@ -1,14 +1,14 @@
 """Remember when an attempt was ordered to start, and the nodes on which attempts of a job were lost.
 
-Revision ID: 0009
-Revises: 0004
+Revision ID: 0006
+Revises: 0005
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = '0009'
-down_revision = '0004'
+revision = '0006'
+down_revision = '0005'
 branch_labels = None
 depends_on = None
 
