@@ -270,7 +270,7 @@ EDITS = (
     ),
     Edit(
         "index/allocations.py",
-        "        _seat_foreign(node)\n",
+        "        _take_foreign(node)\n",
         "",
         "what strangers hold does not exist",
     ),

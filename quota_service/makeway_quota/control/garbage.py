@@ -1,4 +1,4 @@
-"""Let Python look for garbage less often while the engine works.
+"""Make Python look for garbage less often while the engine works.
 
 By default it looks after every 700 new objects, which a cycle makes in a moment; looking then takes a third of its
 time, and more the larger the world is.

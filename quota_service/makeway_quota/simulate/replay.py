@@ -29,7 +29,7 @@ MOST_PASSES = 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out: the meter's numbers and the whole of what was asked."""
+    """The result: the meter's numbers and all the work that was submitted."""
 
     name: str
     gpus: int
@@ -116,7 +116,7 @@ class Replay:
             heapq.heappush(self._until, (arrival.until, arrival.id))
 
     def _like(self, arrival: Arrival) -> Workload:
-        """Give what everybody begins as who asks for the same; made once."""
+        """Return the workload that all jobs with the same request begin as; made once."""
         asked = arrival.profile, arrival.gpus
         like = self._alike.get(asked)
         if like is None:
@@ -150,7 +150,7 @@ class Replay:
         return ((self._pools[place.node], row.gpus) for place in row.placement)
 
     def _withdraw(self) -> None:
-        """Let demand go that was only observed until now."""
+        """Cancel the demand that was observed until now only."""
         change_set = ChangeSet()
         while self._until and self._until[0][0] <= self.now:
             _, id = heapq.heappop(self._until)
@@ -161,14 +161,14 @@ class Replay:
         self._commit(change_set)
 
     def _report(self, over: list[AttemptSeen]) -> None:
-        """Tell the store which attempts are over; who starts is not reported up, for it counts the same either way."""
+        """Write to the store which attempts are over; starting and running count the same, so no start is reported."""
         if over:
             self._commit(reconcile(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
 
     def _decide(self) -> None:
-        """Plan and apply until nothing changes any more; not at all while nobody waits."""
+        """Plan and apply until nothing changes any more; not at all while no job waits."""
         for _ in range(MOST_PASSES):
-            if not self.news or not self.meter.anybody_waits:
+            if not self.news or not self.meter.any_waits:
                 break
             self.news = False
             changed, self.dirty = self.dirty, set()

@@ -74,7 +74,7 @@ class _Demand:
         return True
 
     def _take(self, need: Need, before: dict[int, _Imagined]) -> bool:
-        """Put one worker on the first node with room; note in `before` what the nodes were that existed already."""
+        """Place one worker on the first node with room; note in `before` what the nodes were that existed already."""
         for at in range(self.full.get(need.shape, 0), len(self.nodes)):
             node = self.nodes[at]
             if need.least > 1 and at not in before:
@@ -123,10 +123,10 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
     """List the pending workloads that a new node could help, as `order.key` orders them in their growing pool."""
     by_number = {queue.number: queue for queue in waiting}
     groups = []
-    for number, members, told in builder.groups:
+    for number, members, reason in builder.groups:
         queue = by_number[abs(number)]
         growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
-        if growing is None or told.code not in _COULD_USE_A_NODE:
+        if growing is None or reason.code not in _COULD_USE_A_NODE:
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
         groups.append(((over, common(queue, growing, over)), queue, members))
