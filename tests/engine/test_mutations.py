@@ -263,8 +263,8 @@ EDITS = (
         "gangs are all or nothing",
     ),
     Edit(
-        "index/allocations.py",
-        "        if _takes(parts, need):\n            cluster.nominate(workload, need, parts)\n",
+        "index/nominations.py",
+        "        if fits_later(parts, need):\n            cluster.nominate(workload, need, parts)\n",
         "",
         "nothing else takes what was promised",
     ),
