@@ -27,6 +27,11 @@ class ServiceConfig:
     lease_seconds: float
     tick_seconds: float
     max_files_bytes: int
+    max_result_bytes: int
+    max_pending_jobs: int
+    max_submissions_per_minute: int
+    max_streams: int
+    max_log_followers: int
     max_failures_lost: int
     keep_workloads_days: float
     keep_decisions_days: float
@@ -88,6 +93,24 @@ class QuotaService(Configurable):
     max_files_mb = Int(
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
     ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
+    max_result_mb = Int(
+        500, min=0, help="Largest result that is sent to a notebook, in MB; 0: any size (MAKEWAY_MAX_RESULT_MB)."
+    ).tag(config=True, env="MAKEWAY_MAX_RESULT_MB")
+    max_pending_jobs = Int(
+        5_000, min=0, help="Pending jobs of one person; 0: no limit (MAKEWAY_MAX_PENDING_JOBS)."
+    ).tag(config=True, env="MAKEWAY_MAX_PENDING_JOBS")
+    max_submissions_per_minute = Int(
+        600,
+        min=0,
+        help="Jobs that one person may submit in a minute, clones counted one by one; 0: no limit "
+        "(MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE).",
+    ).tag(config=True, env="MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE")
+    max_streams = Int(
+        20, min=0, help="Event streams that one person may have open; 0: no limit (MAKEWAY_MAX_STREAMS)."
+    ).tag(config=True, env="MAKEWAY_MAX_STREAMS")
+    max_log_followers = Int(
+        20, min=0, help="Logs that one person may follow at the same time; 0: no limit (MAKEWAY_MAX_LOG_FOLLOWERS)."
+    ).tag(config=True, env="MAKEWAY_MAX_LOG_FOLLOWERS")
     max_failures_lost = Int(
         3,
         min=0,
@@ -160,6 +183,11 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         lease_seconds=service.lease_seconds,
         tick_seconds=service.tick_seconds,
         max_files_bytes=service.max_files_mb * 1_000_000,
+        max_result_bytes=service.max_result_mb * 1_000_000,
+        max_pending_jobs=service.max_pending_jobs,
+        max_submissions_per_minute=service.max_submissions_per_minute,
+        max_streams=service.max_streams,
+        max_log_followers=service.max_log_followers,
         max_failures_lost=service.max_failures_lost,
         keep_workloads_days=service.keep_workloads_days,
         keep_decisions_days=service.keep_decisions_days,

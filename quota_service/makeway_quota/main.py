@@ -216,8 +216,7 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
 
     hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
     service = await Service.open(config, make_backend(config), hub)
-    secret = (config.ticket_secret or os.urandom(32).hex()).encode()
-    app = create_app(service.services, WebSettings(prefix=config.prefix, hub_base=config.hub_base_url, secret=secret))
+    app = create_app(service.services, WebSettings.of(config))
     settings = uvicorn.Config(
         app,
         host=config.host,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from makeway_api.models import Usage
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
@@ -41,8 +40,8 @@ def count_decisions(decisions: Iterable[NewDecision]) -> None:
         DECISIONS.labels(decision.verb, decision.team or "").inc()
 
 
-def show(usage: Usage, workloads: Iterable[tuple[str, str]]) -> None:
-    """Set the gauges: GPUs from `usage`, live workloads from their (kind, state)."""
+def show(usage: Usage, workloads: Mapping[tuple[str, str], int]) -> None:
+    """Set the gauges: GPUs from `usage`, and how many live workloads there are of each (kind, state)."""
     for state in ("total", "used", "free"):
         GPUS.labels(state).set(getattr(usage, state))
     TEAM_GPUS.clear()
@@ -51,7 +50,7 @@ def show(usage: Usage, workloads: Iterable[tuple[str, str]]) -> None:
             value = getattr(team, state)
             TEAM_GPUS.labels(team.team, state).set(float("inf") if value is None else value)
     WORKLOADS.clear()
-    for (kind, state), count in Counter(workloads).items():
+    for (kind, state), count in workloads.items():
         WORKLOADS.labels(kind, state).set(count)
 
 

@@ -48,7 +48,7 @@ class Service:
         self.retention = Retention(
             parts.store, keep_of(parts.config), parts.backend.purge, lambda: self.loop.term, clock=parts.clock
         )
-        self.services = Services(parts, self.loop.wake)
+        self.services = Services.of(parts, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,6 +92,7 @@ class Service:
         await self.loop.close(stop_jobs=stop_jobs)
         if self.hub is not None:
             await self.hub.close()
+        self.services.close()
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()

@@ -9,7 +9,7 @@ from makeway_quota.backends.base import NodeSeen, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import Actuator, Started
 from makeway_quota.control.reconcile import ChangeSet, decide
-from makeway_quota.services import submissions
+from makeway_quota.services import submission_check
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import Store, open_store
@@ -90,7 +90,7 @@ async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: py
 
 async def test_an_id_that_is_taken_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(["aaaaaaaa", "aaaaaaaa", "aaaaaaaa", "bbbbbbbb"])
-    monkeypatch.setattr(submissions.secrets, "token_hex", lambda size: next(drawn))
+    monkeypatch.setattr(submission_check.secrets, "token_hex", lambda size: next(drawn))
     async with running(tmp_path, backend=MemoryBackend([NODE], real_time=True)) as run:
         first = await run.submit("ana", "first", profile="gpu1")
         second = await run.submit("ana", "second", profile="gpu1")

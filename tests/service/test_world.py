@@ -28,7 +28,7 @@ async def test_metrics_tell_gpus_teams_and_decisions(tmp_path: Path) -> None:
 
 async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
-        ready = await run.service.services.ready()
+        ready = await run.service.services.audit.ready()
         assert ready.ok, ready.checks
 
         async def broken(since: int | None = None) -> Seen:
@@ -38,11 +38,11 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
             patch.setattr(run.service.backend, "observe", broken)
             failed = await run.until(lambda: run.service.world.failure, "a cycle fails")
             assert failed == "OSError: the disk is full"
-            ready = await run.service.services.ready()
+            ready = await run.service.services.audit.ready()
             assert not ready.ok
             assert ready.checks["loop"] == "OSError: the disk is full"
         await run.until(lambda: not run.service.world.failure, "the next cycle works")
-        assert (await run.service.services.ready()).ok
+        assert (await run.service.services.audit.ready()).ok
 
 
 @pytest.mark.covers("F40", "N14")
@@ -78,7 +78,7 @@ async def test_a_service_that_was_deposed_stops_deciding_and_says_so(tmp_path: P
         again = await Service.open(run.service.config, run.service.backend)
         await again.start(deposed=lambda: told.append(True))
         again.store.take_term("another service", 0.0)
-        await again.services.submit(PEOPLE["ana"], JobAsk(name="late", profile="gpu1", command=IDLE))
+        await again.services.submissions.submit(PEOPLE["ana"], JobAsk(name="late", profile="gpu1", command=IDLE))
         for _ in range(100):
             if told:
                 break

@@ -35,6 +35,7 @@ PEOPLE = {
     person.name: person
     for person in (
         caller("ana", "read", "submit", groups=("rnd",)),
+        caller("eve", "read", "submit", groups=("rnd",)),
         caller("bo", "read", "submit", groups=("devops",)),
         caller("lone", "read", "submit"),
         caller("eye", "read", groups=("rnd",)),
@@ -90,7 +91,8 @@ async def portal(state: Path, **settings: Any) -> AsyncIterator[Portal]:
     """Start a service on ten virtual GPUs with the sample policy, and its web; nothing is executed."""
     node = NodeSeen("virtual-1", "gpu", tuple(range(10)), model="virtual GPU", virtual=True)
     backend = MemoryBackend([node], real_time=True)
-    async with running(state, backend=backend, people=PEOPLE) as run:
+    environ = {name: settings.pop(name) for name in list(settings) if name.startswith("MAKEWAY_")}
+    async with running(state, backend=backend, people=PEOPLE, **environ) as run:
         made = Portal(run, backend, **settings)
         try:
             yield made

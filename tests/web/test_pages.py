@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import Attempt, Checkpoint, Reason, State
-from web.portal import EVIL, PREFIX, Portal
+from web.portal import EVIL, PEOPLE, PREFIX, Portal
 
 OUTSIDE = re.compile(r"""(?:src|href|action|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", re.IGNORECASE)
 
@@ -197,8 +197,8 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
     async def error(*_: Any) -> dict[str, Any]:
         return {"type": "ValueError", "message": EVIL, "traceback": ["File …\n", EVIL]}
 
-    monkeypatch.setattr(web.services, "job", one)
-    monkeypatch.setattr(web.services, "error", error)
+    monkeypatch.setattr(web.services.jobs, "job", one)
+    monkeypatch.setattr(web.services.outputs, "error", error)
     shown = words(check(await (await web.browser("root")).get(f"{PREFIX}jobs/{id}")))
     for part in ("ValueError", "step 3", "1 min 1 s", "Resume"):
         assert part in shown
@@ -208,7 +208,7 @@ async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest
 async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
     browser = await web.browser("root")
     text = check(await browser.get(f"{PREFIX}policy"))
-    document = (await web.services.policy_current()).document or ""
+    document = (await web.services.policies.current(PEOPLE["root"])).document or ""
     form = xsrf(text) | {"base": "1", "comment": EVIL}
     assert "version 1 in force" in words(text)
 
@@ -228,7 +228,7 @@ async def test_the_policy_page_from_edit_to_history(web: Portal) -> None:
     assert "Version 2 is in force." in shown
     assert EVIL in shown
     stale = check(await browser.post(f"{PREFIX}policy", data=form | {"document": document, "action": "apply"}), 409)
-    assert "Somebody changed the policy meanwhile" in words(stale)
+    assert "The policy changed meanwhile" in words(stale)
     assert "as in version 1" in words(check(await browser.get(f"{PREFIX}policy?version=1")))
     check(await browser.get(f"{PREFIX}policy?version=0"), 422)
     for evil in (EVIL, "a: [", "\x01", "</textarea>" + EVIL, ""):

@@ -1,20 +1,29 @@
-"""The event stream: resumable, alive, visible to whom it concerns, and quick to end."""
+"""The event stream: resumable, alive, limited to the rights of its reader, and quick to end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import Request
 from makeway_api.client import AsyncClient
 from makeway_api.models import Event, LogChunk
+from makeway_quota.services import Caller
+from makeway_quota.services.audit import AuditService
+from makeway_quota.services.event_feed import KEPT, EventFeed
+from makeway_quota.store.store import open_store
+from makeway_quota.web.auth import still_reads
 from makeway_quota.web.settings import WebSettings
 from makeway_quota.web.stream import Streams
-from web.portal import API, PREFIX, Portal, serving
+from web.portal import API, PEOPLE, PREFIX, Portal, caller, serving
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -140,3 +149,123 @@ async def test_the_stream_answers_with_the_right_headers(web: Portal, served: st
             assert web.app.state.streams.open == 1
             web.app.state.streams.close()
             assert b"welcome" in await asyncio.wait_for(answer.aread(), 5)
+
+
+# -- rights, limits and readers that were away -----------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_stream_follows_the_rights_of_its_reader(web: Portal) -> None:
+    """Removed from the team: what is committed 10 seconds later is not sent any more."""
+    clock = Clock()
+    audit = AuditService(web.services.context, web.services.feed, clock)
+    people: list[Caller | None] = [PEOPLE["ana"]]
+
+    async def renew() -> Caller | None:
+        return people[0]
+
+    events = audit.events(PEOPLE["ana"], 0, renew)
+    reading = asyncio.ensure_future(anext(events))
+    await web.running_job(owner="ana", name="first")
+    assert (await asyncio.wait_for(reading, 10)).kind in ("policy", "job", "decision")
+    people[0] = caller("ana", "read", groups=("devops",))
+    clock.now = 10.1
+    await web.running_job(owner="eve", name="second")
+    await web.running_job(owner="bo", name="third", profile="gpu1")
+    heard: list[Event] = []
+    async for seen in events:
+        heard.append(seen)
+        if seen.team == "devops" and seen.data.get("state") == "running":
+            break
+    later = [seen for seen in heard if seen.owner == "eve"]
+    assert not later
+    people[0] = None
+    clock.now = 30.0
+    await web.running_job(owner="bo", name="fourth", profile="gpu1")
+    assert [seen async for seen in events] == []
+
+
+async def test_the_rights_of_a_stream_come_from_its_token(web: Portal, served: str) -> None:
+    request = Request({"type": "http", "headers": [(b"authorization", b"token ana")], "method": "GET", "path": "/"})
+    authenticator = web.app.state.authenticator
+    assert (await still_reads(authenticator, request)) == PEOPLE["ana"]
+    before = dict(authenticator.directory.tokens)
+    try:
+        authenticator.directory.tokens["ana"] = caller("ana")
+        assert await still_reads(authenticator, request) is None
+        del authenticator.directory.tokens["ana"]
+        assert await still_reads(authenticator, request) is None
+    finally:
+        authenticator.directory.tokens.update(before)
+
+
+@pytest.mark.parametrize("after", [1, 10**9])
+async def test_a_reader_from_before_the_oldest_event_is_told_to_read_anew(web: Portal, after: int) -> None:
+    await web.running_job()
+    store = web.services.context.store
+    await asyncio.to_thread(store.prune, web.services.context.clock() + 30 * 86400)
+    newest = store.last_event_id()
+    events = web.services.audit.events(PEOPLE["root"], after)
+    first = await anext(events)
+    assert (first.kind, first.id) == ("reset", newest)
+    await web.running_job(name="next", profile="gpu1")
+    assert (await asyncio.wait_for(anext(events), 10)).id == newest + 1
+
+
+async def test_a_reader_that_missed_nothing_gets_no_reset(web: Portal) -> None:
+    await web.running_job()
+    store = web.services.context.store
+    for after in (store.oldest_event_id() - 1, store.oldest_event_id(), store.last_event_id() - 1):
+        first = await anext(web.services.audit.events(PEOPLE["root"], after))
+        assert (first.kind == "reset", first.id) == (False, after + 1)
+
+
+async def test_one_person_may_have_so_many_streams(web: Portal, served: str) -> None:
+    web.app.state.streams.settings = replace(web.app.state.streams.settings, streams_per_user=2)
+    headers = {"Authorization": "token ana"}
+    async with httpx2.AsyncClient() as client, AsyncExitStack() as open_streams:
+        parts = []  # a reader that is forgotten closes its stream
+        for _ in range(2):
+            stream = client.stream("GET", f"{served}{API}/events", headers=headers)
+            answer = await open_streams.enter_async_context(stream)
+            parts.append(answer.aiter_bytes())
+            assert await anext(parts[-1])
+        third = await client.get(f"{served}{API}/events", headers=headers)
+        assert (third.status_code, third.json()["code"]) == (429, "too_many_streams")
+        assert third.json()["numbers"]["most"] == 2
+        assert int(third.headers["retry-after"]) > 0
+        async with client.stream("GET", f"{served}{API}/events", headers={"Authorization": "token bo"}) as other:
+            assert other.status_code == 200
+        web.app.state.streams.close()
+
+
+async def test_streams_that_begin_at_the_same_moment_stay_below_the_limit() -> None:
+    streams = Streams(WebSettings(streams_per_user=1))
+    first, second = streams.follow(silence(), "ana"), streams.follow(silence(), "ana")
+    assert b"welcome" in await anext(first)
+    assert [part async for part in second] == []
+    await first.aclose()
+    assert streams.open == 0
+
+
+async def test_the_feed_keeps_some_thousand_events_and_reads_older_ones(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    feed = EventFeed(store, asyncio.to_thread)
+    store.add_event("job", None, None, {}, 1.0)
+    assert [seen.id for seen in await feed.after(0)] == [1]
+    for number in range(2, 3 * KEPT):
+        store.add_event("job", None, None, {"n": number}, 1.0)
+        if number % 700 == 0:
+            await feed.after(number)
+    for after in (0, 1, KEPT, 3 * KEPT - 10, 3 * KEPT - 1):
+        found = [seen.id for seen in await feed.after(after)]
+        assert found == list(range(after + 1, min(after + 500, 3 * KEPT - 1) + 1))
+    assert len(feed._events) <= 2 * KEPT
+    store.close()

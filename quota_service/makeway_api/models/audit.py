@@ -25,7 +25,7 @@ class Decision(Wire):
 
 
 class Event(Wire):
-    """One message of the live stream. `kind` is job, session, usage, decision or policy."""
+    """One message of the event stream. `kind` is job, session, usage, decision, policy or reset (read all again)."""
 
     id: int
     at: datetime

@@ -213,6 +213,10 @@ class Backend(Protocol):
     async def result(self, workload: str, attempt: int) -> bytes | None:
         """Return the job's result ($MAKEWAY_RESULT_FILE), or None."""
 
+    async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return bytes of the job's result ($MAKEWAY_RESULT_FILE) from `offset`, at most `size`, and the size of the
+        whole; None without a result."""
+
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Return the JSON about the job's exception ($MAKEWAY_ERROR_FILE), or None."""
 

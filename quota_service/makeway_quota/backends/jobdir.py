@@ -150,6 +150,14 @@ class AttemptFiles:
         with self._open(name) as file:
             return None if file is None else file.read(most)
 
+    def part(self, name: str, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return bytes of a file of the job's account from `offset`, and its size; None as for `read`."""
+        with self._open(name) as file:
+            if file is None:
+                return None
+            file.seek(offset)
+            return file.read(size), os.fstat(file.fileno()).st_size
+
     def read_json(self, name: str) -> dict[str, Any]:
         """Read a report; an absent or broken one counts as empty."""
         data = self.read(name, SMALL)

@@ -139,6 +139,10 @@ class LocalBackend:
         """Read what the job left as its result, or None."""
         return await self._read(workload, attempt, lambda files: files.read("result.pkl", 2**31))
 
+    async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return part of the result and the size of the whole."""
+        return await self._read(workload, attempt, lambda files: files.part("result.pkl", offset, size))
+
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Read the JSON about the job's exception, or None."""
         return await self._read(workload, attempt, lambda files: files.read("error.json", 2**20))

@@ -160,6 +160,11 @@ class MemoryBackend:
         imagined = self._any(workload, attempt)
         return imagined.result if imagined else None
 
+    async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return part of what `finish` left as the result, and the size of the whole."""
+        whole = await self.result(workload, attempt)
+        return None if whole is None else (whole[offset : offset + size], len(whole))
+
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Read what `finish` left as the exception."""
         imagined = self._any(workload, attempt)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from ..store.records import Change, NewDecision, Workload
-from ..wording import duration, gpus
+from ..wording import duration, gpus_are
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -313,4 +313,4 @@ def _name(row: Workload) -> str:
 
 def _freed(row: Workload) -> str:
     milli = row.size
-    return f"{gpus(milli)} {'is' if milli == 1000 else 'are'} free again." if milli else "its place is free again."
+    return f"{gpus_are(milli)} free again." if milli else "its place is free again."

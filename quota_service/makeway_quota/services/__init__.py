@@ -1,16 +1,72 @@
-"""The service's one counter: everything that the web may ask, answered from the store and by the engine."""
+"""Answer the web: one class for each noun, put together in `Services`.
+
+Requests read the read model and the store, write through the store, and wake the loop; they plan only for what-if.
+"""
 
 from __future__ import annotations
 
-from .audit import Journal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..control.components import Components
+from .audit import AuditService
 from .caller import Caller
-from .jobs import Jobs
-from .policies import Policies
-from .sessions import Sessions
+from .context import Context
+from .event_feed import EventFeed
+from .inventory import InventoryService
+from .job_access import JobAccess
+from .jobs import JobService
+from .listing import ListingService
+from .offers import OfferService
+from .outputs import OutputService
+from .policies import PolicyService
+from .sessions import SessionService
+from .submissions import SubmissionService
+from .usage import UsageService
 
 
-class Services(Jobs, Sessions, Journal, Policies):
-    """All of the services in one object; `web.ports.Services` lists what it promises."""
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The services of one process. Every method may raise MakewayError; none calls back into the web."""
+
+    context: Context
+    feed: EventFeed
+    jobs: JobService
+    submissions: SubmissionService
+    outputs: OutputService
+    sessions: SessionService
+    inventory: InventoryService
+    listings: ListingService
+    offers: OfferService
+    usage: UsageService
+    policies: PolicyService
+    audit: AuditService
+
+    @classmethod
+    def of(cls, parts: Components, wake: Callable[[], None]) -> Services:
+        """Put the services of a process together; `wake` asks the loop for a cycle."""
+        context = Context.of(parts, wake)
+        feed = EventFeed(parts.store, context.call)
+        access, offers = JobAccess(context), OfferService(context)
+        return cls(
+            context=context,
+            feed=feed,
+            jobs=JobService(context, access),
+            submissions=SubmissionService(context, access, offers),
+            outputs=OutputService(context, access),
+            sessions=SessionService(context),
+            inventory=InventoryService(context),
+            listings=ListingService(context),
+            offers=offers,
+            usage=UsageService(context),
+            policies=PolicyService(context),
+            audit=AuditService(context, feed),
+        )
+
+    def close(self) -> None:
+        """End the threads of the requests."""
+        self.submissions.close()
+        self.context.close()
 
 
 __all__ = ["Caller", "Services"]

@@ -1,23 +1,39 @@
-"""What happened: the decision log, the live stream, and whether the service is well."""
+"""Show what was decided and what happens: the decision log, the event stream, and the health of the service."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from makeway_api.models import Decision, Event, Health, RetentionReport
 
 from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
 from .caller import Caller
-from .core import Core, at, refuse
+from .context import Context
+from .event_feed import EventFeed
+from .refusals import refuse
 from .retention import retention_report
+from .times import at
 
 HEARTBEAT = 15.0
+RECHECK = 10.0
+"""Seconds after which a stream asks again whom it belongs to"""
+PACE = 0.1
+"""Seconds from one batch of a stream to the next: events that are committed meanwhile go together"""
+
+Renew = Callable[[], Awaitable[Caller | None]]
+"""Return the caller with its rights of now; None once it has none."""
 
 
-class Journal(Core):
-    """Reading what was decided and said."""
+class AuditService:
+    """Reads decisions and events; nothing is decided here."""
+
+    def __init__(self, context: Context, feed: EventFeed, clock: Callable[[], float] = time.monotonic) -> None:
+        self._context = context
+        self._feed = feed
+        self._clock = clock
 
     async def decisions(
         self,
@@ -27,64 +43,86 @@ class Journal(Core):
         limit: int = 100,
         before: int | None = None,
     ) -> list[Decision]:
-        """The decision log, newest first; people see their own teams' lines."""
-        teams = self.visible_teams(caller)
+        """Return the decision log, newest first; people see the lines of their own teams."""
+        context = self._context
+        teams = context.visible_teams(caller)
         if team is not None:
             if teams is not None and team not in teams:
                 raise refuse(f"You are not in the team “{team}”, so its decisions are not shown.", "foreign_team", 403)
             teams = (team,)
         owner = None if team is not None or teams is None else caller.name
-        rows = await self.read(self.store.decisions, workload, teams, limit, before, owner=owner)
+        rows = await context.call(context.store.decisions, workload, teams, limit, before, owner=owner)
         return [decision_model(row) for row in rows]
 
-    async def events(self, caller: Caller, after: int | None = None) -> AsyncIterator[Event]:
-        """Follow what happens, from event `after` on (None: from now on); ends only when the reader stops."""
-        seen = await self.feed.last_id() if after is None else after
+    async def events(
+        self, caller: Caller, after: int | None = None, renew: Renew | None = None
+    ) -> AsyncIterator[Event]:
+        """Follow what happens, from event `after` on (None: from now on), until the caller loses its rights.
+
+        `renew` is called at least every `RECHECK` seconds while there are events. A reader whose `after` is too old
+        (or from another database) gets one event of kind `reset`: read everything again, then follow from there.
+        """
+        feed, checked = self._feed, self._clock()
+        oldest, newest = await feed.range()
+        seen = newest if after is None else after
+        if after is not None and (after < oldest - 1 or after > newest):
+            seen = newest
+            yield Event(id=newest, at=at(self._context.clock()), kind="reset", data={"oldest": oldest, "after": after})
         while True:
-            mark = self.feed.mark()
-            batch = await self.feed.after(seen)
+            mark = feed.mark()
+            batch = await feed.after(seen)
+            if renew is not None and self._clock() - checked > RECHECK:
+                renewed = await renew()
+                if renewed is None:
+                    return
+                caller, checked = renewed, self._clock()
             for row in batch:
                 seen = row.id
                 if self._shows(caller, row):
-                    yield Event(
-                        id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data)
-                    )
-            if not batch:
-                await self.feed.changed(mark, HEARTBEAT)
+                    yield _event_model(row)
+            if batch:
+                await asyncio.sleep(PACE)
+            else:
+                await feed.changed(mark, HEARTBEAT)
 
     def _shows(self, caller: Caller, event: EventRow) -> bool:
         if caller.sees_all or event.owner == caller.name or event.kind == "policy":
             return True
-        return event.team is not None and event.team in self.teams_of(caller)
+        return event.team is not None and event.team in (self._context.visible_teams(caller) or ())
 
     async def retention(self) -> RetentionReport:
         """Return what is kept, for how long, and what the last pass removed."""
-        return await retention_report(self.store, self.config)
+        return await retention_report(self._context)
 
     async def health(self) -> Health:
-        """Alive: the process answers."""
+        """Return that the process answers."""
         return Health(ok=True, checks={"process": "answers"})
 
     async def ready(self) -> Health:
         """Return whether the last write succeeded and the loop cycles; it asks neither the database nor the loop."""
-        broken = self.store.failure()
-        age = self.world.age()
-        cycles = age is not None and age < 10 * self.config.tick_seconds
-        failure = self.world.failure
-        loop = f"last look {age:.0f} s ago" if age is not None else "has not looked yet"
+        context = self._context
+        broken = context.store.failure()
+        age = context.world.age()
+        cycles = age is not None and age < 10 * context.config.tick_seconds
+        failure = context.world.failure
+        loop = f"last cycle {age:.0f} s ago" if age is not None else "no cycle yet"
         return Health(
             ok=bool(cycles and not broken and not failure),
             checks={
                 "database": "cannot be written" if broken else "writes",
                 "loop": failure or loop,
-                "policy": f"version {self.world.policy_version}",
+                "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             },
         )
 
 
+def _event_model(row: EventRow) -> Event:
+    return Event(id=row.id, at=at(row.at), kind=row.kind, team=row.team, owner=row.owner, data=dict(row.data))
+
+
 def decision_model(row: DecisionRow) -> Decision:
-    """Put a line of the log on the wire."""
+    """Return a line of the decision log as the API shows it."""
     return Decision(
         id=row.id,
         at=at(row.at),

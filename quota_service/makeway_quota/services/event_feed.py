@@ -1,24 +1,34 @@
-"""The live stream: every event once from the database, then to everybody who listens."""
+"""Follow the event log: every event is read once from the database and kept for all streams."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable
+from operator import attrgetter
+from typing import Any
 
 from ..store.records import Event
 from ..store.store import Store
 
 KEPT = 2000
-"""Events kept in memory; who is further behind reads from the database."""
+"""Events kept in memory at least; a reader that is further behind reads from the database"""
+BATCH = 500
+"""Events of one answer"""
+
+Call = Callable[..., Awaitable[Any]]
+"""Call a blocking function of the store in a thread of the requests."""
 
 
 class EventFeed:
-    """Follows the store's commits: `mark` before you look, `changed` to wait for the next, `after` to read on."""
+    """Follows the store's commits: `mark` before reading, `changed` to wait for the next, `after` to read on."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, call: Call) -> None:
         self._store = store
-        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._call = call
+        self._events: list[Event] = []
+        """in the order of ids; at most twice as many as are kept"""
         self._commits = 0
         self._read = -1
         self._lock = asyncio.Lock()
@@ -35,7 +45,7 @@ class EventFeed:
                 loop.call_soon_threadsafe(event.set)
 
     def mark(self) -> int:
-        """The number of commits so far: take it before reading."""
+        """Return the number of commits so far: take it before reading."""
         return self._commits
 
     async def changed(self, mark: int, timeout: float) -> bool:
@@ -55,24 +65,32 @@ class EventFeed:
             with self._guard:
                 self._waiting.discard(entry)
 
-    async def last_id(self) -> int:
-        """The newest event's id."""
-        return await asyncio.to_thread(self._store.last_event_id)
+    async def range(self) -> tuple[int, int]:
+        """Return the ids of the oldest and the newest event that the database has; 0 and 0 without any."""
+        oldest: int = await self._call(self._store.oldest_event_id)
+        newest: int = await self._call(self._store.last_event_id)
+        return oldest, newest
 
     async def after(self, id: int) -> list[Event]:
-        """Events after `id`, oldest first, at most some hundreds at a time."""
+        """Return events after `id`, oldest first, at most some hundreds at a time."""
         await self._refresh()
         if self._events and self._events[0].id <= id + 1:
-            return [event for event in self._events if event.id > id][:500]
-        return await asyncio.to_thread(self._store.events, id)
+            begin = bisect_right(self._events, id, key=attrgetter("id"))
+            return self._events[begin : begin + BATCH]
+        found: list[Event] = await self._call(self._store.events, id)
+        return found
 
     async def _refresh(self) -> None:
+        if self._commits == self._read:
+            return
         async with self._lock:
             mark = self._commits
             if mark == self._read:
                 return
-            newest = self._events[-1].id if self._events else max(0, await self.last_id() - 1)
-            while batch := await asyncio.to_thread(self._store.events, newest):
-                self._events.extend(batch)
+            newest = self._events[-1].id if self._events else max(0, await self._call(self._store.last_event_id) - 1)
+            while batch := await self._call(self._store.events, newest):
+                self._events += batch
                 newest = batch[-1].id
+                if len(self._events) > 2 * KEPT:
+                    del self._events[:-KEPT]
             self._read = mark

@@ -14,7 +14,9 @@ from makeway_api.models import Grant, Kind, Notice, Reason, State
 
 from ..store.records import Workload
 from . import views
-from .core import at, when
+from .caller import Caller
+from .context import Context
+from .times import at, when
 
 PAGE_LINES = 50
 """Lines of one page of a table."""
@@ -85,6 +87,24 @@ class Listing:
     def first(self) -> int:
         """The position of the first line, counted from 1."""
         return (self.query.page - 1) * self.query.lines + 1
+
+
+class ListingService:
+    """Lists what waits and what runs, from the rows that the world holds in memory."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def listing(self, caller: Caller, query: ListQuery) -> Listing:
+        """Return one page of what waits or runs, as far as the caller may see it."""
+        rows = await self._context.world.rows()
+        visible = self._context.visible_teams(caller)
+        return await self._context.call(list_workloads, list(rows.values()), visible, caller.name, query)
+
+    async def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """Return the names of live workloads by id; others are left out."""
+        rows = await self._context.world.rows()
+        return {id: rows[id].name for id in ids if id in rows and rows[id].name}
 
 
 def list_workloads(rows: Iterable[Workload], visible: Sequence[str] | None, owner: str, query: ListQuery) -> Listing:

@@ -1,98 +1,135 @@
-"""The policy document over the counter: read, validate, preview and put into force."""
+"""Read, validate, preview and apply the policy document."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
+from typing import Any
 
+import yaml
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
 
+from ..engine.state import Snapshot
 from ..policy import Document, PolicyInvalid, diff, read
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload
 from ..store.records import PolicyVersion as VersionRow
 from ..wording import count
 from .caller import Caller
-from .core import Core, at, refuse
-from .what_if import projection
+from .context import Context
+from .refusals import busy, refuse
+from .times import at
+from .what_if import Projection, projection
+
+MOST_PREVIEWS = 4
+"""Previews under way and waiting, of all users"""
 
 
-class Policies(Core):
-    """Versions are kept for ever, each with its author and time."""
+class PolicyService:
+    """The policy document and its versions. Leads of some teams see the policies of these teams only."""
 
-    async def policy_current(self) -> PolicyVersion:
-        """The document in force."""
-        row = await self.read(self.store.policy_current)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._previews = 0
+
+    async def current(self, caller: Caller) -> PolicyVersion:
+        """Return the document in force, as far as the caller may read it."""
+        context = self._context
+        row = await context.call(context.store.policy_current)
         if row is None:
             raise refuse("There is no policy document yet.", "not_found", 404)
-        return _version(row, whole=True)
+        return _version(row, self._readable(caller, row.document))
 
-    async def policy_history(self) -> list[PolicyVersion]:
-        """Every version, newest first."""
-        return [_version(row) for row in await self.read(self.store.policy_history)]
+    async def history(self, caller: Caller) -> list[PolicyVersion]:
+        """Return every version without its document, newest first."""
+        context = self._context
+        return [_version(row) for row in await context.call(context.store.policy_history)]
 
-    async def policy_version(self, n: int) -> PolicyVersion:
-        """One version with its document."""
-        row = await self.read(self.store.policy_version, n)
+    async def version(self, caller: Caller, n: int) -> PolicyVersion:
+        """Return one version with its document, as far as the caller may read it."""
+        context = self._context
+        row = await context.call(context.store.policy_version, n)
         if row is None:
             raise refuse(f"There is no version {n} of the policy.", "not_found", 404)
-        return _version(row, whole=True)
+        return _version(row, self._readable(caller, row.document))
 
-    async def policy_validate(self, text: str) -> PolicyCheck:
-        """Everything that is wrong with a document, or what it would change."""
+    async def validate(self, caller: Caller, text: str) -> PolicyCheck:
+        """Return everything that is wrong with a document, or what it would change for the caller's teams."""
+        context = self._context
         try:
-            document = await asyncio.to_thread(read, text, "policy.yaml", self.world.sizes)
+            document = await context.call(read, text, "policy.yaml", context.world.sizes)
         except PolicyInvalid as invalid:
             return PolicyCheck(ok=False, issues=_issues(invalid))
-        return PolicyCheck(ok=True, changes=diff(self.document, document))
+        teams = context.managed_teams(caller)
+        if teams is None:
+            return PolicyCheck(ok=True, changes=diff(context.document, document))
+        row = await context.call(context.store.policy_current)
+        changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
+        return PolicyCheck(ok=True, changes=changes)
 
-    async def policy_preview(self, text: str) -> Preview:
-        """What would start, leave and wait, beyond what happens anyway."""
+    async def preview(self, caller: Caller, text: str) -> Preview:
+        """Return which workloads of the caller's teams would start, leave and wait, beyond what happens anyway."""
+        if self._previews >= MOST_PREVIEWS:
+            raise busy("Other previews are being computed: try again in a moment.", "previews_busy", 503, 5)
+        self._previews += 1
+        try:
+            return await self._preview(caller, text)
+        finally:
+            self._previews -= 1
+
+    async def _preview(self, caller: Caller, text: str) -> Preview:
+        context = self._context
         document = await self._read(text)
-        rows = await self.world.rows()
-        now = self.clock()
-        as_it_is, as_it_would_be = self.world.snapshot(rows, now), self.world.snapshot(rows, now, document)
-        before = await asyncio.to_thread(projection, as_it_is, rows)
-        after = await asyncio.to_thread(projection, as_it_would_be, rows)
-        waits = {id: said for id, (code, said) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
+        rows = await context.world.rows()
+        now = context.clock()
+        as_it_is, as_it_would_be = context.world.snapshot(rows, now), context.world.snapshot(rows, now, document)
+        before, after = await context.think(_both, as_it_is, as_it_would_be, rows)
+        teams = context.managed_teams(caller)
+        shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
+        waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
         return Preview(
-            starts=_effects(rows, after.starts, before.starts),
-            leaves=_effects(rows, after.leaves, before.leaves),
-            waits=_effects(rows, waits, ()),
-            refused=_effects(rows, after.refused, before.refused),
+            starts=_effects(shown, after.starts, before.starts),
+            leaves=_effects(shown, after.leaves, before.leaves),
+            waits=_effects(shown, waits, ()),
+            refused=_effects(shown, after.refused, before.refused),
         )
 
-    async def policy_apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
-        """Put a document into force, unless somebody else changed it since `base`."""
+    async def apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
+        """Put a document into force, unless another version came into force since `base`."""
+        context = self._context
         if not caller.sees_all:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)
         document = await self._read(ask.document)
-        now = self.clock()
+        now = context.clock()
         try:
-            row = await self.read(self.store.add_policy, ask.document, caller.name, ask.comment, ask.base, now)
+            row = await context.call(context.store.add_policy, ask.document, caller.name, ask.comment, ask.base, now)
         except Conflict:
-            current = await self.policy_current()
+            current = await self.current(caller)
             raise refuse(
-                f"Somebody changed the policy meanwhile: version {current.version} by {current.author} is in force, "
-                f"your edit began with version {ask.base}. Look at theirs, then apply yours again.",
+                f"The policy changed meanwhile: version {current.version} by {current.author} is in force, "
+                f"your edit is based on version {ask.base}. Look at the new version, then apply yours again.",
                 "conflict",
                 409,
                 current=current.version,
             ) from None
-        changes = diff(self.document, document)
-        self.world.use(document, row.version)
+        changes = diff(context.document, document)
+        context.world.use(document, row.version)
         message = (
             f"{caller.name} put policy version {row.version} into force: {' '.join(changes) or 'nothing changed.'}"
         )
-        said = NewDecision("policy", None, None, caller.name, "policy", message[:2000], {"version": row.version})
-        await self.read(self.store.commit, [], [said], now=now)
-        self.wake()
-        return _version(row, whole=True)
+        decision = NewDecision("policy", None, None, caller.name, "policy", message[:2000], {"version": row.version})
+        await context.call(context.store.commit, [], [decision], now=now)
+        context.wake()
+        return _version(row, row.document)
+
+    def _readable(self, caller: Caller, text: str) -> str:
+        """Return the text of a document without the policies of teams that the caller may not read."""
+        teams = self._context.managed_teams(caller)
+        return text if teams is None else _text_of_teams(text, teams)
 
     async def _read(self, text: str) -> Document:
         try:
-            return await asyncio.to_thread(read, text, "policy.yaml", self.world.sizes)
+            return await self._context.call(read, text, "policy.yaml", self._context.world.sizes)
         except PolicyInvalid as invalid:
             issues = _issues(invalid)
             first = issues[0]
@@ -106,24 +143,56 @@ class Policies(Core):
             ) from None
 
 
+def _both(as_it_is: Snapshot, as_it_would_be: Snapshot, rows: Mapping[str, Workload]) -> tuple[Projection, Projection]:
+    return projection(as_it_is, rows), projection(as_it_would_be, rows)
+
+
+def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:
+    """Return what changes for some teams: both documents are reduced to them first."""
+    return list(diff(*(read(_text_of_teams(text, teams), "policy.yaml") for text in (old, new))))
+
+
+def _text_of_teams(text: str, teams: Collection[str]) -> str:
+    """Return a valid document with the policies of `teams` only, and a comment that says so."""
+    whole = yaml.safe_load(text)
+    policies = whole.get("policies") or []
+    by_name = {policy.get("name"): policy for policy in policies}
+    shown = {name: policy for name, policy in by_name.items() if name in teams}
+    for policy in [*shown.values()]:
+        while (parent := by_name.get(policy.get("parent"))) is not None and parent["name"] not in shown:
+            shown[parent["name"]] = {key: parent[key] for key in ("name", "title", "parent") if key in parent}
+            policy = parent
+    profiles = [_profile_of_teams(profile, shown) for profile in whole.get("profiles") or []]
+    part = {**whole, "profiles": profiles, "policies": [shown[name] for name in by_name if name in shown]}
+    many = sum(name in teams for name in shown)
+    return (
+        f"# Only the policies of your teams: {many} of {len(policies)}.\n"
+        f"{yaml.safe_dump(part, sort_keys=False, allow_unicode=True)}"
+    )
+
+
+def _profile_of_teams(profile: Mapping[str, Any], shown: Collection[str]) -> dict[str, Any]:
+    """Return a profile without the names of other teams."""
+    ranks = profile.get("policies")
+    if ranks is None:
+        return dict(profile)
+    nested = [rank if isinstance(rank, list) else [rank] for rank in ranks]
+    kept = [[name for name in rank if name in shown] for rank in nested]
+    return {**profile, "policies": [rank for rank in kept if rank]}
+
+
 def _issues(invalid: PolicyInvalid) -> list[PolicyIssue]:
     return [PolicyIssue(file=i.file, line=i.line, where=i.where, message=i.message) for i in invalid.issues]
 
 
-def _version(row: VersionRow, *, whole: bool = False) -> PolicyVersion:
-    return PolicyVersion(
-        version=row.version,
-        at=at(row.at),
-        author=row.author,
-        comment=row.comment,
-        document=row.document if whole else None,
-    )
+def _version(row: VersionRow, document: str | None = None) -> PolicyVersion:
+    return PolicyVersion(version=row.version, at=at(row.at), author=row.author, comment=row.comment, document=document)
 
 
-def _effects(rows: Mapping[str, Workload], said: Mapping[str, str], anyway: Collection[str]) -> list[WorkloadEffect]:
-    """List what happens to whom, first submitted first; but not what happens `anyway`."""
-    found = sorted((rows[id].submitted_at, id) for id in said if id not in anyway and id in rows)
+def _effects(rows: Mapping[str, Workload], effects: Mapping[str, str], anyway: Collection[str]) -> list[WorkloadEffect]:
+    """Return an effect for each workload, first submitted first, without those that happen `anyway`."""
+    found = sorted((rows[id].submitted_at, id) for id in effects if id not in anyway and id in rows)
     return [
-        WorkloadEffect(id=id, name=rows[id].name, team=rows[id].team or "", owner=rows[id].owner, message=said[id])
+        WorkloadEffect(id=id, name=rows[id].name, team=rows[id].team or "", owner=rows[id].owner, message=effects[id])
         for _, id in found
     ]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from makeway_api.models import Kept, RetentionReport
 
-from ..config import ServiceConfig
-from ..store.store import Store
-from .core import when
+from .context import Context
+from .times import when
 
 
-async def retention_report(store: Store, config: ServiceConfig) -> RetentionReport:
+async def retention_report(context: Context) -> RetentionReport:
     """Return the settings with the figures of the last pass; before the first pass without figures."""
-    last = await asyncio.to_thread(store.pruning.last)
+    config = context.config
+    last = await context.call(context.store.pruning.last)
     report: dict[str, Any] = last.report if last else {}
     holdings: dict[str, Any] = report.get("holdings", {})
     days = {

@@ -1,48 +1,55 @@
-"""Where submissions are taken: those that arrive while one transaction is written go together into the next."""
+"""Write submissions in batches: those that arrive while one transaction runs go together into the next."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
-from ..store.records import NewDecision, NewWorkload, Workload
+from ..store.records import FilesOf, NewDecision, NewWorkload, Workload
 from ..store.store import Store
 
 MOST_AT_ONCE = 200
-"""Submissions in one transaction, so that nobody waits long for it."""
+"""Submissions in one transaction, so that none waits long for it."""
 
-Files = Sequence[tuple[str, bytes, bool]]
+Files = Sequence[tuple[str, bytes, bool]] | FilesOf
 Submission = tuple[NewWorkload, Files, NewDecision | None]
 
 
 class SubmissionBatcher:
-    """Every submission is in the store before its answer is given; one that cannot be taken hinders no other."""
+    """Every submission is in the store before it is answered; one that cannot be taken hinders no other."""
 
     def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
+        self._thread: Executor = ThreadPoolExecutor(1, "submissions")
         self._waiting: list[tuple[Submission, asyncio.Future[Workload]]] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def take(self, new: NewWorkload, files: Files = (), decision: NewDecision | None = None) -> Workload:
-        """Remember a submission; raises what `Store.add_workload` would."""
+        """Write a submission; raises what `Store.add_workload` would."""
         answer: asyncio.Future[Workload] = asyncio.get_running_loop().create_future()
         self._waiting.append(((new, files, decision), answer))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         return await answer
 
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._thread.shutdown(wait=False)
+
     async def _write(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
-            submissions = [submission for submission, _ in batch]
+            add = partial(self._store.add_workloads, [submission for submission, _ in batch], now=self._clock())
             answers: list[Workload | Exception]
             try:
-                answers = [*await asyncio.to_thread(self._store.add_workloads, submissions, now=self._clock())]
+                answers = [*await asyncio.get_running_loop().run_in_executor(self._thread, add)]
             except Exception as error:
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):
-                if future.done():  # whoever asked is gone; the submission stands
+                if future.done():  # the request was cancelled; the submission stands
                     continue
                 if isinstance(answer, Exception):
                     future.set_exception(answer)

@@ -1,157 +1,146 @@
-"""A submission, read carefully: the team, the profile, the files and the words in it, or one clear sentence."""
+"""Submit jobs: check, limit, write, and wake the loop."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import re
-import secrets
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
 
-from makeway_api.models import JobAsk
+from makeway_api.models import DryRun, Job, JobAsk, Kind, Priority
+from pydantic import ValidationError
 
+from ..control.followers import Follower
 from ..engine.state import Profile
-from ..policy import Document
-from ..store.records import NewWorkload
-from ..wording import names
-from .core import refuse
-from .sessions import check_queue, find_profile, title_of
+from ..store.errors import Conflict
+from ..store.records import FilesOf, NewDecision, Workload
+from ..wording import gpus
+from .caller import Caller
+from .context import Context
+from .eligibility import pick_profile, pick_team
+from .job_access import JobAccess
+from .offers import OfferService
+from .refusals import refuse
+from .submission_batches import Files, SubmissionBatcher
+from .submission_check import check_process, new_job, read_files
+from .user_limits import Reservation
 
-ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-MOST_ENV_BYTES = 256_000
-MOST_COMMAND_BYTES = 1_000_000
-
-Files = tuple[tuple[str, bytes, bool], ...]
-
-
-def pick_team(document: Document, user: str, groups: Sequence[str], asked: str | None) -> str:
-    """The team that a job runs for: the one named, or the only one (F30)."""
-    teams = document.teams_of(user, groups)
-    if asked is not None:
-        if asked not in teams:
-            yours = f"your teams: {names(teams)}" if teams else "you are in no team; ask an administrator to add you"
-            raise refuse(f"{user} is not in the team “{asked[:80]}” ({yours}).", "foreign_team", 403)
-        return asked
-    if not teams:
-        raise refuse(
-            f"{user} is in no team, and GPUs belong to teams: ask an administrator to add you to one.", "no_team", 403
-        )
-    if len(teams) > 1:
-        raise refuse(f"You are in {len(teams)} teams: say which one with --team ({names(teams)}).", "which_team", 422)
-    return teams[0]
+FIRST_DECISION = 0.15
+"""Seconds that a submission waits for its first decision, so that the answer can say more than `pending`."""
+SHORT_QUEUE = 500
+"""Pending jobs up to which the first decision is worth waiting for: with more of them it takes longer than writing."""
 
 
-def pick_profile(document: Document, user: str, groups: Sequence[str], team: str, asked: str | None) -> Profile:
-    """The profile that a job runs with: the one named, or the team's first for jobs."""
-    if asked is None:
-        mine = document.profiles_for(team, "job")
-        if not mine:
-            raise refuse(f"The team “{team}” has no profile for training jobs.", "no_profile", 409)
-        return find_profile(document, mine[0])
-    profile = find_profile(document, asked)
-    if "job" not in document.profile_facts[profile.name].kinds:
-        raise refuse(f"{title_of(document, profile)} is for notebooks, not for training jobs.", "wrong_kind", 409)
-    check_queue(document, user, document.teams_of(user, groups), team, profile)
-    return profile
+class SubmissionService:
+    """Takes jobs into the queue. The cost of one does not depend on the number of jobs."""
+
+    def __init__(self, context: Context, access: JobAccess, offers: OfferService) -> None:
+        self._context = context
+        self._access = access
+        self._offers = offers
+        self._batcher = SubmissionBatcher(context.store, context.clock)
+
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._batcher.close()
+
+    async def submit(self, caller: Caller, ask: JobAsk) -> Job | DryRun:
+        """Take a job into the queue, or return what would happen (`dry_run`)."""
+        context = self._context
+        team, profile = self._place(caller, ask)
+        check_process(ask)
+        files = await context.call(read_files, ask, context.config.max_files_bytes) if ask.files else ()
+        if ask.clone_of is not None:
+            await self._access.visible(caller, ask.clone_of)
+        if ask.dry_run:
+            return await self._dry_run(caller, ask, team, profile.name, sum(len(data) for _, data, _ in files))
+        await context.learn_limits()
+        with context.limits.submitting(caller.name, 1) as reservation:
+            return await self._add(caller, ask, team, profile, files, reservation)
+
+    async def clone(self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any]) -> list[Job]:
+        """Submit copies of a job, changed by `overrides` (fields of a submission).
+
+        Files are copied by digest. The environment is copied for the owner only: it may hold secrets.
+        """
+        context = self._context
+        await self._access.readable(caller, id)
+        original = await context.call(context.store.workload, id)
+        if original is None:
+            raise refuse(f"The job “{id[:80]}” was removed meanwhile.", "not_found", 404)
+        ask = _copy_of(original, caller, overrides)
+        team, profile = self._place(caller, ask)
+        check_process(ask)
+        files: Files = FilesOf(id)
+        if "files" in overrides:
+            files = await context.call(read_files, ask, context.config.max_files_bytes)
+        await context.learn_limits()
+        with context.limits.submitting(caller.name, many) as reservation:
+            first = await self._add(caller, ask, team, profile, files, reservation)
+            rest = [self._add(caller, ask, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
+            return [first, *await asyncio.gather(*rest)]
+
+    def _place(self, caller: Caller, ask: JobAsk) -> tuple[str, Profile]:
+        document = self._context.document
+        team = pick_team(document, caller.name, sorted(caller.groups), ask.team)
+        return team, pick_profile(document, caller.name, team, ask.profile)
+
+    async def _add(
+        self, caller: Caller, ask: JobAsk, team: str, profile: Profile, files: Files, reservation: Reservation
+    ) -> Job:
+        context = self._context
+        while True:
+            new = new_job(context.document, ask, caller.name, team, profile)
+            size = new.gpus * new.workers
+            message = f"{caller.name} submits {new.name}: {gpus(size)} for {context.title(team)}."
+            decision = NewDecision("submit", new.id, team, caller.name, "job", message, {"gpus": size / 1000})
+            reservation.expect(new.id)
+            with context.world.follow(new.id) as follower:
+                try:
+                    row = await self._batcher.take(new, files, decision)
+                except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
+                    if isinstance(files, FilesOf):
+                        await self._access.visible(caller, files.workload)
+                    continue
+                context.wake()
+                if context.limits.waiting <= SHORT_QUEUE:
+                    row = await _first_decision(row, follower)
+            return await self._access.shown(caller, row)
+
+    async def _dry_run(self, caller: Caller, ask: JobAsk, team: str, profile: str, size: int) -> DryRun:
+        offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
+        risk = ""
+        if not in_quota:
+            risk = "It would run over quota: it makes way when the owners need their GPUs, so save checkpoints often."
+        return DryRun(offer=offer, command=ask.command, files=len(ask.files), bytes=size, risk=risk)
 
 
-def read_files(ask: JobAsk, most_bytes: int) -> Files:
-    """Decode the files of a submission, refusing paths that lead out of the job's directory."""
-    files: dict[str, tuple[str, bytes, bool]] = {}
-    total = 0
-    for file in ask.files:
-        path = _path(file.path)
-        total += len(file.data) * 3 // 4
-        if total > most_bytes + 2 * len(ask.files):
-            raise refuse(
-                f"The files of this job are larger than {most_bytes // 1_000_000} MB. Leave large data where it is "
-                f"(a shared directory, object storage) and submit only code.",
-                "files_too_large",
-                413,
-                limit_bytes=most_bytes,
-            )
-        if path in files:
-            raise refuse(f"The file “{path}” is in the submission twice.", "duplicate_file", 422)
-        try:
-            data = base64.b64decode(file.data, validate=True)
-        except (binascii.Error, ValueError):
-            raise refuse(f"The content of the file “{path}” is not valid base64.", "bad_file", 422) from None
-        files[path] = (path, data, file.executable)
-    _check_nesting(files)
-    return tuple(files.values())
+async def _first_decision(row: Workload, follower: Follower) -> Workload:
+    deadline = time.monotonic() + FIRST_DECISION
+    while row.version <= 1 and not row.reason_code and (left := deadline - time.monotonic()) > 0:
+        await follower.heard(left)
+        row = follower.row or row
+    return row
 
 
-def _path(text: str) -> str:
-    path = PurePosixPath(text)
-    if CONTROL.search(text) or path.is_absolute() or ".." in path.parts or str(path) in ("", ".") or "\\" in text:
-        raise refuse(f"“{text[:120]}” cannot be a file of a job: give a relative path without “..”.", "bad_path", 422)
-    if not _encodable(text) or any(len(part.encode()) > 255 for part in path.parts):
-        raise refuse(f"The file name “{text[:60]}…” is too long or not valid Unicode.", "bad_path", 422)
-    return str(path)
-
-
-def _check_nesting(files: dict[str, tuple[str, bytes, bool]]) -> None:
-    for path in files:
-        for parent in PurePosixPath(path).parents:
-            if str(parent) in files:
-                raise refuse(f"“{parent}” is both a file and the directory of “{path}”.", "bad_path", 422)
-
-
-def check_words(ask: JobAsk) -> None:
-    """Refuse commands and environments that no process could be started with."""
-    if any("\x00" in word or not _encodable(word) for word in ask.command):
-        raise refuse("The command has a NUL character or invalid Unicode in it.", "bad_command", 422)
-    if not ask.command[0].strip():
-        raise refuse("The command is empty: say what to run.", "bad_command", 422)
-    if sum(map(len, ask.command)) > MOST_COMMAND_BYTES:
-        raise refuse("The command is longer than 1 MB: put the code into a file of the job.", "bad_command", 422)
-    for name, value in ask.env.items():
-        if not ENV_NAME.match(name) or "\x00" in value or not _encodable(value):
-            raise refuse(f"“{name[:60]}” cannot be an environment variable with that value.", "bad_env", 422)
-        if name.startswith("MAKEWAY_") or name == "CUDA_VISIBLE_DEVICES":
-            raise refuse(f"{name} is set by Makeway and cannot be given.", "reserved_env", 422)
-    if sum(len(k) + len(v) for k, v in ask.env.items()) > MOST_ENV_BYTES:
-        raise refuse("The environment is larger than 256 kB.", "bad_env", 422)
-    if not _encodable(ask.name) or not _encodable(ask.source) or "\x00" in ask.source:
-        raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
-
-
-def new_job(document: Document, ask: JobAsk, owner: str, team: str, profile: Profile) -> NewWorkload:
-    """Put a checked submission into the form that the store keeps."""
-    facts = document.profile_facts[profile.name]
-    id = f"j-{secrets.token_hex(4)}"
-    limits = [limit for limit in (ask.time_limit, profile.time_limit) if limit is not None]
-    return NewWorkload(
-        id=id,
-        kind="job",
-        team=team,
-        profile=profile.name,
-        owner=owner,
-        name=CONTROL.sub(" ", ask.name).strip() or id,
-        priority=ask.priority.value,
-        preemptible=True,
-        gpus=profile.gpus,
-        workers=ask.workers or profile.workers,
-        min_workers=None if ask.workers else profile.min_workers,
-        cpu=profile.cpu,
-        memory=profile.memory,
-        time_limit=min(limits) if limits else None,
-        grace=profile.grace or document.settings.grace,
-        signal=facts.signal,
-        image=facts.image,
-        max_failures=ask.max_failures,
-        command=tuple(ask.command),
-        env={**facts.env, **ask.env},
-        source=ask.source,
-        clone_of=ask.clone_of,
-    )
-
-
-def _encodable(text: str) -> bool:
+def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobAsk:
+    """Return the submission that a clone stands for; without files, unless `overrides` has some."""
+    env = original.env if original.owner == caller.name else {}
+    base: dict[str, Any] = {
+        "name": original.name,
+        "team": original.team,
+        "profile": original.profile,
+        "command": list(original.command),
+        "env": {name: value for name, value in env.items() if not name.startswith("MAKEWAY_")},
+        "priority": Priority(original.priority),
+        "max_failures": original.max_failures,
+        "time_limit": None if original.time_limit is None else round(original.time_limit),
+        "source": original.source,
+    }
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return JobAsk.model_validate({**base, **overrides, "clone_of": original.id, "dry_run": False})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise refuse(
+            f"The clone cannot be made: {'.'.join(map(str, first['loc']))}: {first['msg']}.", "bad_override", 422
+        ) from None

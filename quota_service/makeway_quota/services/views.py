@@ -1,4 +1,4 @@
-"""Rows of the store as people see them on the wire."""
+"""Convert rows of the store to the models of the API."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ..store.records import Attempt as AttemptRow
 from ..store.records import Notice as NoticeRow
 from ..store.records import Place, Workload
 from ..wording import duration, gpus
-from .core import at, when
+from .times import at, when
 
 
 def gpu(milli: int | float) -> float:
-    """Say milli-GPUs as devices."""
+    """Return milli-GPUs as devices."""
     return milli / 1000
 
 
 def grants(placement: Sequence[Place]) -> list[Grant]:
-    """Put a placement on the wire."""
+    """Return a placement, one grant for each worker."""
     return [Grant(node=p.node, devices=list(p.devices), gpus=gpu(sum(p.milli))) for p in placement]
 
 
 def reason(row: Workload) -> Reason | None:
-    """Why the workload is as it is."""
+    """Return why the workload is in its state, or None."""
     if not row.reason_code:
         return None
     return Reason(
@@ -47,7 +47,7 @@ def reason(row: Workload) -> Reason | None:
 
 
 def notice(row: NoticeRow | None) -> Notice | None:
-    """The notice that a workload has to make way."""
+    """Return the notice of an eviction, or None."""
     if row is None:
         return None
     return Notice(
@@ -62,12 +62,12 @@ def notice(row: NoticeRow | None) -> Notice | None:
 
 
 def checkpoint(step: int | None, saved_at: float | None) -> Checkpoint | None:
-    """The newest checkpoint, if there is one."""
+    """Return the newest checkpoint, or None."""
     return None if saved_at is None and step is None else Checkpoint(step=step, saved_at=when(saved_at))
 
 
 def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), now: float = 0.0) -> Job:
-    """Put a job on the wire; `now` is needed to say how old its checkpoint is."""
+    """Return a job; `now` (Unix seconds) gives the age of its checkpoint."""
     return Job(
         id=row.id,
         name=row.name,
@@ -103,7 +103,7 @@ def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), no
 
 
 def _job_reason(row: Workload, now: float) -> Reason | None:
-    """A running job says whether it may have to leave, and how much work that would cost (F44)."""
+    """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44)."""
     if row.state != "running":
         return reason(row)
     size = gpus(row.size)
@@ -115,7 +115,7 @@ def _job_reason(row: Workload, now: float) -> Reason | None:
 
 
 def attempt_model(row: AttemptRow) -> Attempt:
-    """Put one run of a job on the wire."""
+    """Return one run of a job."""
     return Attempt(
         number=row.number,
         started_at=at(row.started_at),
@@ -131,7 +131,7 @@ def attempt_model(row: AttemptRow) -> Attempt:
 
 
 def session(row: Workload, *, virtual: bool, url: str) -> Session:
-    """Put a session and its lease on the wire."""
+    """Return a session with its lease."""
     return Session(
         id=row.id,
         user=row.owner,
@@ -156,7 +156,7 @@ def session(row: Workload, *, virtual: bool, url: str) -> Session:
 
 
 def phase(row: Workload) -> str:
-    """Where a session stands on its way to the user: admission, reclaim, node, granted, running or over."""
+    """Return how far a session is: admission, reclaim, node, granted, running or over."""
     if not row.live:
         return "over"
     if row.state == "pending":
@@ -165,7 +165,7 @@ def phase(row: Workload) -> str:
 
 
 def session_env(row: Workload, virtual: bool, url: str) -> Mapping[str, str]:
-    """What the notebook's processes must know: the devices and who they are for."""
+    """Return the environment of the notebook: its devices, team and session."""
     devices = [str(index) for place in row.placement for index in place.devices]
     env = {
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
@@ -182,5 +182,5 @@ def session_env(row: Workload, virtual: bool, url: str) -> Mapping[str, str]:
 
 
 def kind(row: Workload) -> Kind:
-    """What a row is."""
+    """Return the kind of a row."""
     return Kind(row.kind)

@@ -36,6 +36,13 @@ class File(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class FilesOf:
+    """The files of another workload, which a new one shares with it."""
+
+    workload: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """A running workload was asked to make way, for whom and until when."""
 
@@ -98,7 +105,7 @@ class Submission(NamedTuple):
     """A workload to add, with its files (path, content, executable), its line for the decision log, and a cap."""
 
     new: NewWorkload
-    files: Sequence[tuple[str, bytes, bool]] = ()
+    files: Sequence[tuple[str, bytes, bool]] | FilesOf = ()
     decision: NewDecision | None = None
     cap: Cap | None = None
 

@@ -17,6 +17,7 @@ from .records import (
     Decision,
     Event,
     File,
+    FilesOf,
     NewDecision,
     NewWorkload,
     PastRun,
@@ -98,7 +99,10 @@ class Store:
             new, files, decision, cap = Submission(*given)
             try:
                 first = rows.submitted(new, now + at / 1e6)
-                able[at] = writes.Checked(first, writes.digests(files), decision, cap)
+                if isinstance(files, FilesOf):
+                    able[at] = writes.Checked(first, {}, decision, cap, files.workload)
+                else:
+                    able[at] = writes.Checked(first, writes.digests(files), decision, cap)
                 answers.append(first)
             except ValueError as error:
                 answers.append(error)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -31,6 +31,12 @@ CLOSE_ATTEMPTS = Many(
         == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
     )
 )
+SHARE_FILES = insert(files).from_select(
+    ["workload", "path", "executable", "blob"],
+    select(bindparam("new", type_=Text), files.c.path, files.c.executable, files.c.blob).where(
+        files.c.workload == bindparam("old")
+    ),
+)
 DECISION_FIELDS = tuple(f.name for f in fields(NewDecision))
 MOST_NAMED = 10
 """Workloads that the refusal of one too many brings along."""
@@ -44,11 +50,13 @@ class Checked:
     blobs: Mapping[File, str]
     decision: NewDecision | None = None
     cap: Cap | None = None
+    files_of: str | None = None
+    """the workload that it shares its files with, instead of having `blobs`"""
 
 
 def add_workloads(connection: Connection, submissions: Sequence[Checked]) -> list[Conflict | TooMany | None]:
     """Insert submissions with their sources and files; for each, return None or why it was refused."""
-    gate = _Gate(connection, [s.workload.id for s in submissions])
+    gate = _Gate(connection, submissions)
     answers = [gate.refusal(submission) for submission in submissions]
     _insert(connection, [s for s, refused in zip(submissions, answers, strict=True) if refused is None])
     return answers
@@ -57,9 +65,10 @@ def add_workloads(connection: Connection, submissions: Sequence[Checked]) -> lis
 class _Gate:
     """Check submissions against the rows that are there and those admitted before them in the same transaction."""
 
-    def __init__(self, connection: Connection, ids: Sequence[str]) -> None:
+    def __init__(self, connection: Connection, submissions: Sequence[Checked]) -> None:
         self._connection = connection
-        self._taken = reads.ids_taken(connection, ids)
+        self._taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
+        self._originals = reads.ids_taken(connection, list({s.files_of for s in submissions if s.files_of is not None}))
         self._servers: dict[tuple[str, str], Workload] = {}
         self._counts: dict[tuple[str, Cap], int] = {}
 
@@ -68,6 +77,8 @@ class _Gate:
         new = submission.workload
         if new.id in self._taken:
             return _id_taken(self._connection, new)
+        if submission.files_of is not None and submission.files_of not in self._originals:
+            return Conflict(f"the workload {submission.files_of} is gone, so its files cannot be shared", None)
         if new.kind == "session" and new.live:
             there = self._servers.get((new.owner, new.server))
             there = there or reads.live_session(self._connection, new.owner, new.server)
@@ -106,6 +117,8 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
         connection.execute(insert(sources), told)
     write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     for submission in added:
+        if submission.files_of is not None:
+            connection.execute(SHARE_FILES, {"new": submission.workload.id, "old": submission.files_of})
         if not submission.blobs:
             continue
         for file, digest in submission.blobs.items():

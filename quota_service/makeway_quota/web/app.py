@@ -1,4 +1,4 @@
-"""The web part put together: one FastAPI app for the API, the live stream, the pages and the probes."""
+"""Put the web part together: one FastAPI app for the API, the event stream, the pages and the probes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI, Request
 
+from ..services import Services
 from . import api, assets, pages, probes, problems
 from .auth import Authenticator, Directory
 from .headers import Headers
 from .limits import Limits
 from .openapi import describe
-from .ports import Services
 from .settings import WebSettings
 from .stream import Streams
 
 
 def create_app(services: Services, settings: WebSettings, directory: Directory | None = None) -> FastAPI:
-    """Make the app; people and tokens come from the Hub unless another directory is given (tests, benchmarks).
+    """Return the app; users and tokens come from the Hub unless another directory is given (tests, benchmarks).
 
     Call `app.state.streams.close()` as soon as the server is told to stop: it ends streams and long polls.
     """
@@ -47,7 +47,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     pages.install(app, settings)
     assets.mount(app, settings)
     problems.install(app, _is_page(settings), pages.error_page)
-    app.add_middleware(Limits, settings=settings)
+    app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
     app.add_middleware(Headers, settings=settings)
     return app
 

@@ -1,4 +1,4 @@
-"""Who is asking: a Hub token in a header, or the cookie of somebody who logged in through the Hub."""
+"""Authenticate requests: by a Hub token in a header, or by the cookie of a login through the Hub."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from fastapi import Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 
-from .ports import Caller
+from ..services import Caller
+from ..services.caller import SCOPE
 from .settings import WebSettings
 from .tickets import Signer, same
 
-SCOPE = "custom:makeway:"
 COOKIE = "makeway-login"
 COOKIE_SECONDS = 14 * 86_400
+__all__ = ["SCOPE", "Authenticator", "Directory", "TokenAuth", "Visitor", "may", "may_for_some", "needs", "refusal"]
 _HEADER = re.compile(r"(?:token|bearer)\s+(\S+)\s*", re.IGNORECASE)
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A caller and how they came; `xsrf` is what their pages must send back."""
+    """A caller and how it was authenticated; `xsrf` is what its pages must send back."""
 
     caller: Caller
     by_cookie: bool = False
@@ -36,23 +37,23 @@ class Directory(Protocol):
     """Knows tokens and groups: the Hub in production, a fixed table in tests and benchmarks."""
 
     async def who(self, token: str, session_id: str) -> Caller | None:
-        """Name the holder of a token, or None; MakewayError 503 when nobody can say."""
+        """Return the holder of a token, or None; MakewayError 503 while the Hub cannot be reached."""
 
     async def groups_of(self, user: str) -> Sequence[str]:
-        """Tell the groups that a user is in now."""
+        """Return the groups that a user is in now."""
 
     async def login(self, request: Request, authenticator: Authenticator) -> Response:
-        """Send somebody without a cookie to where they can log in."""
+        """Redirect a browser without a cookie to the login."""
 
     async def logged_in(self, request: Request, authenticator: Authenticator) -> Response:
-        """Take them back, with a cookie."""
+        """Finish a login: set the cookie and redirect to the page."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class Authenticator:
-    """Reads a visitor from a request, refuses forged ones, and issues the login cookie."""
+    """Reads the visitor of a request, refuses forged requests, and issues the login cookie."""
 
     def __init__(self, settings: WebSettings, directory: Directory) -> None:
         self.settings = settings
@@ -60,12 +61,26 @@ class Authenticator:
         self.signer = Signer(settings.secret)
 
     async def visitor(self, request: Request) -> Visitor | None:
-        """Say who asks; None for a stranger. A wrong token is 401, a forged cookie request 403."""
-        session_id = request.cookies.get("jupyterhub-session-id", "")
+        """Return who sent a request; None without a login. A wrong token is 401, a forged cookie request 403."""
+        caller = await self.caller(request)
+        if caller is None:
+            return None
+        if "authorization" in request.headers:
+            return Visitor(caller)
+        session_id, token = _session_id(request), self._cookie(request)
+        xsrf = self.signer.digest("xsrf", f"{session_id}:{hashlib.sha256(token.encode()).hexdigest()}")
+        await self._check_forgery(request, xsrf)
+        return Visitor(caller, by_cookie=True, xsrf=xsrf)
+
+    async def caller(self, request: Request) -> Caller | None:
+        """Return the caller by headers and cookies alone; None without a login, 401 for a wrong token.
+
+        The body is not read, and a forged request is not noticed: see `visitor`.
+        """
         header = request.headers.get("authorization")
         if header is not None:
             found = _HEADER.fullmatch(header)
-            caller = await self.directory.who(found.group(1), session_id) if found else None
+            caller = await self.directory.who(found.group(1), _session_id(request)) if found else None
             if caller is None:
                 raise MakewayError(
                     "The token in the Authorization header is not valid (any more). "
@@ -73,16 +88,17 @@ class Authenticator:
                     code="unauthorized",
                     status=401,
                 )
-            return Visitor(caller)
+            return caller
+        token = self._cookie(request)
+        return await self.directory.who(token, _session_id(request)) if token else None
+
+    def _cookie(self, request: Request) -> str:
+        """Return the token in the login cookie, or an empty string."""
         token = self.signer.read("cookie", request.cookies.get(COOKIE, ""))
-        if not isinstance(token, str) or (caller := await self.directory.who(token, session_id)) is None:
-            return None
-        xsrf = self.signer.digest("xsrf", f"{session_id}:{hashlib.sha256(token.encode()).hexdigest()}")
-        await self._check_forgery(request, xsrf)
-        return Visitor(caller, by_cookie=True, xsrf=xsrf)
+        return token if isinstance(token, str) else ""
 
     def admit(self, response: Response, request: Request, token: str) -> None:
-        """Give the browser its cookie."""
+        """Set the login cookie."""
         response.set_cookie(
             COOKIE,
             self.signer.sign("cookie", token, COOKIE_SECONDS),
@@ -94,7 +110,7 @@ class Authenticator:
         )
 
     async def _check_forgery(self, request: Request, xsrf: str) -> None:
-        """Cookies travel with every request of the browser, also with those of notebooks at the same origin."""
+        """Refuse a request by cookie that no page of the service sent; notebooks share the origin and the cookies."""
         mode = request.headers.get("sec-fetch-mode", "unspecified")
         if request.method in _READS and not self._is_api(request) and mode in ("navigate", "unspecified"):
             return
@@ -114,32 +130,56 @@ class Authenticator:
 
 
 def may(caller: Caller, *scopes: str) -> bool:
-    """Say whether the caller has one of the scopes, with or without a filter; admin stands for all but `reserve`."""
-    held = {scope.removeprefix(SCOPE).partition("!")[0] for scope in caller.scopes if scope.startswith(SCOPE)}
+    """Whether the caller has one of the scopes for everything that it covers; admin stands for all but `reserve`.
+
+    A scope with a `!group=` filter does not count: see `may_for_some`.
+    """
     if caller.admin and any(scope != "reserve" for scope in scopes):
         return True
-    return any(scope in held for scope in scopes)
+    return any(caller.holds(scope) for scope in scopes)
 
 
-def needs(*scopes: str) -> Callable[[Request], Awaitable[Caller]]:
-    """Make the dependency of a route: the caller, who holds one of `scopes`."""
+def may_for_some(caller: Caller, *scopes: str) -> bool:
+    """Whether the caller has one of the scopes, be it for the teams of some groups only: the service must filter."""
+    return may(caller, *scopes) or any(caller.groups_with(scope) for scope in scopes)
+
+
+def needs(*scopes: str, some: Sequence[str] = ()) -> Callable[[Request], Awaitable[Caller]]:
+    """Make the dependency of a route: the caller, who holds one of `scopes`, or one of `some` for some groups."""
 
     async def caller(request: Request) -> Caller:
         authenticator: Authenticator = request.app.state.authenticator
         visitor = await authenticator.visitor(request)
         if visitor is None:
-            raise MakewayError(
-                "Log in first, or send a token of the Hub: `Authorization: token …`.", code="unauthorized", status=401
-            )
-        if not may(visitor.caller, *scopes):
-            raise refusal(visitor.caller, scopes)
+            raise login_first()
+        if not may(visitor.caller, *scopes, *some) and not may_for_some(visitor.caller, *some):
+            raise refusal(visitor.caller, (*scopes, *some))
         return visitor.caller
 
     return caller
 
 
+async def still_reads(authenticator: Authenticator, request: Request) -> Caller | None:
+    """Return the caller of a request that goes on, with the rights of now; None once it may not read any more.
+
+    While the Hub cannot be reached, the answer is None too: the reader comes back when it can be asked again.
+    """
+    try:
+        caller = await authenticator.caller(request)
+    except MakewayError:
+        return None
+    return caller if caller is not None and may(caller, "read") else None
+
+
+def login_first() -> MakewayError:
+    """Make the error of a request without a login."""
+    return MakewayError(
+        "Log in first, or send a token of the Hub: `Authorization: token …`.", code="unauthorized", status=401
+    )
+
+
 def refusal(caller: Caller, scopes: Sequence[str]) -> MakewayError:
-    """Say which scope is missing and who can give it."""
+    """Make the error that names the missing scope and how to get it."""
     names = " or ".join(f"{SCOPE}{scope}" for scope in scopes)
     return MakewayError(
         f"{caller.name} may not do this: it takes the scope {names}. An administrator of the Hub grants it "
@@ -151,9 +191,13 @@ def refusal(caller: Caller, scopes: Sequence[str]) -> MakewayError:
 
 
 def is_https(request: Request) -> bool:
-    """Say whether the browser's own connection is encrypted (proxies say so in a header)."""
+    """Whether the browser's own connection is encrypted; proxies tell by a header."""
     proto = request.headers.get("x-scheme") or request.headers.get("x-forwarded-proto") or request.url.scheme
     return proto.partition(",")[0].strip().lower() == "https"
+
+
+def _session_id(request: Request) -> str:
+    return request.cookies.get("jupyterhub-session-id", "")
 
 
 def _is_form(request: Request) -> bool:
@@ -164,7 +208,7 @@ def _is_form(request: Request) -> bool:
 class TokenAuth:
     """A fixed table of tokens and groups, for tests and benchmarks that run the app in their own process.
 
-    Nothing that the service reads can switch it on.
+    No setting of the service switches it on.
     """
 
     def __init__(self, tokens: Mapping[str, Caller], groups: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -172,11 +216,11 @@ class TokenAuth:
         self.groups = dict(groups or {})
 
     async def who(self, token: str, session_id: str) -> Caller | None:
-        """Look the token up."""
+        """Return the holder of a token."""
         return self.tokens.get(token)
 
     async def groups_of(self, user: str) -> Sequence[str]:
-        """Look the user up, in the table or among the callers."""
+        """Return the groups of a user, by the table or by the callers."""
         known = next((caller.groups for caller in self.tokens.values() if caller.name == user), frozenset())
         return self.groups.get(user, sorted(known))
 
@@ -190,8 +234,8 @@ class TokenAuth:
         return response
 
     async def logged_in(self, request: Request, authenticator: Authenticator) -> Response:
-        """There is nothing to come back from."""
+        """Refuse: there is no login in progress."""
         raise MakewayError("There is no login in progress.", code="not_found", status=404)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Close nothing."""

@@ -1,4 +1,4 @@
-"""What routes have in common: who may call them, what an id looks like, how long one may wait."""
+"""Define the dependencies of routes: services, callers by scope, and common parameters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
 
+from ..services import Caller, Services
 from .auth import Authenticator, needs
-from .ports import Caller, Services
 from .stream import Streams
 
 MAX_WAIT = 60.0
@@ -19,19 +19,19 @@ BIG = 2**53 - 1
 
 
 async def services_of(request: Request) -> Services:
-    """The services that this app was made with."""
+    """Return the services that this app was made with."""
     services: Services = request.app.state.services
     return services
 
 
 async def streams_of(request: Request) -> Streams:
-    """The open streams of this process."""
+    """Return the open streams of this process."""
     streams: Streams = request.app.state.streams
     return streams
 
 
 async def authenticator_of(request: Request) -> Authenticator:
-    """The one who knows the visitors."""
+    """Return the authenticator of this app."""
     authenticator: Authenticator = request.app.state.authenticator
     return authenticator
 
@@ -42,8 +42,10 @@ TheAuthenticator = Annotated[Authenticator, Depends(authenticator_of)]
 
 Reader = Annotated[Caller, Depends(needs("read"))]
 Submitter = Annotated[Caller, Depends(needs("submit"))]
-Toucher = Annotated[Caller, Depends(needs("submit", "manage"))]
-Manager = Annotated[Caller, Depends(needs("manage"))]
+Toucher = Annotated[Caller, Depends(needs("submit", some=("manage",)))]
+"""Callers who may change some jobs: the service checks which"""
+Manager = Annotated[Caller, Depends(needs(some=("manage",)))]
+"""Callers who manage some teams: the service shows no others"""
 Admin = Annotated[Caller, Depends(needs("admin"))]
 Reserver = Annotated[Caller, Depends(needs("reserve"))]
 

@@ -1,4 +1,4 @@
-"""The Hub as the directory of people: OAuth login for browsers, tokens for programs, groups for teams."""
+"""Use the Hub as directory: OAuth login for browsers, tokens for programs, groups for teams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from makeway_api.errors import MakewayError
 from tornado.web import HTTPError
 
 from ..control.hub_client import HubApi, HubUnreachable
+from ..services import Caller
 from .auth import SCOPE, Authenticator, is_https
-from .ports import Caller
 from .settings import WebSettings
 from .tickets import same
 
@@ -24,7 +24,7 @@ STATE_SECONDS = 600
 
 
 class HubDirectory:
-    """Asks the Hub, believes its answers for a few seconds, never blocks the event loop."""
+    """Asks the Hub and caches its answers for some seconds; never blocks the event loop."""
 
     def __init__(self, settings: WebSettings, hub: HubOAuth | None = None) -> None:
         self.settings = settings
@@ -32,7 +32,7 @@ class HubDirectory:
         self.api = HubApi(self.hub.api_url, self.hub.api_token, keep_seconds=settings.auth_cache_seconds)
 
     async def who(self, token: str, session_id: str) -> Caller | None:
-        """Ask the Hub for the holder of a token."""
+        """Return the holder of a token, as the Hub says."""
         if not token.isascii() or not token.isprintable():
             return None
         try:
@@ -42,7 +42,7 @@ class HubDirectory:
         return caller_of(model) if model else None
 
     async def groups_of(self, user: str) -> Sequence[str]:
-        """Ask the Hub with the service's own token; an unknown user is in no group."""
+        """Return a user's groups by the service's own token; an unknown user is in no group."""
         try:
             known = await self.api.user(user)
         except HubUnreachable as error:
@@ -50,7 +50,7 @@ class HubDirectory:
         return known.groups if known else ()
 
     async def login(self, request: Request, authenticator: Authenticator) -> Response:
-        """Start OAuth: remember where they wanted to go in a signed cookie, and send them to the Hub."""
+        """Start OAuth: keep the wanted page in a signed cookie and redirect to the Hub."""
         nonce = secrets.token_urlsafe(16)
         params = {"state": nonce}
         verifier = None
@@ -72,7 +72,7 @@ class HubDirectory:
         return response
 
     async def logged_in(self, request: Request, authenticator: Authenticator) -> Response:
-        """Finish OAuth: check the state, trade the code for a token, set the cookie, go on."""
+        """Finish OAuth: check the state, exchange the code for a token, set the cookie, redirect to the page."""
         query = request.query_params
         if "error" in query:
             raise _login_failed(query.get("error_description") or query["error"])
@@ -88,7 +88,7 @@ class HubDirectory:
         return response
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self.api.close()
 
     async def _trade(self, code: str, verifier: str | None) -> str:
@@ -104,7 +104,7 @@ class HubDirectory:
 
 
 def caller_of(model: Mapping[str, Any]) -> Caller:
-    """Read the Hub's user model; who administers Makeway is who holds its admin scope."""
+    """Return the caller of the Hub's user model; the admin scope makes an administrator of Makeway."""
     held = model.get("scopes") or ()
     scopes = frozenset(scope for scope in held if scope.startswith(SCOPE) or scope == "read:metrics")
     return Caller(
@@ -117,7 +117,7 @@ def caller_of(model: Mapping[str, Any]) -> Caller:
 
 
 def hub_trouble(error: Exception) -> MakewayError:
-    """Say that the Hub cannot be asked just now."""
+    """Make the error for a Hub that cannot be reached."""
     why = getattr(error, "log_message", None) or str(error) or type(error).__name__
     return MakewayError(
         f"JupyterHub cannot be asked who you are just now ({why}). Running work goes on; try again in a moment.",

@@ -1,4 +1,7 @@
-"""What is turned away before anybody reads it: bodies that are too large or no JSON, and text with NUL in it."""
+"""Refuse requests before they cost anything: without a login, too large, too slow, not JSON, or with NUL.
+
+The caller is looked up before the body is read. Bodies above 1 MiB wait on disk until one of a few is processed.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
+from fastapi import Request
+from makeway_api.errors import MakewayError
 from makeway_api.models import Problem
 
+from .auth import Authenticator, login_first
 from .problems import answer
 from .settings import WebSettings
 
@@ -20,56 +27,140 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_DRAINED = 2**29
-MOST_DRAINED_OF_ANYBODY = 2**24
+MOST_DRAINED_WITHOUT_LOGIN = 2**24
 DRAIN_SECONDS = 30.0
-"""So many bytes, for so long, are read and thrown away after a refusal; less of it from who shows no token."""
+"""So many bytes, for so long, are read and dropped after a refusal: a proxy answers 503 itself where a connection
+closes before it has sent everything."""
+IN_MEMORY = 2**20
+"""Bytes of a body that are kept in memory while it arrives"""
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class Limits:
-    """ASGI middleware: reads a body up to its limit, checks it, then hands it on whole."""
+class Refused(Exception):
+    """A request is refused with this problem; `unread` if its body was not read to the end."""
 
-    def __init__(self, app: App, settings: WebSettings) -> None:
+    def __init__(self, problem: Problem, *, unread: bool = False) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+        self.unread = unread
+
+
+class Limits:
+    """ASGI middleware: authenticates, reads a body up to its limit, checks it, then hands it on whole."""
+
+    def __init__(self, app: App, settings: WebSettings, authenticator: Authenticator) -> None:
         self.app = app
         self.settings = settings
+        self._authenticator = authenticator
+        self._arriving = 0
+        self._large = asyncio.Semaphore(settings.most_large_bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = _path_refusal(scope)
-        if refusal is None and scope["method"] not in _READS:
+        known = False
+        try:
+            _check_path(scope)
+            if scope["method"] in _READS or not scope["path"].startswith(self.settings.prefix):
+                await self.app(scope, receive, send)
+                return
             limit = self._limit(scope)
-            body = await _read(scope, receive, limit)
-            if body is None:
-                refusal = _too_large(limit)
-                await _drain(receive, MOST_DRAINED if _header(scope, b"authorization") else MOST_DRAINED_OF_ANYBODY)
-            else:
-                refusal = self._body_refusal(scope, body)
-                receive = _replay(body, receive)
-        if refusal is not None:
-            # A body that was not read to its end is dropped with its connection.
-            await answer(refusal, {"Connection": "close"} if refusal.status == 413 else None)(scope, receive, send)
-            return
-        await self.app(scope, receive, send)
+            _check_length(scope, limit)
+            await self._check_login(scope)
+            known = True
+            with self._body(limit) as body:
+                await self._receive(body, receive, limit)
+                await self._process(scope, body, receive, send)
+        except Refused as refused:
+            if refused.unread:
+                await _drain(receive, MOST_DRAINED if known or _has_token(scope) else MOST_DRAINED_WITHOUT_LOGIN)
+            await _refuse(refused, scope, receive, send)
 
     def _limit(self, scope: Scope) -> int:
-        """Large submissions come from programs with a token; who sends none is not listened to for long."""
-        is_job = scope["path"] == f"{self.settings.api}/jobs" and _header(scope, b"authorization")
+        """Return the largest body: submissions come from programs with a token, all others are small."""
+        is_job = scope["path"] == f"{self.settings.api}/jobs" and _has_token(scope)
         return self.settings.job_bytes if is_job else self.settings.body_bytes
 
-    def _body_refusal(self, scope: Scope, body: bytes) -> Problem | None:
-        if not body or not scope["path"].startswith(self.settings.api):
-            return None
-        kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
-            detail = "Send the body as JSON, with the header Content-Type: application/json."
-            return Problem(title="Unsupported media type", status=415, code="unsupported_media_type", detail=detail)
-        if b"\0" in body or _ESCAPED_NUL.search(body):
-            detail = "The body contains the character NUL (\\u0000), which no field can hold."
-            return Problem(title="Invalid request", status=422, code="invalid", detail=detail)
-        return None
+    async def _check_login(self, scope: Scope) -> None:
+        try:
+            caller = await self._authenticator.caller(Request(scope))
+            if caller is None:
+                raise login_first()
+        except MakewayError as error:
+            raise Refused(error.problem(), unread=True) from None
+
+    def _body(self, limit: int) -> SpooledTemporaryFile[bytes]:
+        if self._arriving >= self.settings.most_bodies:
+            detail = "Too many requests are being received: try again in a moment."
+            problem = Problem(title="Busy", status=503, code="busy", detail=detail, numbers={"retry_after": 2})
+            raise Refused(problem, unread=True)
+        return SpooledTemporaryFile(max_size=min(limit, IN_MEMORY))
+
+    async def _receive(self, body: SpooledTemporaryFile[bytes], receive: Receive, limit: int) -> None:
+        """Read the body into `body`; a connection that ends early leaves a part, as the app will see."""
+        self._arriving += 1
+        size = 0
+        try:
+            async with asyncio.timeout(self.settings.body_seconds):
+                while True:
+                    async with asyncio.timeout(self.settings.body_silence):
+                        message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > limit:
+                        raise Refused(_too_large(limit), unread=True)
+                    body.write(part)
+                    if not message.get("more_body", False):
+                        return
+        except TimeoutError:
+            detail = "The request did not arrive in time: send it again over a faster connection, or send less."
+            raise Refused(Problem(title="Timeout", status=408, code="timeout", detail=detail)) from None
+        finally:
+            self._arriving -= 1
+
+    async def _process(self, scope: Scope, body: SpooledTemporaryFile[bytes], receive: Receive, send: Send) -> None:
+        if body.tell() <= IN_MEMORY:
+            await self._hand_on(scope, _content(body), receive, send)
+            return
+        async with self._large:
+            await self._hand_on(scope, _content(body), receive, send)
+
+    async def _hand_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        if body and scope["path"].startswith(self.settings.api):
+            kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
+            _check_json(kind, body)
+        await self.app(scope, _replay(body, receive), send)
+
+
+def _content(body: SpooledTemporaryFile[bytes]) -> bytes:
+    body.seek(0)
+    return body.read()
+
+
+def _check_path(scope: Scope) -> None:
+    raw = scope.get("raw_path") or b""
+    if b"%00" in raw or b"%00" in scope.get("query_string", b"") or "\0" in scope["path"]:
+        detail = "The address contains the character NUL (%00), which no name can hold."
+        raise Refused(Problem(title="Bad request", status=400, code="bad_request", detail=detail))
+
+
+def _check_length(scope: Scope, limit: int) -> None:
+    length = _header(scope, b"content-length")
+    if length.isascii() and length.isdigit() and (len(length) > 15 or int(length) > limit):
+        raise Refused(_too_large(limit), unread=True)
+
+
+def _check_json(kind: str, body: bytes) -> None:
+    if kind != "application/json" and not kind.endswith("+json"):
+        detail = "Send the body as JSON, with the header Content-Type: application/json."
+        raise Refused(Problem(title="Unsupported media type", status=415, code="unsupported_media_type", detail=detail))
+    if b"\0" in body or (b"\\u0000" in body and _ESCAPED_NUL.search(body)):
+        detail = "The body contains the character NUL (\\u0000), which no field can hold."
+        raise Refused(Problem(title="Invalid request", status=422, code="invalid", detail=detail))
 
 
 def _too_large(limit: int) -> Problem:
@@ -81,32 +172,16 @@ def _too_large(limit: int) -> Problem:
     return Problem(title="Too large", status=413, code="too_large", detail=detail, numbers={"limit_bytes": limit})
 
 
-def _path_refusal(scope: Scope) -> Problem | None:
-    raw = scope.get("raw_path") or b""
-    if b"%00" in raw or b"%00" in scope.get("query_string", b"") or "\0" in scope["path"]:
-        detail = "The address contains the character NUL (%00), which no name can hold."
-        return Problem(title="Bad request", status=400, code="bad_request", detail=detail)
-    return None
-
-
-async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
-    length = _header(scope, b"content-length")
-    if length.isascii() and length.isdigit() and (len(length) > 15 or int(length) > limit):
-        return None
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return bytes(body)
-        body += message.get("body", b"")
-        if len(body) > limit:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
+async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer; a body that was not read to its end is dropped with its connection."""
+    headers = {"Connection": "close"} if refused.unread or refused.problem.status in (408, 413) else {}
+    if wait := refused.problem.numbers.get("retry_after"):
+        headers["Retry-After"] = str(wait)
+    await answer(refused.problem, headers or None)(scope, receive, send)
 
 
 async def _drain(receive: Receive, left: int) -> None:
-    """Let somebody finish sending `left` bytes: a proxy says 503 where the connection closes before the end."""
+    """Read up to `left` bytes and drop them, so that the answer reaches the sender."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_SECONDS):
             while left > 0:
@@ -127,6 +202,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
+
+
+def _has_token(scope: Scope) -> bool:
+    return bool(_header(scope, b"authorization"))
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -29,17 +29,17 @@ def router(settings: WebSettings) -> APIRouter:
 
 async def healthz(services: TheServices) -> Response:
     """200 while the process answers."""
-    return _health(await services.health())
+    return _health(await services.audit.health())
 
 
 async def readyz(services: TheServices) -> Response:
     """200 while it decides, 503 with the reason otherwise."""
-    return _health(await services.ready())
+    return _health(await services.audit.ready())
 
 
 async def numbers(services: TheServices) -> Response:
     """Prometheus text."""
-    return Response(await services.metrics(), media_type=TEXT)
+    return Response(await services.usage.metrics(), media_type=TEXT)
 
 
 async def guarded_numbers(request: Request, services: TheServices) -> Response:

@@ -1,4 +1,4 @@
-"""How a failure is told: problem+json to programs, a friendly page to people, a traceback to nobody."""
+"""Answer failures: problem+json to programs, a page to people, never a traceback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ErrorPage = Callable[[Request, Problem], Awaitable[Response]]
 
 
 def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
-    """Send a problem as it is; text that is no valid Unicode is replaced, never a failure of its own."""
+    """Return a problem as a response; text that is no valid Unicode is replaced."""
     try:
         body = problem.model_dump_json().encode("utf-8")
     except (ValueError, UnicodeError):
@@ -32,14 +32,14 @@ def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Say in the OpenAPI document which refusals a route may answer, on top of those that any may."""
+    """Return the OpenAPI entries of the refusals that a route may answer, with those that any may."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    every = sorted({400, 401, 403, 422, 503, *statuses})
+    every = sorted({400, 401, 403, 422, 429, 503, *statuses})
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in every}
 
 
 def install(app: FastAPI, is_page: Callable[[Request], bool], page: ErrorPage) -> None:
-    """Turn every exception into an answer: a page where a person looks, problem+json elsewhere."""
+    """Turn every exception into an answer: a page for browsers, problem+json elsewhere."""
 
     async def say(request: Request, problem: Problem, headers: dict[str, str] | None = None) -> Response:
         if not is_page(request):
@@ -50,7 +50,8 @@ def install(app: FastAPI, is_page: Callable[[Request], bool], page: ErrorPage) -
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, MakewayError)
-        return await say(request, error.problem())
+        wait = error.numbers.get("retry_after")
+        return await say(request, error.problem(), {"Retry-After": str(wait)} if wait else None)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -74,7 +75,7 @@ def install(app: FastAPI, is_page: Callable[[Request], bool], page: ErrorPage) -
 
 
 def of_status(error: HTTPException, request: Request) -> Problem:
-    """Word what the framework itself refuses."""
+    """Return the problem for a refusal of the framework itself."""
     status = HTTPStatus(error.status_code)
     sentences = {
         404: f"There is nothing at {_clean(request.url.path)}.",
@@ -87,7 +88,7 @@ def of_status(error: HTTPException, request: Request) -> Problem:
 
 
 def of_validation(issues: Sequence[Any]) -> Problem:
-    """Name each field that is wrong in a sentence; what was sent is never repeated."""
+    """Return a problem with a sentence for each wrong field; what was sent is never repeated."""
     errors = [{"field": _field(issue), "message": _sentence(issue)} for issue in issues[:50]]
     detail = " ".join(error["message"] for error in errors[:3])
     if len(issues) > 3:

@@ -1,9 +1,15 @@
-"""What the web part must be told: where it lives, who signs, and how much it accepts."""
+"""Hold the settings of the web part: paths, secrets, limits and timeouts."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field
+
+from ..config import ServiceConfig
+
+JSON_OVERHEAD = 12 * 2**20
+"""Bytes of a submission besides its files: the source, the command, names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +21,25 @@ class WebSettings:
     """the Hub's base_url: the panel links to {hub_base}hub/home"""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """signs cookies, tickets and anti-forgery tokens; one for all replicas, else logins end with a restart"""
-    job_bytes: int = 64 * 2**20
+    job_bytes: int = 80 * 2**20
     """largest body of POST jobs (files travel as base64)"""
     body_bytes: int = 2 * 2**20
     """largest body of everything else"""
+    body_seconds: float = 120.0
+    """longest time that the body of a request may take to arrive"""
+    body_silence: float = 20.0
+    """longest time without a byte of it"""
+    most_bodies: int = 64
+    """bodies that are received at the same time, of all callers"""
+    most_large_bodies: int = 2
+    """bodies above 1 MiB that are processed at the same time; others wait on disk"""
     ticket_seconds: int = 900
     heartbeat: float = 15.0
     """seconds of silence after which the stream says that it is alive"""
     stream_backlog: int = 1000
     """events that a slow reader may lag before it is cut off (it resumes by Last-Event-ID)"""
+    streams_per_user: int = 20
+    """event streams that one person may have open; 0: no limit"""
     auth_cache_seconds: int = 5
     """how long an answer of the Hub about a token or a user's groups is believed (at most 10)"""
 
@@ -33,12 +49,28 @@ class WebSettings:
         object.__setattr__(self, "hub_base", "/" + self.hub_base.strip("/") + "/" if self.hub_base.strip("/") else "/")
         object.__setattr__(self, "auth_cache_seconds", min(max(self.auth_cache_seconds, 1), 10))
 
+    @classmethod
+    def of(cls, config: ServiceConfig) -> WebSettings:
+        """Return the settings that follow from those of the service."""
+        return cls(
+            prefix=config.prefix,
+            hub_base=config.hub_base_url,
+            secret=(config.ticket_secret or os.urandom(32).hex()).encode(),
+            job_bytes=job_bytes(config.max_files_bytes),
+            streams_per_user=config.max_streams,
+        )
+
     @property
     def hub(self) -> str:
-        """The path below which the Hub's own pages are."""
+        """Return the path below which the Hub's own pages are."""
         return f"{self.hub_base}hub/"
 
     @property
     def api(self) -> str:
-        """The path of the API without a slash at its end."""
+        """Return the path of the API without a slash at its end."""
         return f"{self.prefix}api/v1"
+
+
+def job_bytes(files: int) -> int:
+    """Return the size of a request that carries so many bytes of files as base64."""
+    return -(-files // 3) * 4 + JSON_OVERHEAD

@@ -1,11 +1,17 @@
-"""What happens, as it happens: the event stream, resumable by Last-Event-ID."""
+"""Send events as server-sent events, and end streams and long polls when the service stops.
+
+FastAPI's own SSE response has no way to end all streams at a shutdown, to cut a slow reader off, or to cap the
+streams of a person, so the response is written here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+from makeway_api.errors import MakewayError
 from makeway_api.models import Event
 
 from .settings import WebSettings
@@ -18,14 +24,30 @@ class Streams:
 
     def __init__(self, settings: WebSettings) -> None:
         self.settings = settings
-        self.open = 0
         self._closing = asyncio.Event()
+        self._open: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """Return the number of open streams."""
+        return self._open.total()
 
     def close(self) -> None:
         """End every stream and answer every long poll now; call it before the server waits for its connections."""
         self._closing.set()
 
-    async def follow(self, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    def check_room(self, user: str) -> None:
+        """Refuse one more stream of a person beyond the limit; call it before the response begins."""
+        most = self.settings.streams_per_user
+        if most and self._open[user] >= most:
+            raise MakewayError(
+                f"{user} has {most} event streams open, the most for one person: close a page or a notebook first.",
+                code="too_many_streams",
+                status=429,
+                numbers={"most": most, "open": self._open[user], "retry_after": 10},
+            )
+
+    async def follow(self, events: AsyncIterator[Event], user: str = "") -> AsyncIterator[bytes]:
         """Write events as text/event-stream; comments keep a silent line open.
 
         A reader that lags more than the backlog is cut off: it comes back with the id of the last event it read.
@@ -34,8 +56,11 @@ class Streams:
         pump = asyncio.create_task(_pump(events, queue))
         closing = asyncio.create_task(self._closing.wait())
         get = asyncio.create_task(queue.get())
-        self.open += 1
+        self._open[user] += 1
+        most = self.settings.streams_per_user
         try:
+            if most and self._open[user] > most:
+                return  # others of the same person began between the check and now
             yield b"retry: 2000\n: welcome\n\n"
             while not closing.done() and not (pump.done() and queue.empty() and not get.done()):
                 waited = {get, closing} if pump.done() else {get, closing, pump}
@@ -48,13 +73,15 @@ class Streams:
                 elif not pump.done() and not closing.done():
                     yield b": alive\n\n"
         finally:
-            self.open -= 1
+            self._open[user] -= 1
+            if self._open[user] <= 0:
+                del self._open[user]
             for task in (pump, closing, get):
                 task.cancel()
             await asyncio.gather(pump, closing, get, return_exceptions=True)
 
     async def poll(self, ask: Callable[[float], Awaitable[T]], wait: float) -> T:
-        """Ask and wait for news at most `wait` seconds; a shutdown asks again without waiting."""
+        """Call `ask` with the seconds to wait for news; at a shutdown call it again without waiting."""
         if wait <= 0 or self._closing.is_set():
             return await ask(0)
         asking = asyncio.ensure_future(ask(wait))
@@ -81,5 +108,5 @@ async def _pump(events: AsyncIterator[Event], queue: asyncio.Queue[Event | None]
 
 
 def message(event: Event) -> bytes:
-    """Write one event; its data is the whole Event, so that readers need not look at the other fields."""
+    """Return one event as text; its data is the whole Event, so that readers need no other field."""
     return f"id: {event.id}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n".encode("utf-8", "replace")

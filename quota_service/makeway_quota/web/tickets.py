@@ -1,4 +1,4 @@
-"""Signed notes that carry a name for a few minutes: picker tickets, login state, cookies, anti-forgery tokens."""
+"""Sign values that others carry for a while: picker tickets, login state, cookies, anti-forgery tokens."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 class Signer:
     """Signs small JSON values with HMAC-SHA256; each `purpose` has a key of its own.
 
-    A note is `base64(json).base64(mac)`, readable by its bearer, changed by nobody. `read` answers None for
-    anything that it did not sign, that was signed for something else, or that is too old.
+    A note is `base64(json).base64(mac)`: readable, and void once it is changed. `read` returns None for
+    a note of another secret or purpose, and for one that is too old.
     """
 
     def __init__(self, secret: bytes, *, clock: Callable[[], float] = time.time) -> None:
@@ -25,12 +25,12 @@ class Signer:
         self._clock = clock
 
     def sign(self, purpose: str, value: Any, seconds: float) -> str:
-        """Make a note that is good for `seconds`."""
+        """Return a note that is valid for `seconds`."""
         body = json.dumps([value, self._clock() + seconds], separators=(",", ":")).encode()
         return f"{_encode(body)}.{_encode(self._mac(purpose, body))}"
 
     def read(self, purpose: str, note: str) -> Any | None:
-        """Give back what was signed, or None."""
+        """Return the value that was signed, or None."""
         try:
             head, _, tail = note.partition(".")
             body, mac = _decode(head), _decode(tail)
@@ -42,7 +42,7 @@ class Signer:
         return value if self._clock() < expires else None
 
     def digest(self, purpose: str, text: str) -> str:
-        """Make a token that only the holder of the secret can make from `text`; it never expires by itself."""
+        """Return the token of `text` under the secret; it does not expire."""
         return _encode(self._mac(purpose, text.encode("utf-8", "replace")))
 
     def _mac(self, purpose: str, body: bytes) -> bytes:
@@ -51,7 +51,7 @@ class Signer:
 
 
 def same(expected: str, sent: str) -> bool:
-    """Compare two tokens without telling by the time taken where they differ."""
+    """Whether two tokens are equal; the time taken does not depend on where they differ."""
     return hmac.compare_digest(expected.encode("utf-8", "replace"), sent.encode("utf-8", "replace"))
 
 

@@ -5,8 +5,8 @@ The engine names workloads, teams, pools and profiles by id; `Names` turns ids i
 
 from __future__ import annotations
 
-from .amounts import count, duration, gpus, names, number
+from .amounts import count, duration, gpus, gpus_are, names, number
 from .naming import IDS, Names
 from .sentences import sentence
 
-__all__ = ["IDS", "Names", "count", "duration", "gpus", "names", "number", "sentence"]
+__all__ = ["IDS", "Names", "count", "duration", "gpus", "gpus_are", "names", "number", "sentence"]

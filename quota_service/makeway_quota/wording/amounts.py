@@ -9,7 +9,7 @@ from makeway_api.quantities import count, listed
 from makeway_api.quantities import gpus as devices
 from makeway_api.quantities import number as plain
 
-__all__ = ["count", "duration", "gpus", "names", "number"]
+__all__ = ["count", "duration", "gpus", "gpus_are", "names", "number"]
 
 
 def number(milli: float) -> str:
@@ -20,6 +20,11 @@ def number(milli: float) -> str:
 def gpus(milli: float) -> str:
     """Return milli-GPUs with their unit: `0.5 GPU`, `1 GPU`, `3 GPUs`."""
     return devices(milli / 1000)
+
+
+def gpus_are(milli: int) -> str:
+    """Return an amount of GPUs with its verb: `0.5 GPU is`, `1 GPU is`, `2 GPUs are`."""
+    return f"{gpus(milli)} {'is' if 0 < milli <= 1000 else 'are'}"
 
 
 def names(all_names: Sequence[str], most: int = 5) -> str:

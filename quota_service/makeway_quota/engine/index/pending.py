@@ -59,6 +59,16 @@ class Pending(Sequence[Waiting]):
             self._all = tuple(sorted(found, key=lambda waiting: waiting.id))
         return self._all
 
+    def of(self, id: str) -> Waiting:
+        """Return the reason of one workload; KeyError if it does not wait."""
+        if id in self.single:
+            return self.single[id]
+        for group in self.groups:
+            for workload in group.members:
+                if workload.id == id:
+                    return group.told.to(workload)
+        raise KeyError(id)
+
     @overload
     def __getitem__(self, at: int) -> Waiting: ...
     @overload

@@ -1,12 +1,16 @@
-"""Who uses what: reserved, in quota, borrowed, lent and free, per line and per team."""
+"""Count reserved, used, borrowed, lent and free GPUs, per quota line and per team."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from ..index.cluster import Cluster
+from ..index.nodes import Allocation
 from ..placement.fit import kept_back
 from ..plan import LineUsage, TeamUsage
 from ..state import Snapshot
-from .quota import Account, Line
+from .quota import Account, Ledger, Line
 
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
@@ -21,72 +25,98 @@ def _told(policy: str, line: Line) -> LineUsage:
     return line.told
 
 
+@dataclass(frozen=True, slots=True)
+class TeamCount:
+    """What one policy reserves, uses, borrows and lends, in milli-GPUs; see `TeamUsage`."""
+
+    reserved: int
+    limit: int | None
+    guaranteed: int
+    in_quota: int
+    borrowed: int
+    lent: int
+    borrowed_from: tuple[tuple[str, int], ...] = ()
+
+
+Held = Mapping[str, Mapping[str, tuple[int, int]]]
+"""Policy to pool to (what non-preemptible work holds, what all work holds); the work of a child team counts too."""
+
+
 def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
     """Count reserved, used, borrowed, lent and free GPUs of every policy, in the order of names."""
     cluster = Cluster(snapshot)
-    holders = _holdings(cluster)
-    idle = {name: _idle_reservation(cluster, account, holders) for name, account in cluster.ledger.accounts.items()}
-    borrowed = {name: sum(_borrowed(cluster, account).values()) for name, account in cluster.ledger.accounts.items()}
-    unreserved = _unreserved(cluster)
-    loans = _loans(cluster, borrowed, idle, unreserved)
-    return tuple(
-        _team(cluster, name, account, holders, borrowed, loans)
-        for name, account in sorted(cluster.ledger.accounts.items())
-    )
+    totals = {name: pool.total for name, pool in cluster.pools.items()}
+    counted = count_usage(cluster.ledger, totals, _holdings(cluster))
+    return tuple(_team(cluster, name, count) for name, count in counted.items())
 
 
-def _holdings(cluster: Cluster) -> dict[str, tuple[int, int]]:
-    """Policy to (what its non-preemptible work holds, what all its work holds), departments included."""
-    found: dict[str, tuple[int, int]] = {}
+def count_usage(ledger: Ledger, totals: Mapping[str, int], held: Held) -> dict[str, TeamCount]:
+    """Count every policy's usage, by name, from a ledger, the GPUs of every pool and what is held there."""
+    accounts = sorted(ledger.accounts.items())
+    idle = {name: sum(max(0, line.quota.reserved - line.now) for line in a.lines) for name, a in accounts}
+    borrowed = {name: _borrowed(account, totals, held.get(name, {})) for name, account in accounts}
+    reserved = sum(line.quota.reserved for _, account in accounts for line in account.lines)
+    loans = _loans(ledger, borrowed, idle, max(0, sum(totals.values()) - reserved))
+    lent: dict[str, int] = {}
+    for lenders in loans.values():
+        for lender, amount in lenders.items():
+            lent[lender] = lent.get(lender, 0) + amount
+    return {
+        name: _count(account, held.get(name, {}), borrowed[name], lent.get(name, 0), loans.get(name, {}))
+        for name, account in accounts
+    }
+
+
+def _holdings(cluster: Cluster) -> Held:
+    found: dict[str, dict[str, tuple[int, int]]] = {}
     for allocation in cluster.allocations.values():
-        for level in cluster.account(allocation.workload).chain:
-            non_preemptible, every = found.get(level.policy.name, (0, 0))
-            non_preemptible += allocation.amount if allocation.workload.non_preemptible else 0
-            found[level.policy.name] = non_preemptible, every + allocation.amount
+        hold(found, cluster.account(allocation.workload), allocation.pool.pool.name, *_amounts(allocation))
     return found
+
+
+def hold(held: dict[str, dict[str, tuple[int, int]]], account: Account, pool: str, fixed: int, every: int) -> None:
+    """Add (`fixed` by non-preemptible work, `every` in all) to what a policy and its departments hold in a pool."""
+    for level in account.chain:
+        pools = held.setdefault(level.policy.name, {})
+        before = pools.get(pool, (0, 0))
+        pools[pool] = (before[0] + fixed, before[1] + every)
+
+
+def _amounts(allocation: Allocation) -> tuple[int, int]:
+    return allocation.amount if allocation.workload.non_preemptible else 0, allocation.amount
 
 
 def _pools(cluster: Cluster, account: Account) -> list[str]:
     return [name for name in cluster.pools if not account.lines or account.covering(name)]
 
 
-def _borrowed(cluster: Cluster, account: Account) -> dict[str, int]:
-    """Give what a team uses beyond its reservation, counted in one of the pools of each reservation."""
+def _borrowed(account: Account, totals: Mapping[str, int], held: Mapping[str, tuple[int, int]]) -> int:
+    """Return what a team uses beyond its reservation, counted in one of the pools of each reservation."""
     found: dict[str, int] = {}
-    lines = {line for pool in cluster.pools for line in account.reserving(pool)}
+    lines = {line for pool in totals for line in account.reserving(pool)}
     for line in sorted(lines, key=lambda ln: ln.quota.pools):
-        pools = line.quota.pools or tuple(cluster.pools)
+        pools = line.quota.pools or tuple(totals)
         over = max(0, line.now - line.quota.reserved)
         if over and pools:
             found[pools[0]] = max(found.get(pools[0], 0), over)
-    guarantor_less = [pool for pool in cluster.pools if account.guarantor(pool) is None]
-    for allocation in cluster.allocations.values():
-        pool = allocation.pool.pool.name
-        if pool in guarantor_less and account in cluster.account(allocation.workload).chain:
-            found[pool] = found.get(pool, 0) + allocation.amount
-    return found
-
-
-def _idle_reservation(cluster: Cluster, account: Account, holders: dict[str, tuple[int, int]]) -> int:
-    return sum(max(0, line.quota.reserved - line.now) for line in account.lines)
-
-
-def _unreserved(cluster: Cluster) -> int:
-    total = sum(pool.total for pool in cluster.pools.values())
-    return max(0, total - sum(ln.quota.reserved for a in cluster.ledger.accounts.values() for ln in a.lines))
+    for pool, (_, every) in held.items():
+        if pool in totals and account.guarantor(pool) is None:
+            found[pool] = found.get(pool, 0) + every
+    return sum(found.values())
 
 
 def _loans(
-    cluster: Cluster, borrowed: dict[str, int], idle: dict[str, int], unreserved: int
+    ledger: Ledger, borrowed: Mapping[str, int], idle: Mapping[str, int], unreserved: int
 ) -> dict[str, dict[str, int]]:
-    """Say who borrows from whom: GPUs that nobody reserves first, then from the teams with the most idle ones."""
+    """Return borrower to lender to amount: unreserved GPUs count first, then the teams with the most idle ones lend."""
     left = {name: amount for name, amount in idle.items() if amount}
     loans: dict[str, dict[str, int]] = {}
-    for name, amount in sorted(borrowed.items()):
-        free = min(amount, unreserved)
-        unreserved -= free
-        amount -= free
-        family = {a.policy.name for a in cluster.ledger.accounts[name].chain}
+    for name, wanted in sorted(borrowed.items()):
+        amount = wanted - min(wanted, unreserved)
+        unreserved -= min(wanted, unreserved)
+        if not amount:
+            continue
+        family = {a.policy.name for a in ledger.accounts[name].chain}
         for lender in sorted(left, key=lambda n: (-left[n], n)):
             if lender in family:
                 continue
@@ -98,29 +128,37 @@ def _loans(
     return loans
 
 
-def _team(
-    cluster: Cluster,
-    name: str,
-    account: Account,
-    holders: dict[str, tuple[int, int]],
-    borrowed: dict[str, int],
-    loans: dict[str, dict[str, int]],
-) -> TeamUsage:
-    non_preemptible, every = holders.get(name, (0, 0))
-    pools = _pools(cluster, account)
+def _count(
+    account: Account, held: Mapping[str, tuple[int, int]], borrowed: int, lent: int, loans: Mapping[str, int]
+) -> TeamCount:
+    non_preemptible = sum(fixed for fixed, _ in held.values())
+    every = sum(amount for _, amount in held.values())
     limits = [line.quota.limit for line in account.lines]
-    limit = None if not limits or None in limits else sum(each for each in limits if each is not None)
+    return TeamCount(
+        reserved=sum(line.quota.reserved for line in account.lines),
+        limit=None if not limits or None in limits else sum(each for each in limits if each is not None),
+        guaranteed=non_preemptible,
+        in_quota=max(0, every - non_preemptible - borrowed),
+        borrowed=min(borrowed, every),
+        lent=lent,
+        borrowed_from=tuple(sorted(loans.items())),
+    )
+
+
+def _team(cluster: Cluster, name: str, count: TeamCount) -> TeamUsage:
+    account = cluster.ledger.accounts[name]
+    pools = _pools(cluster, account)
     return TeamUsage(
         policy=name,
-        reserved=sum(line.quota.reserved for line in account.lines),
-        limit=limit,
-        guaranteed=non_preemptible,
-        in_quota=max(0, every - non_preemptible - borrowed[name]),
-        borrowed=min(borrowed[name], every),
-        lent=sum(given.get(name, 0) for given in loans.values()),
+        reserved=count.reserved,
+        limit=count.limit,
+        guaranteed=count.guaranteed,
+        in_quota=count.in_quota,
+        borrowed=count.borrowed,
+        lent=count.lent,
         free=sum(_free(cluster, account, pool) for pool in pools),
         total=sum(cluster.pools[pool].total for pool in pools),
-        borrowed_from=tuple(sorted(loans.get(name, {}).items())),
+        borrowed_from=count.borrowed_from,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from ..index.incremental import IncrementalEngine
+from ..index.pending import Pending
 from ..plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
 from ..state import ADMITTED, Kind, Profile, Snapshot, Workload, number
 
@@ -15,11 +16,26 @@ ASKING = "?"
 
 
 class WhatIf:
-    """One snapshot, asked what one more request would get: each time as if it were the only one."""
+    """Answer what one more request would get in a snapshot, each time as if it were the only one.
+
+    Not for several threads at once.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self._incremental: dict[bool, IncrementalEngine] = {}
+        self._shown: dict[bool, dict[str, Workload]] = {}
+        """What each engine was shown, by id"""
+
+    def renew(self, snapshot: Snapshot) -> None:
+        """Take a newer snapshot; workloads that are the same objects as before cost nothing."""
+        self.snapshot = snapshot
+        for non_preemptible, incremental in self._incremental.items():
+            shown, others = self._shown[non_preemptible], self._others(non_preemptible)
+            changed = [workload for id, workload in others.items() if shown.get(id) is not workload]
+            incremental.show(replace(snapshot, workloads=()))
+            incremental.change(changed, [id for id in shown if id not in others])
+            self._shown[non_preemptible] = others
 
     def offer(
         self,
@@ -51,13 +67,19 @@ class WhatIf:
             incremental.change((), [ASKING])
 
     def _stands(self, non_preemptible: bool) -> IncrementalEngine:
-        """Build the world once; waiting jobs of others cannot change the answer for a session, but cost time."""
+        """Return the engine for such requests; it is built once."""
         if non_preemptible not in self._incremental:
-            work = self.snapshot.workloads
-            promised = {w.evicted_for for w in work if w.state == "checkpointing"}
-            others = tuple(w for w in work if w.state in ADMITTED or w.id in promised or _first(w, non_preemptible))
-            self._incremental[non_preemptible] = IncrementalEngine(replace(self.snapshot, workloads=others))
+            others = self._shown[non_preemptible] = self._others(non_preemptible)
+            self._incremental[non_preemptible] = IncrementalEngine(
+                replace(self.snapshot, workloads=tuple(others.values()))
+            )
         return self._incremental[non_preemptible]
+
+    def _others(self, non_preemptible: bool) -> dict[str, Workload]:
+        """Return the workloads that matter; waiting jobs cannot change the answer for a session, but cost time."""
+        work = self.snapshot.workloads
+        beneficiaries = {w.evicted_for for w in work if w.state == "checkpointing"}
+        return {w.id: w for w in work if w.state in ADMITTED or w.id in beneficiaries or _first(w, non_preemptible)}
 
 
 def _first(workload: Workload, non_preemptible: bool) -> bool:
@@ -76,12 +98,20 @@ def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> O
         if refusal.id == ASKING:
             found = _answer(asking, refusal.facts, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
-    waiting = next(each for each in plan.pending if each.id == ASKING)
+    waiting = _waiting(plan)
     found = _answer(asking, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
         return _reclaiming(snapshot, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
     return replace(found, code=code, reason=waiting.code)
+
+
+def _waiting(plan: Plan) -> Waiting:
+    """Return why the request waits, without writing the reasons of all others."""
+    pending = plan.pending
+    if isinstance(pending, Pending):
+        return pending.of(ASKING)
+    return next(each for each in pending if each.id == ASKING)
 
 
 def _answer(asking: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:

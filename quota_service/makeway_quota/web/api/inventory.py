@@ -1,17 +1,17 @@
-"""What there is and who uses it: me, pools, profiles, policies, offers, usage, decisions and the live stream."""
+"""Serve the inventory: me, pools, profiles, policies, offers, usage, decisions and the event stream."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Profile, Usage
 
-from ..auth import SCOPE, may, refusal
+from ...services import Caller
+from ..auth import SCOPE, may, refusal, still_reads
 from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
-from ..ports import Caller
 from ..problems import declared
 
 router = APIRouter(tags=["inventory"], responses=declared())
@@ -23,32 +23,37 @@ TICKET = "offers"
 
 @router.get("/me", operation_id="me", response_model=Me)
 async def me(caller: Reader, services: TheServices) -> Me:
-    """Who the caller is, and in which teams."""
-    return Me(name=caller.name, admin=caller.admin, teams=list(services.teams_of(caller)), scopes=sorted(caller.scopes))
+    """Return the caller with its teams and scopes."""
+    return Me(
+        name=caller.name,
+        admin=caller.admin,
+        teams=list(services.context.teams_of(caller)),
+        scopes=sorted(caller.scopes),
+    )
 
 
 @router.get("/pools", operation_id="pools", response_model=list[Pool])
-async def pools(caller: Reader, services: TheServices) -> list[Pool]:
-    """Every pool with its nodes, devices and who holds them."""
-    return await services.pools(caller)
+async def pools(caller: Reader, services: TheServices) -> Response:
+    """Return every pool with its nodes, devices and the workloads that hold them."""
+    return Response(await services.inventory.pools_json(caller), media_type="application/json")
 
 
 @router.get("/profiles", operation_id="profiles", response_model=list[Profile])
 async def profiles(caller: Reader, services: TheServices) -> list[Profile]:
-    """The profiles that the caller may use."""
-    return await services.profiles(caller)
+    """Return the profiles that the caller may use."""
+    return await services.inventory.profiles(caller)
 
 
 @router.get("/policies", operation_id="policies", response_model=list[Policy])
 async def policies(caller: Reader, services: TheServices) -> list[Policy]:
-    """The policies of the caller's teams; all of them for an administrator."""
-    return await services.policies(caller)
+    """Return the policies of the caller's teams; all of them for an administrator."""
+    return await services.inventory.policies(caller)
 
 
 @router.get("/usage", operation_id="usage", response_model=Usage)
 async def usage(caller: Reader, services: TheServices) -> Usage:
-    """Who uses what now."""
-    return await services.usage(caller)
+    """Return the usage of the caller's teams and of the cluster now."""
+    return await services.usage.usage(caller)
 
 
 @router.get("/offers", operation_id="offers", response_model=OfferTable)
@@ -59,7 +64,7 @@ async def offers(
     user: Annotated[str | None, Query(min_length=1, max_length=255, description="another user (scope reserve)")] = None,
     kind: Kind = Kind.SESSION,
 ) -> OfferTable:
-    """What can I have now, from whom, and why not; with a ticket for live updates of the same table."""
+    """Return what a user can have now, from which teams, and why not; with a ticket for live updates of the table."""
     name = user or caller.name
     if name == caller.name:
         groups = sorted(caller.groups)
@@ -67,7 +72,7 @@ async def offers(
         groups = sorted(await authenticator.directory.groups_of(name))
     else:
         raise refusal(caller, ["reserve", "admin"])
-    table = await services.offers(caller, name, groups, kind.value)
+    table = await services.offers.offers(caller, name, groups, kind.value)
     note = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
     return table.model_copy(update={"ticket": note})
 
@@ -76,7 +81,7 @@ async def offers(
 async def offers_live(
     services: TheServices, authenticator: TheAuthenticator, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
 ) -> OfferTable:
-    """The same table anew, for the Hub's spawn page: the ticket says for whom, and works for 15 minutes."""
+    """Return the same table anew for the Hub's spawn page: the ticket names the user and lasts 15 minutes."""
     signed = authenticator.signer.read(TICKET, ticket)
     if not isinstance(signed, list):
         minutes = authenticator.settings.ticket_seconds // 60
@@ -86,7 +91,7 @@ async def offers_live(
     name, kind = signed
     groups = sorted(await authenticator.directory.groups_of(name))
     caller = Caller(name=name, groups=frozenset(groups), scopes=frozenset({f"{SCOPE}read"}))
-    table = await services.offers(caller, name, groups, kind)
+    table = await services.offers.offers(caller, name, groups, kind)
     return table.model_copy(update={"ticket": ticket})
 
 
@@ -99,8 +104,8 @@ async def decisions(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=0, le=BIG, description="only decisions with a smaller id")] = None,
 ) -> list[Decision]:
-    """The decision log, newest first."""
-    return await services.decisions(caller, workload, team, limit, before)
+    """Return the decision log, newest first."""
+    return await services.audit.decisions(caller, workload, team, limit, before)
 
 
 @router.get(
@@ -110,16 +115,26 @@ async def decisions(
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "A live stream"}},
 )
 async def events(
+    request: Request,
     caller: Reader,
     services: TheServices,
+    authenticator: TheAuthenticator,
     streams: TheStreams,
     last_event_id: Annotated[int | None, Header(ge=0, le=BIG)] = None,
     after: Annotated[int | None, Query(ge=0, le=BIG, description="like the header Last-Event-ID")] = None,
 ) -> StreamingResponse:
-    """What happens, as it happens. Each message has an id, its kind as event, and the whole Event as JSON in data."""
+    """Stream what happens. Each message has an id, its kind as event, and the whole Event as JSON in data.
+
+    A reader whose last event is not kept any more gets a `reset`: it reads everything again.
+    """
+    streams.check_room(caller.name)
     start = last_event_id if last_event_id is not None else after
+
+    async def renew() -> Caller | None:
+        return await still_reads(authenticator, request)
+
     return StreamingResponse(
-        streams.follow(services.events(caller, start)),
+        streams.follow(services.audit.events(caller, start, renew), caller.name),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )

@@ -1,10 +1,11 @@
-"""Training jobs: submit, look, follow the log, cancel, resume, clone, rehearse."""
+"""Serve training jobs: submit, show, follow the log, cancel, resume, clone, test preemption."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import Ask, Decision, DryRun, FileIn, Job, JobAsk, JobPage, LogChunk, Priority
 from pydantic import BaseModel, Field
@@ -18,7 +19,7 @@ Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: 
 
 
 class CloneOverrides(Ask):
-    """What is different in the copies; everything else is as in the original."""
+    """Fields that differ in the copies; all others are those of the original."""
 
     name: str | None = Field(None, max_length=200)
     team: str | None = Field(None, max_length=63)
@@ -33,7 +34,7 @@ class CloneOverrides(Ask):
 
 
 class CloneAsk(Ask):
-    """How many copies, and what is different in them."""
+    """The number of copies, and the fields that differ in them."""
 
     n: int = Field(1, ge=1, le=100)
     overrides: CloneOverrides = Field(default_factory=CloneOverrides)
@@ -55,8 +56,8 @@ class Failure(BaseModel):
     responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
 )
 async def submit(caller: Submitter, services: TheServices, ask: JobAsk) -> Response:
-    """Submit a job; with `dry_run`, only say what would happen."""
-    answer = await services.submit(caller, ask)
+    """Submit a job; with `dry_run`, only return what would happen."""
+    answer = await services.submissions.submit(caller, ask)
     status = 200 if isinstance(answer, DryRun) else 201
     return Response(answer.model_dump_json(), status_code=status, media_type="application/json")
 
@@ -74,28 +75,28 @@ async def jobs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
 ) -> JobPage:
-    """The jobs that the caller may see, newest first."""
-    return await services.jobs(caller, team, state, mine, limit, cursor)
+    """Return the jobs that the caller may see, newest first."""
+    return await services.jobs.jobs(caller, team, state, mine, limit, cursor)
 
 
 @router.get("/{id}", operation_id="job", response_model=Job)
 async def job(
     id: Id, caller: Reader, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
 ) -> Job:
-    """One job; with `wait`, as soon as it is newer than `version`."""
-    return await streams.poll(lambda seconds: services.job(caller, id, seconds, version), wait)
+    """Return one job; with `wait`, as soon as it is newer than `version`."""
+    return await streams.poll(lambda seconds: services.jobs.job(caller, id, seconds, version), wait)
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=declared(409))
 async def cancel(id: Id, caller: Toucher, services: TheServices) -> Job:
-    """Stop a job for good; again is fine."""
-    return await services.cancel(caller, id)
+    """Stop a job for good; a repetition changes nothing."""
+    return await services.jobs.cancel(caller, id)
 
 
 @router.post("/{id}/resume", operation_id="resume_job", response_model=Job, responses=declared(409))
 async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     """Put an ended job back into its queue: the same id, the next attempt, from its checkpoint."""
-    return await services.resume(caller, id)
+    return await services.jobs.resume(caller, id)
 
 
 @router.post(
@@ -106,20 +107,22 @@ async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     responses=declared(409, 413, 415),
 )
 async def clone(id: Id, caller: Submitter, services: TheServices, ask: CloneAsk) -> list[Job]:
-    """Submit copies of a job."""
-    return await services.clone(caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True))
+    """Submit copies of a job. Its files are shared; its environment is copied for its owner only."""
+    return await services.submissions.clone(
+        caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True)
+    )
 
 
 @router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))
 async def preempt_test(id: Id, caller: Toucher, services: TheServices) -> Job:
-    """Rehearse a preemption: the job gets the notice, saves, leaves and comes back."""
-    return await services.preempt_test(caller, id)
+    """Test the preemption of a job: it gets the notice, saves, leaves and comes back."""
+    return await services.jobs.preempt_test(caller, id)
 
 
 @router.get("/{id}/events", operation_id="job_events", response_model=list[Decision])
 async def job_events(id: Id, caller: Reader, services: TheServices) -> list[Decision]:
-    """Everything that was decided about a job, oldest first."""
-    return await services.job_events(caller, id)
+    """Return everything that was decided about a job, oldest first."""
+    return await services.jobs.events(caller, id)
 
 
 @router.get("/{id}/logs", operation_id="job_logs", response_model=LogChunk)
@@ -133,8 +136,8 @@ async def logs(
     limit: Annotated[int, Query(ge=1, le=4 * 2**20, description="bytes")] = 64 * 2**10,
     wait: Wait = 0,
 ) -> LogChunk:
-    """Part of a job's log; with `wait`, as soon as there is something at `offset`."""
-    return await streams.poll(lambda seconds: services.log(caller, id, attempt, offset, limit, seconds), wait)
+    """Return part of a job's log; with `wait`, as soon as there is something at `offset`."""
+    return await streams.poll(lambda seconds: services.outputs.log(caller, id, attempt, offset, limit, seconds), wait)
 
 
 @router.get(
@@ -144,21 +147,22 @@ async def logs(
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The bytes that the job left"}},
 )
 async def result(id: Id, caller: Reader, services: TheServices) -> Response:
-    """What the job left as its result."""
-    data = await services.result(caller, id)
-    if data is None:
+    """Return the result that the job left, in parts."""
+    found = await services.outputs.result(caller, id)
+    if found is None:
         raise MakewayError(
             f"Job {id} has left no result (yet): only a finished %%train cell with a last value has one.",
             code="no_result",
             status=404,
         )
-    return Response(data, media_type="application/octet-stream")
+    headers = {"Content-Length": str(found.size)}
+    return StreamingResponse(found.chunks(), media_type="application/octet-stream", headers=headers)
 
 
 @router.get("/{id}/error", operation_id="job_error", response_model=Failure)
 async def error(id: Id, caller: Reader, services: TheServices) -> dict[str, Any]:
-    """The exception that ended the job."""
-    found = await services.error(caller, id)
+    """Return the exception that ended the job."""
+    found = await services.outputs.error(caller, id)
     if found is None:
         raise MakewayError(f"Job {id} has left no exception.", code="no_error", status=404)
     return found

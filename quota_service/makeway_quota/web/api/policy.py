@@ -1,4 +1,4 @@
-"""The policy document: read it, check it, see what it would do, put it into force."""
+"""Serve the policy document: read, validate, preview, apply."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ router = APIRouter(prefix="/policy", tags=["policy"], responses=declared())
 
 @router.get("", operation_id="policy", response_model=PolicyVersion)
 async def current(caller: Manager, services: TheServices) -> PolicyVersion:
-    """The document in force."""
-    return await services.policy_current()
+    """Return the document in force; a lead gets the policies of its own teams."""
+    return await services.policies.current(caller)
 
 
 @router.get("/history", operation_id="policy_history", response_model=list[PolicyVersion])
 async def history(caller: Manager, services: TheServices) -> list[PolicyVersion]:
-    """Every version, newest first, without the documents."""
-    return await services.policy_history()
+    """Return every version, newest first, without the documents."""
+    return await services.policies.history(caller)
 
 
 @router.get("/versions/{n}", operation_id="policy_version", response_model=PolicyVersion, responses=declared(404))
 async def version(caller: Manager, services: TheServices, n: Annotated[int, Path(ge=1, le=2**31 - 1)]) -> PolicyVersion:
-    """One version with its document."""
-    return await services.policy_version(n)
+    """Return one version with its document; a lead gets the policies of its own teams."""
+    return await services.policies.version(caller, n)
 
 
 @router.post("/validate", operation_id="policy_validate", response_model=PolicyCheck, responses=declared(413, 415))
 async def validate(caller: Manager, services: TheServices, ask: PolicyAsk) -> PolicyCheck:
-    """What is wrong with a document, by line, and what it would change."""
-    return await services.policy_validate(ask.document)
+    """Return what is wrong with a document, by line, or what it would change."""
+    return await services.policies.validate(caller, ask.document)
 
 
 @router.post("/preview", operation_id="policy_preview", response_model=Preview, responses=declared(413, 415))
 async def preview(caller: Manager, services: TheServices, ask: PolicyAsk) -> Preview:
-    """What would start, leave and wait."""
-    return await services.policy_preview(ask.document)
+    """Return which workloads would start, leave and wait."""
+    return await services.policies.preview(caller, ask.document)
 
 
 @router.put("", operation_id="policy_apply", response_model=PolicyVersion, responses=declared(409, 413, 415))
 async def apply(caller: Admin, services: TheServices, ask: PolicyAsk) -> PolicyVersion:
-    """Put a document into force; `base` guards against overwriting somebody else's change."""
-    return await services.policy_apply(caller, ask)
+    """Put a document into force; `base` guards against overwriting another change."""
+    return await services.policies.apply(caller, ask)

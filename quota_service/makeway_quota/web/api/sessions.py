@@ -1,4 +1,4 @@
-"""Leases of interactive sessions: asked for, renewed and given back by the Hub's spawner."""
+"""Serve the leases of interactive sessions: the Hub's spawner requests, renews and releases them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionAsk
 
+from ...services import Caller
 from ..auth import may, needs
 from ..dependencies import Id, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
-from ..ports import Caller
 from ..problems import declared
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404))
@@ -23,53 +23,53 @@ Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
 async def ask_session(
     caller: Reserver, services: TheServices, authenticator: TheAuthenticator, ask: SessionAsk
 ) -> Session:
-    """Ask for a lease on behalf of a user; wait for its answer with GET sessions/{id}."""
-    return await services.ask_session(caller, ask, sorted(await authenticator.directory.groups_of(ask.user)))
+    """Request a lease on behalf of a user; wait for it with GET sessions/{id}."""
+    return await services.sessions.request(caller, ask, sorted(await authenticator.directory.groups_of(ask.user)))
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])
 async def sessions(caller: Watcher, services: TheServices, all: bool = False) -> list[Session]:
-    """The caller's live sessions; with `all` those of their teams too (an administrator: everybody's)."""
-    return await services.sessions(caller, all)
+    """Return the caller's live sessions; with `all` those of their teams too (administrators: of all teams)."""
+    return await services.sessions.sessions(caller, all)
 
 
 @router.get("/{id}", operation_id="session", response_model=Session)
 async def session(
     id: Id, caller: Watcher, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
 ) -> Session:
-    """One session; with `wait`, as soon as it is newer than `version`."""
+    """Return one session; with `wait`, as soon as it is newer than `version`."""
     if wait > 0 and not sees_all(caller):
-        own(caller, await services.session(id, 0, None))
-    found = await streams.poll(lambda seconds: services.session(id, seconds, version), wait)
+        own(caller, await services.sessions.session(id, 0, None))
+    found = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
     return own(caller, found)
 
 
 @router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=declared(409, 410))
 async def started(id: Id, caller: Reserver, services: TheServices) -> Session:
-    """The notebook server of this lease is up."""
-    return await services.session_started(id)
+    """Record that the notebook server of this lease is up."""
+    return await services.sessions.started(id)
 
 
 @router.post("/{id}/renew", operation_id="renew_session", response_model=Session, responses=declared(409, 410))
 async def renew(id: Id, caller: Reserver, services: TheServices) -> Session:
-    """Keep the lease; 410 when it has ended."""
-    return await services.renew(id)
+    """Renew the lease; 410 when it has ended."""
+    return await services.sessions.renew(id)
 
 
 @router.delete("/{id}", operation_id="release_session", status_code=204, response_class=Response)
 async def release(id: Id, caller: Releaser, services: TheServices) -> Response:
-    """Give the lease back; again is fine."""
-    await services.release(id, f"given back by {caller.name}")
+    """Release the lease; a repetition changes nothing."""
+    await services.sessions.release(id, f"released by {caller.name}")
     return Response(status_code=204)
 
 
 def sees_all(caller: Caller) -> bool:
-    """Say whether the caller may look at everybody's sessions."""
+    """Whether the caller may see the sessions of all users."""
     return may(caller, "reserve") or may(caller, "admin")
 
 
 def own(caller: Caller, session: Session) -> Session:
-    """Pass the session on if the caller may see it; to others it does not exist."""
+    """Return the session if the caller may see it; for others it does not exist."""
     if sees_all(caller) or session.user == caller.name:
         return session
     raise MakewayError(f"There is no session {session.id} of yours.", code="not_found", status=404)

@@ -30,8 +30,8 @@ async def decisions_page(
         request,
         "decisions.html",
         visitor,
-        decisions=await services.decisions(caller, None, team, LINES, before),
-        look=look_of(services, caller, await services.usage(caller), [], request.app.state.settings),
+        decisions=await services.audit.decisions(caller, None, team, LINES, before),
+        look=look_of(services, caller, await services.usage.usage(caller), [], request.app.state.settings),
         team=team,
         lines=LINES,
     )

@@ -64,7 +64,7 @@ async def nodes_page(
 ) -> Response:
     """Every node that matches, fifty a page."""
     caller, settings = visitor.caller, request.app.state.settings
-    usage, pools = await services.usage(caller), await services.pools(caller)
+    usage, pools = await services.usage.usage(caller), await services.inventory.pools(caller)
     lines = [_line(node, each.name) for each in pools if pool in ("", each.name) for node in each.nodes]
     found = [
         line for line in lines
@@ -93,7 +93,7 @@ async def nodes_page(
 async def node_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
     """One node: its GPUs, who holds them, and what runs there."""
     caller, settings = visitor.caller, request.app.state.settings
-    usage, pools = await services.usage(caller), await services.pools(caller)
+    usage, pools = await services.usage.usage(caller), await services.inventory.pools(caller)
     found = next(((each, node) for each in pools for node in each.nodes if node.name == name), None)
     if found is None:
         raise MakewayError(f"There is no node {name[:80]} now.", code="not_found", status=404)
@@ -105,7 +105,7 @@ async def node_page(request: Request, name: str, visitor: PageVisitor, services:
         pool=pool,
         node=node,
         line=_line(node, pool.name),
-        running=await services.listing(caller, ListQuery("running", node=name, lines=100)),
+        running=await services.listings.listing(caller, ListQuery("running", node=name, lines=100)),
         look=look_of(services, caller, usage, pools, settings, nodes=[node]),
     )
 

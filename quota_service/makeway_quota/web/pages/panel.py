@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from fastapi import APIRouter, Request, Response
 from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
 
+from ...services import Caller, Services
 from ...services.listing import Listing, ListQuery
 from ..dependencies import TheServices
-from ..ports import Caller, Services
 from ..settings import WebSettings
 from .access import PageVisitor
 from .bars import MANY, bar_scale
@@ -84,11 +84,11 @@ async def panel_page(request: Request, visitor: PageVisitor, services: TheServic
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:
     """Return the panel; `team` narrows it to one team."""
     usage, pools, waiting, running, decisions = await asyncio.gather(
-        services.usage(caller),
-        services.pools(caller),
-        services.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN)),
-        services.listing(caller, ListQuery("running", team=team or "", lines=SHOWN)),
-        services.decisions(caller, None, team, LOGGED, None),
+        services.usage.usage(caller),
+        services.inventory.pools(caller),
+        services.listings.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN)),
+        services.listings.listing(caller, ListQuery("running", team=team or "", lines=SHOWN)),
+        services.audit.decisions(caller, None, team, LOGGED, None),
     )
     return Panel(
         usage=usage,
@@ -101,7 +101,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         scale=bar_scale(list(usage.teams), usage.total),
         shown=holding([node for pool in pools for node in pool.nodes]),
         team=team,
-        names=await services.names([decision.workload for decision in decisions if decision.workload]),
+        names=await services.listings.names([decision.workload for decision in decisions if decision.workload]),
     )
 
 
@@ -120,7 +120,7 @@ def look_of(
     cells = [node for pool in pools if not is_large(pool) for node in pool.nodes] if nodes is None else nodes
     return Look(
         classes=colours(teams - {""}),
-        titles={team: services.title(team) for team in teams},
+        titles={team: services.context.title(team) for team in teams},
         jobs=f"{settings.prefix}jobs/",
         devices=sum(len(node.devices) for node in cells),
         linked=None if caller.admin else frozenset(entry.team for entry in usage.teams),

@@ -9,9 +9,9 @@ from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyAsk
 
+from ...services import Services
 from ..auth import Visitor, may
 from ..dependencies import TheServices
-from ..ports import Services
 from ..settings import WebSettings
 from .access import PageVisitor
 from .render import page
@@ -31,8 +31,8 @@ async def show(
 ) -> Response:
     """The document in force, or an earlier version of it to start from."""
     _only_admins(visitor)
-    current = await services.policy_current()
-    shown = current if version is None else await services.policy_version(version)
+    current = await services.policies.current(visitor.caller)
+    shown = current if version is None else await services.policies.version(visitor.caller, version)
     notice = f"Version {applied} is in force." if applied else None
     return await _page(
         request,
@@ -59,15 +59,15 @@ async def change(
     _only_admins(visitor)
     text = document.replace("\r\n", "\n")
     values: dict[str, Any] = {"document": text, "base": base, "shown": base, "comment": comment}
-    check = await services.policy_validate(text)
+    check = await services.policies.validate(visitor.caller, text)
     if not check.ok or action == "validate":
         status = 200 if check.ok else 422
         return await _page(request, visitor, services, status=status, check=check, **values)
     try:
         if action == "preview":
-            values["preview"] = await services.policy_preview(text)
+            values["preview"] = await services.policies.preview(visitor.caller, text)
             return await _page(request, visitor, services, check=check, **values)
-        made = await services.policy_apply(visitor.caller, PolicyAsk(document=text, comment=comment, base=base))
+        made = await services.policies.apply(visitor.caller, PolicyAsk(document=text, comment=comment, base=base))
     except MakewayError as error:
         return await _page(request, visitor, services, status=error.status, problem=error.message, **values)
     settings: WebSettings = request.app.state.settings
@@ -76,7 +76,8 @@ async def change(
 
 async def _page(request: Request, visitor: Visitor, services: Services, status: int = 200, **values: Any) -> Response:
     known = {"check": None, "preview": None, "problem": None, "notice": None, "comment": ""} | values
-    current, history = await services.policy_current(), await services.policy_history()
+    caller = visitor.caller
+    current, history = await services.policies.current(caller), await services.policies.history(caller)
     return await page(request, "policy.html", visitor, status=status, current=current, history=history[:200], **known)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from makeway_api.models import Grant
 from markupsafe import Markup
 
+from ...services import Services
 from ...wording import duration
 from .. import assets
 from ..auth import Visitor
@@ -79,8 +79,8 @@ async def page(
         asset=_asset(settings),
         **values,
     )
-    executor = getattr(request.app.state, "executor", None)
-    text = await asyncio.get_running_loop().run_in_executor(executor, render)
+    services: Services = request.app.state.services
+    text = await services.context.call(render)
     return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 

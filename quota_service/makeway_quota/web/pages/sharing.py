@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fastapi import Request, Response
 
-from ..ports import Caller, Services
+from ...services import Caller, Services
 
 MIN_INTERVAL = 1.0
 """Seconds between two renderings of a view; a request in between waits for the next one."""
@@ -69,5 +69,5 @@ async def view_of(services: Services, caller: Caller) -> View:
     """Return what decides about a caller's view; administrators without work of their own share one."""
     if not caller.sees_all:
         return ("own", caller.name, caller.scopes, caller.groups)
-    usage = await services.usage(caller)
+    usage = await services.usage.usage(caller)
     return ("all", caller.name if any(entry.mine for entry in usage.teams) else "", caller.admin)

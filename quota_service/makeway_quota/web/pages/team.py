@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 
+from ...services import Caller
 from ..dependencies import TheServices
-from ..ports import Caller
 from .access import PageVisitor
 from .panel import gather
 from .render import is_part, page, part
@@ -20,7 +20,7 @@ router = APIRouter(include_in_schema=False)
 async def team_page(request: Request, team: str, visitor: PageVisitor, services: TheServices) -> Response:
     """One team, whole or (below live/) only its changing part."""
     caller, settings = visitor.caller, request.app.state.settings
-    policies = await services.policies(caller)
+    policies = await services.inventory.policies(caller)
     policy = next((policy for policy in policies if policy.name == team), None)
     if policy is None:
         raise _unknown_team(caller, team)

@@ -31,14 +31,14 @@ async def workloads_page(
     """Every workload that matches, fifty a page."""
     caller, settings = visitor.caller, request.app.state.settings
     query = ListQuery(state, team=team, owner=owner, profile=profile, text=q, page=number)
-    usage = await services.usage(caller)
+    usage = await services.usage.usage(caller)
     return await page(
         request,
         "workloads.html",
         visitor,
-        listing=await services.listing(caller, query),
+        listing=await services.listings.listing(caller, query),
         teams=[entry.team for entry in usage.teams],
-        profiles=sorted(each.name for each in await services.profiles(caller)),
+        profiles=sorted(each.name for each in await services.inventory.profiles(caller)),
         chosen={"state": state, "team": team, "owner": owner, "profile": profile, "q": q},
         look=look_of(services, caller, usage, [], settings),
     )

@@ -1,0 +1,261 @@
+"""Keep the read model: one immutable answer to "what is there and how is it used" for each version of the world.
+
+Requests read it through `ReadModels.current()`; nothing else counts GPUs for pages, API or metrics. A new version costs
+what changed since the last one: commits are taken in row by row, nodes by comparison. Planning is no part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from ..backends.base import NodeSeen
+from ..engine.rules.usage import TeamCount
+from ..policy import Document
+from ..store.records import Workload
+from ..store.store import Store
+from .pool_assignment import PoolAssignment
+from .reconcile import HOLDS
+from .usage_ledger import UsageLedger
+from .world import World
+
+SHARE = 0.2
+"""The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
+
+NodeKey = tuple[str, str]
+"""Node and pool: a node that is divided among pools counts once in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """One node of a pool and the workloads that hold something on it, by id. Amounts are milli-GPUs.
+
+    The object stays the same from version to version while nothing on the node changes.
+    """
+
+    seen: NodeSeen
+    holders: tuple[Workload, ...]
+    used: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamLoad:
+    """How many workloads of a team wait and run."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadModel:
+    """The cluster at one moment. Amounts are milli-GPUs; nodes are in the backend's order."""
+
+    version: int
+    at: float
+    document: Document
+    nodes: Mapping[str, Sequence[NodeUse]]
+    """pool to its nodes, for every pool of the document"""
+    usage: Mapping[str, TeamCount]
+    loads: Mapping[str, TeamLoad]
+    held_by: Mapping[tuple[str, str], int]
+    """(team, owner) to what the owner's workloads hold"""
+    workloads: Mapping[tuple[str, str], int]
+    """(kind, state) to the number of live workloads"""
+    sessions: Mapping[str, Workload]
+    """live sessions by id"""
+    total: int
+    """GPUs as whole devices"""
+    used: int
+    free: int
+    virtual: bool
+    answers: dict[str, bytes] = field(default_factory=dict, compare=False)
+    """Serialized answers of this version, by name"""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """What is counted over all live rows; changed by one row at a time."""
+
+    waiting: Counter[str] = field(default_factory=Counter)
+    running: Counter[str] = field(default_factory=Counter)
+    held_by: Counter[tuple[str, str]] = field(default_factory=Counter)
+    workloads: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, row: Workload, sign: int) -> None:
+        """Count a row, or with -1 count it no longer."""
+        self.workloads[row.kind, row.state] += sign
+        team = row.team or ""
+        if row.state == "pending":
+            self.waiting[team] += sign
+        elif row.state in HOLDS:
+            self.running[team] += sign
+            self.held_by[team, row.owner] += sign * row.size
+
+
+class ReadModels:
+    """Makes the versions. `current` may be called by any number of requests at once; they share one construction."""
+
+    def __init__(
+        self,
+        world: World,
+        store: Store,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._world = world
+        self._clock = clock
+        self._monotonic = monotonic
+        self._news: deque[Sequence[Workload]] = deque()
+        self._rows: dict[str, Workload] = {}
+        self._sessions: dict[str, Workload] = {}
+        self._known = False
+        self._counts = _Counts()
+        self._document: Document | None = None
+        self._assignment: PoolAssignment | None = None
+        self._ledger = UsageLedger(world.document, PoolAssignment())
+        self._seen: tuple[NodeSeen, ...] = ()
+        self._on_node: dict[str, dict[str, Workload]] = {}
+        self._uses: dict[NodeKey, NodeUse] = {}
+        self._stale: set[str] = set()
+        """Nodes whose holders changed since the last version"""
+        self._one = asyncio.Lock()
+        self._model: ReadModel | None = None
+        self._not_before = 0.0
+        self.stop_following = store.on_change(self._news.append)
+
+    async def current(self) -> ReadModel:
+        """Return a model that has everything that was committed and observed before the call.
+
+        Versions follow each other at a pace (`SHARE`): under load the requests of some milliseconds share one.
+        """
+        if self._fresh():
+            assert self._model is not None
+            return self._model
+        async with self._one:
+            if not self._fresh():
+                if (wait := self._not_before - self._monotonic()) > 0:
+                    await asyncio.sleep(wait)
+                rows = None if self._known else await self._world.rows()
+                began = self._monotonic()
+                self._model = self._next(rows)
+                now = self._monotonic()
+                self._not_before = now + (now - began) * (1 / SHARE - 1)
+        assert self._model is not None
+        return self._model
+
+    def _fresh(self) -> bool:
+        world = self._world
+        return (
+            self._model is not None
+            and not self._news
+            and self._document is world.document
+            and self._seen is world.seen.nodes
+        )
+
+    def _next(self, rows: Mapping[str, Workload] | None) -> ReadModel:
+        """Take in what changed and make the next version."""
+        self._take_rows(rows)
+        self._take_nodes()
+        document = self._world.document
+        uses: dict[str, list[NodeUse]] = {pool.name: [] for pool in document.pools}
+        for seen in self._seen:
+            if seen.pool in uses:
+                uses[seen.pool].append(self._uses[seen.name, seen.pool])
+        shown = [use for nodes in uses.values() for use in nodes]
+        counts = self._counts
+        return ReadModel(
+            version=self._model.version + 1 if self._model else 1,
+            at=self._clock(),
+            document=document,
+            nodes=MappingProxyType(uses),
+            usage=self._ledger.count(),
+            loads={
+                team: TeamLoad(counts.waiting[team], counts.running[team]) for team in counts.waiting | counts.running
+            },
+            held_by=dict(counts.held_by),
+            workloads={key: many for key, many in counts.workloads.items() if many},
+            sessions=dict(self._sessions),
+            total=sum(len(use.seen.devices) for use in shown),
+            used=sum(use.used for use in shown),
+            free=sum(use.free for use in shown),
+            virtual=any(use.seen.virtual for use in shown),
+        )
+
+    def _take_rows(self, rows: Mapping[str, Workload] | None) -> None:
+        for row in (rows or {}).values():
+            self._put(row)
+        self._known = True
+        while self._news:
+            for row in self._news.popleft():
+                self._put(row)
+
+    def _put(self, row: Workload) -> None:
+        """Replace what is known of a workload, unless that is newer."""
+        before = self._rows.get(row.id)
+        if before is not None:
+            if before.version >= row.version:
+                return
+            self._forget(before)
+        if not row.live:
+            return
+        self._rows[row.id] = row
+        if row.kind == "session":
+            self._sessions[row.id] = row
+        self._counts.add(row, 1)
+        if row.state in HOLDS:
+            self._ledger.add(row)
+            for node in {place.node for place in row.placement}:
+                self._on_node.setdefault(node, {})[row.id] = row
+                self._stale.add(node)
+
+    def _forget(self, row: Workload) -> None:
+        del self._rows[row.id]
+        self._sessions.pop(row.id, None)
+        self._counts.add(row, -1)
+        for node in {place.node for place in row.placement} if row.state in HOLDS else ():
+            self._on_node[node].pop(row.id, None)
+            self._stale.add(node)
+        self._ledger.remove(row.id)
+
+    def _take_nodes(self) -> None:
+        """Make the nodes anew that changed, or whose holders did; count usage anew where a document or pool is new."""
+        world = self._world
+        seen, document, assignment = world.seen.nodes, world.document, world.assignment
+        if self._document is not document:
+            self._ledger = UsageLedger(document, assignment)
+            for row in self._rows.values():
+                self._ledger.add(row)
+        elif self._assignment is not assignment:
+            moved = self._ledger.use(assignment)
+            for id in {id for node in moved for id in self._on_node.get(node, ())}:
+                self._ledger.remove(id)
+                self._ledger.add(self._rows[id])
+        old, self._uses = self._uses, {}
+        for node in seen:
+            use = old.get((node.name, node.pool))
+            if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
+                held = self._on_node.get(node.name, {})
+                use = use_of(node, [held[id] for id in sorted(held)])
+            self._uses[node.name, node.pool] = use
+        self._stale.clear()
+        self._seen, self._document, self._assignment = seen, document, assignment
+
+
+def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
+    """Count what is used and free on the devices of a node; a device never has less than nothing free."""
+    taken = dict.fromkeys(node.devices, 0)
+    used = 0
+    for row in rows:
+        for place in row.placement:
+            if place.node == node.name:
+                for index, milli in zip(place.devices, place.milli, strict=False):
+                    if index in taken:
+                        taken[index] += milli
+                        used += milli
+    free = sum(max(0, 1000 - held - node.foreign.get(index, 0)) for index, held in taken.items())
+    return NodeUse(node, tuple(rows), used, free)

@@ -1,0 +1,100 @@
+"""Count the usage of teams row by row, with the engine's own ledger, so that no request builds a cluster."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backends.base import NodeSeen
+from ..engine.rules.quota import Ledger
+from ..engine.rules.usage import TeamCount, count_usage, hold
+from ..policy import Document
+from ..store.records import Place, Workload
+from .pool_assignment import PoolAssignment
+from .reconcile import HOLDS
+
+
+class Record(NamedTuple):
+    """What one workload counts: its team, the pool that it counts in, and milli-GPUs."""
+
+    team: str
+    pool: str
+    non_preemptible: bool
+    amount: int
+
+
+class UsageLedger:
+    """The usage of all rows that were added. The counts equal `usage_by_team` of the same world,
+    but for devices that a divided node's work still holds in a pool that it does not count in."""
+
+    def __init__(self, document: Document, assignment: PoolAssignment) -> None:
+        self._document = document
+        self._ledger = Ledger(document.policies)
+        self._held: dict[str, dict[str, tuple[int, int]]] = {}
+        self._records: dict[str, Record] = {}
+        self._assign(assignment)
+
+    def _assign(self, assignment: PoolAssignment) -> None:
+        self._assignment = assignment
+        self._devices: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._totals = {pool.name: 0 for pool in self._document.pools}
+        for node in assignment.nodes:
+            self._devices.setdefault(node.name, {})[node.pool] = node.devices
+            self._totals[node.pool] = self._totals.get(node.pool, 0) + usable(node)
+
+    def use(self, assignment: PoolAssignment) -> set[str]:
+        """Take new nodes; return the names of those whose pools or devices changed: their rows count anew."""
+        before = self._devices
+        self._assign(assignment)
+        return {name for name in before.keys() | self._devices.keys() if before.get(name) != self._devices.get(name)}
+
+    def add(self, row: Workload) -> None:
+        """Count a workload that holds GPUs; all others count nothing."""
+        if row.team is None or row.state not in HOLDS:
+            return
+        record = self._record(row)
+        if record is not None:
+            self._records[row.id] = record
+            self._book(record, 1)
+
+    def remove(self, id: str) -> None:
+        """Count a workload no longer."""
+        record = self._records.pop(id, None)
+        if record is not None:
+            self._book(record, -1)
+
+    def count(self) -> dict[str, TeamCount]:
+        """Return every policy's usage by name."""
+        return count_usage(self._ledger, self._totals, self._held)
+
+    def _book(self, record: Record, sign: int) -> None:
+        team, pool, non_preemptible, amount = record
+        account = self._ledger.account(team)
+        self._ledger.record(account, pool, non_preemptible, "", now=sign * amount)
+        self._ledger.grown.clear()
+        hold(self._held, account, pool, sign * amount if non_preemptible else 0, sign * amount)
+
+    def _record(self, row: Workload) -> Record | None:
+        """Return what a row counts, in the pool of its first worker; work whose nodes are gone counts in full."""
+        profile = self._document.profile(row.profile)
+        pools = profile.pools if profile else ()
+        found = [(pool, place) for place in row.placement if (pool := self._pool_of(place, pools)) is not None]
+        if found:
+            amount = sum(self._amount(place, pool) for pool, place in found)
+            return Record(row.team or "", found[0][0], not row.preemptible, amount)
+        known = [pool for pool in pools or sorted(self._totals) if pool in self._totals]
+        return Record(row.team or "", known[0], not row.preemptible, row.gpus * row.workers) if known else None
+
+    def _pool_of(self, place: Place, pools: tuple[str, ...]) -> str | None:
+        return self._assignment.pool_of(place, pools)
+
+    def _amount(self, place: Place, pool: str) -> int:
+        devices = self._devices[place.node][pool]
+        return sum(milli for index, milli in zip(place.devices, place.milli, strict=False) if index in devices)
+
+
+def usable(node: NodeSeen) -> int:
+    """Return the milli-GPUs of a node that work of Makeway can use, as the engine counts them."""
+    if not node.ready:
+        return 0
+    foreign = sum(min(milli, 1000) for index, milli in node.foreign.items() if index in node.devices)
+    return max(0, 1000 * len(node.devices) - foreign)

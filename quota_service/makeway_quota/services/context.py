@@ -1,0 +1,136 @@
+"""Share the parts of the service between the classes of `services`: store, world, read model, executors, limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from ..backends.base import Backend
+from ..config import ServiceConfig
+from ..control.components import Components
+from ..control.leases import Leases
+from ..control.read_model import ReadModels
+from ..control.world import World
+from ..policy import Document
+from ..store.records import Workload
+from ..store.store import Store
+from .caller import Caller
+from .user_limits import UserLimits
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONGEST_WAIT = 60.0
+"""Seconds that one long poll may take."""
+REQUEST_THREADS = 8
+"""Threads that requests share for reads and writes of the store."""
+FILE_READS = 2
+"""Reads of job files at the same time: the backend does them in the threads that the loop uses as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The parts that requests work with. Requests never use asyncio's default executor: the loop plans there."""
+
+    config: ServiceConfig
+    store: Store
+    backend: Backend
+    world: World
+    models: ReadModels
+    leases: Leases
+    clock: Callable[[], float]
+    wake: Callable[[], None]
+    limits: UserLimits
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
+    planning: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
+    file_reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILE_READS))
+
+    @classmethod
+    def of(cls, parts: Components, wake: Callable[[], None]) -> Context:
+        """Make the context of a service."""
+        config = parts.config
+        return cls(
+            config=config,
+            store=parts.store,
+            backend=parts.backend,
+            world=parts.world,
+            models=ReadModels(parts.world, parts.store, parts.clock),
+            leases=parts.leases,
+            clock=parts.clock,
+            wake=wake,
+            limits=UserLimits(
+                parts.store,
+                pending=config.max_pending_jobs,
+                submissions=config.max_submissions_per_minute,
+                followers=config.max_log_followers,
+            ),
+        )
+
+    def close(self) -> None:
+        """End the threads; calls under way finish on their own."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.planning.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def document(self) -> Document:
+        """Return the policy document in force."""
+        return self.world.document
+
+    def teams_of(self, caller: Caller) -> tuple[str, ...]:
+        """Return the caller's own teams, in the order of the policy document."""
+        return self.document.teams_of(caller.name, caller.groups)
+
+    def visible_teams(self, caller: Caller) -> tuple[str, ...] | None:
+        """Return the teams that a caller may look at: its own and those that it leads; None means all."""
+        if caller.sees_all:
+            return None
+        own, led = self.teams_of(caller), caller.groups_with("manage")
+        if not led:
+            return own
+        facts = self.document.policy_facts
+        return tuple(p.name for p in self.document.policies if p.name in own or led.intersection(facts[p.name].groups))
+
+    def managed_teams(self, caller: Caller) -> tuple[str, ...] | None:
+        """Return the teams whose policy a caller may read: None (all) with `manage` without a filter."""
+        return None if caller.manages_all else self.visible_teams(caller)
+
+    def manages(self, caller: Caller, team: str | None) -> bool:
+        """Whether the caller may manage the work of a team."""
+        facts = self.document.policy_facts.get(team or "")
+        return caller.manages(facts.groups if facts else ())
+
+    def title(self, team: str | None) -> str:
+        """Return the title of a team."""
+        policy = self.document.policy(team) if team else None
+        return policy.label if policy else team or ""
+
+    async def learn_limits(self) -> None:
+        """Count the jobs that waited before this process started, once."""
+        if not self.limits.known:
+            self.limits.learn((await self.world.rows()).values())
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a blocking function of the store in a thread of the requests."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+    async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that plans in the one thread for what-if."""
+        return await asyncio.get_running_loop().run_in_executor(self.planning, partial(function, *args, **kwargs))
+
+    async def wait_for_change(
+        self, id: str, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None
+    ) -> Workload:
+        """Read a workload, waiting up to `wait` seconds until it is newer than `version`."""
+        deadline = time.monotonic() + min(max(wait, 0.0), LONGEST_WAIT)
+        with self.world.follow(id) as follower:
+            while True:
+                row = await fetch()
+                left = deadline - time.monotonic()
+                if version is None or row.version > version or left <= 0 or not row.live:
+                    return row
+                await follower.heard(left)

@@ -1,0 +1,82 @@
+"""Check which team and profile a request may use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..engine.state import Profile
+from ..policy import Document, closest
+from ..wording import names
+from .refusals import refuse
+
+
+def title_of(document: Document, profile: Profile) -> str:
+    """Return the title of a profile."""
+    return document.profile_facts[profile.name].title
+
+
+def find_profile(document: Document, name: str) -> Profile:
+    """Return a profile by name; the refusal lists the known ones."""
+    profile = document.profile(name)
+    if profile is None:
+        known = [p.name for p in document.profiles]
+        meant = closest(name, known)
+        raise refuse(
+            f"There is no profile “{name[:80]}”."
+            + (f" Did you mean “{meant}”?" if meant else f" There are {names(known, 20)}."),
+            "unknown_profile",
+            404,
+        )
+    return profile
+
+
+def check_queue(document: Document, user: str, teams: Sequence[str], team: str, profile: Profile) -> None:
+    """Refuse a team that is not the user's, and a profile that the team has no queue for (F11)."""
+    if team not in teams:
+        yours = (
+            f"your teams are {names(teams)}"
+            if len(teams) > 1
+            else f"your team is {teams[0]}"
+            if teams
+            else "you are in no team"
+        )
+        raise refuse(f"{user} is not in the team “{team[:80]}”: {yours}.", "foreign_team", 403)
+    if not document.queue_open(team, profile.name):
+        open_to = [p.name for p in document.profiles if document.queue_open(team, p.name)]
+        raise refuse(
+            f"The team “{team}” cannot use {title_of(document, profile)}; "
+            f"it can use {names(open_to, 20) or 'no profile at all'}.",
+            "queue_closed",
+            403,
+        )
+
+
+def pick_team(document: Document, user: str, groups: Sequence[str], named: str | None) -> str:
+    """Return the team that a job runs for: the named one, or the user's only one (F30)."""
+    teams = document.teams_of(user, groups)
+    if named is not None:
+        if named not in teams:
+            yours = f"your teams: {names(teams)}" if teams else "you are in no team; ask an administrator to add you"
+            raise refuse(f"{user} is not in the team “{named[:80]}” ({yours}).", "foreign_team", 403)
+        return named
+    if not teams:
+        raise refuse(
+            f"{user} is in no team, and GPUs belong to teams: ask an administrator to add you to one.", "no_team", 403
+        )
+    if len(teams) > 1:
+        raise refuse(f"You are in {len(teams)} teams: say which one with --team ({names(teams)}).", "which_team", 422)
+    return teams[0]
+
+
+def pick_profile(document: Document, user: str, team: str, named: str | None) -> Profile:
+    """Return the profile that a job of one of the user's teams runs with: the named one, or the team's first."""
+    if named is None:
+        usable = document.profiles_for(team, "job")
+        if not usable:
+            raise refuse(f"The team “{team}” has no profile for training jobs.", "no_profile", 409)
+        return find_profile(document, usable[0])
+    profile = find_profile(document, named)
+    if "job" not in document.profile_facts[profile.name].kinds:
+        raise refuse(f"{title_of(document, profile)} is for notebooks, not for training jobs.", "wrong_kind", 409)
+    check_queue(document, user, (team,), team, profile)
+    return profile

@@ -1,0 +1,73 @@
+"""Find jobs for a caller: which ones it may see, read and change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from makeway_api.models import Job
+
+from ..store.records import Attempt, Workload
+from . import views
+from .caller import Caller
+from .context import Context
+from .refusals import refuse
+
+
+class JobAccess:
+    """Looks jobs up: live ones in memory, ended ones in the store. A job that a caller may not see does not exist."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def visible(self, caller: Caller, id: str) -> Workload:
+        """Return a job that the caller may see: its own, or one of a visible team."""
+        context = self._context
+        row = await context.world.row(id) or await context.call(context.store.workload, id)
+        teams = context.visible_teams(caller)
+        visible = row is not None and (teams is None or row.owner == caller.name or row.team in teams)
+        if row is None or row.kind != "job" or not visible:
+            raise refuse(f"There is no job “{id[:80]}” that you may see.", "not_found", 404)
+        return row
+
+    async def readable(self, caller: Caller, id: str) -> Workload:
+        """Return a job whose log, result and files the caller may read."""
+        row = await self.visible(caller, id)
+        if not self.may_read(caller, row):
+            raise refuse(
+                f"{row.name} belongs to {row.owner}, and on this machine files are readable by their owner only: "
+                f"ask {row.owner} for its log, result or files.",
+                "not_yours",
+                403,
+            )
+        return row
+
+    async def changeable(self, caller: Caller, id: str, what: str) -> Workload:
+        """Return a job that the caller may change: its own, or one of a team that it leads."""
+        row = await self.visible(caller, id)
+        if row.owner != caller.name and not self._context.manages(caller, row.team):
+            raise refuse(
+                f"{row.name} belongs to {row.owner}: only they or a team lead can {what} it.", "not_yours", 403
+            )
+        return row
+
+    def may_read(self, caller: Caller, row: Workload) -> bool:
+        """Whether the caller may read what a job runs and wrote.
+
+        In demo mode a team shares its work; in system mode the API shows no more than the file system does.
+        """
+        if self._context.config.mode != "system" or row.owner == caller.name:
+            return True
+        return self._context.manages(caller, row.team)
+
+    async def shown(self, caller: Caller, row: Workload, *, whole: bool = False) -> Job:
+        """Return a job as the caller may see it; `whole` with its attempts and source."""
+        context = self._context
+        attempts: Sequence[Attempt] = ()
+        if whole:
+            attempts = await context.call(context.store.attempts, row.id) if row.attempt else ()
+            if not row.source and (stored := await context.call(context.store.workload, row.id)) is not None:
+                row = stored
+        job = views.job(row, virtual=context.world.virtual, attempts=attempts, now=context.clock())
+        if self.may_read(caller, row):
+            return job
+        return job.model_copy(update={"command": [], "source": "", "private": True})

@@ -1,0 +1,151 @@
+"""Read what jobs write: logs, results and exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from typing import Any
+
+from makeway_api.models import LogChunk
+
+from ..control.reconcile import HOLDS
+from ..store.records import Workload
+from .caller import Caller
+from .context import LONGEST_WAIT, Context
+from .job_access import JobAccess
+from .refusals import refuse
+
+LOG_POLL = 0.1
+"""Seconds after which a log without news is read again; the pause grows by half each time."""
+LONGEST_POLL = 1.0
+MOST_LOG = 1_000_000
+"""Bytes of one answer"""
+RESULT_CHUNK = 1_000_000
+"""Bytes of a result that are in memory at a time"""
+
+
+class Result:
+    """The result of a job: its size in bytes, and its content chunk by chunk."""
+
+    def __init__(self, context: Context, workload: str, attempt: int, size: int) -> None:
+        self.size = size
+        self._context = context
+        self._job = (workload, attempt)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield the content; a file that shrinks meanwhile ends early."""
+        offset = 0
+        while offset < self.size:
+            async with self._context.file_reads:
+                part = await self._context.backend.result_part(
+                    *self._job, offset, min(RESULT_CHUNK, self.size - offset)
+                )
+            if part is None or not part[0]:
+                return
+            offset += len(part[0])
+            yield part[0]
+
+
+class OutputService:
+    """Logs, results and exceptions, for callers who may read the job."""
+
+    def __init__(self, context: Context, access: JobAccess) -> None:
+        self._context = context
+        self._access = access
+
+    async def log(self, caller: Caller, id: str, attempt: int | None, offset: int, limit: int, wait: float) -> LogChunk:
+        """Return part of a job's log; a negative offset counts from the end; wait up to `wait` seconds for news."""
+        row = await self._access.readable(caller, id)
+        with self._context.limits.following(caller.name) if wait > 0 else nullcontext():
+            return await self._log(
+                caller, row, attempt or max(1, row.attempt), offset, min(max(1, limit), MOST_LOG), wait
+            )
+
+    async def _log(self, caller: Caller, row: Workload, number: int, offset: int, limit: int, wait: float) -> LogChunk:
+        deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
+        pause = LOG_POLL
+        while True:
+            over = not (row.state in HOLDS and row.attempt == number) and not (row.live and number > row.attempt)
+            data, size = await self._read(row.id, number, max(0, offset), limit)
+            if offset < 0:
+                offset = max(0, size + offset)
+                data, size = await self._read(row.id, number, offset, limit)
+            if data or over or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+            pause = min(LONGEST_POLL, pause * 1.5)
+            row = await self._access.visible(caller, row.id)
+        skipped = False
+        if not data and offset < size and (gap := await self._gap(row.id, number)) and gap[0] <= offset < gap[1]:
+            offset, skipped = gap[1], True
+            data, size = await self._read(row.id, number, offset, limit)
+        text, used = _decode(data, final=over and offset + len(data) >= size)
+        following = min(offset, size) + used if data else min(offset, size)
+        return LogChunk(
+            attempt=number,
+            offset=offset,
+            next_offset=following,
+            text=text,
+            eof=over and following >= size,
+            truncated=skipped,
+        )
+
+    async def result(self, caller: Caller, id: str) -> Result | None:
+        """Return the result of a job's newest attempt, or None; one above the limit of the service is refused."""
+        row = await self._access.readable(caller, id)
+        if not row.attempt:
+            return None
+        async with self._context.file_reads:
+            part = await self._context.backend.result_part(id, row.attempt, 0, 0)
+        if part is None:
+            return None
+        size, most = part[1], self._context.config.max_result_bytes
+        if most and size > most:
+            raise refuse(
+                f"The result of {row.name} has {size // 1_000_000} MB, and {most // 1_000_000} MB is the most that is "
+                "sent: write large results to the shared storage and return their path.",
+                "result_too_large",
+                413,
+                bytes=size,
+                limit_bytes=most,
+            )
+        return Result(self._context, id, row.attempt, size)
+
+    async def error(self, caller: Caller, id: str) -> dict[str, Any] | None:
+        """Return the exception that ended the job, or None."""
+        row = await self._access.readable(caller, id)
+        if not row.attempt:
+            return None
+        async with self._context.file_reads:
+            data = await self._context.backend.error(id, row.attempt)
+        try:
+            found = json.loads(data) if data else None
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    async def _read(self, id: str, attempt: int, offset: int, limit: int) -> tuple[bytes, int]:
+        async with self._context.file_reads:
+            return await self._context.backend.log(id, attempt, offset, limit)
+
+    async def _gap(self, id: str, attempt: int) -> tuple[int, int] | None:
+        async with self._context.file_reads:
+            return await self._context.backend.log_gap(id, attempt)
+
+
+def _decode(data: bytes, *, final: bool) -> tuple[str, int]:
+    """Return the text and the bytes that it takes: a character cut in half at the end is left for the next chunk."""
+    if not final:
+        for cut in range(min(3, len(data))):
+            byte = data[len(data) - 1 - cut]
+            if byte < 0x80:
+                break
+            if byte >= 0xC0:
+                need = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+                if need > cut + 1 and len(data) > cut + 1:
+                    data = data[: len(data) - 1 - cut]
+                break
+    return data.decode("utf-8", "replace"), len(data)

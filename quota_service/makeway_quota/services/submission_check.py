@@ -1,0 +1,123 @@
+"""Check the files, command and environment of a submission; each refusal is one sentence."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import secrets
+from pathlib import PurePosixPath
+
+from makeway_api.models import JobAsk
+
+from ..engine.state import Profile
+from ..policy import Document
+from ..store.records import NewWorkload
+from .refusals import refuse
+
+ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+MOST_ENV_BYTES = 256_000
+MOST_COMMAND_BYTES = 1_000_000
+
+Files = tuple[tuple[str, bytes, bool], ...]
+
+
+def read_files(ask: JobAsk, most_bytes: int) -> Files:
+    """Decode the files of a submission, refusing paths that lead out of the job's directory."""
+    files: dict[str, tuple[str, bytes, bool]] = {}
+    total = 0
+    for file in ask.files:
+        path = _path(file.path)
+        total += len(file.data) * 3 // 4
+        if total > most_bytes + 2 * len(ask.files):
+            raise refuse(
+                f"The files of this job are larger than {most_bytes // 1_000_000} MB. Leave large data where it is "
+                f"(a shared directory, object storage) and submit only code.",
+                "files_too_large",
+                413,
+                limit_bytes=most_bytes,
+            )
+        if path in files:
+            raise refuse(f"The file “{path}” is in the submission twice.", "duplicate_file", 422)
+        try:
+            data = base64.b64decode(file.data, validate=True)
+        except (binascii.Error, ValueError):
+            raise refuse(f"The content of the file “{path}” is not valid base64.", "bad_file", 422) from None
+        files[path] = (path, data, file.executable)
+    _check_nesting(files)
+    return tuple(files.values())
+
+
+def _path(text: str) -> str:
+    path = PurePosixPath(text)
+    if CONTROL.search(text) or path.is_absolute() or ".." in path.parts or str(path) in ("", ".") or "\\" in text:
+        raise refuse(f"“{text[:120]}” cannot be a file of a job: give a relative path without “..”.", "bad_path", 422)
+    if not _encodable(text) or any(len(part.encode()) > 255 for part in path.parts):
+        raise refuse(f"The file name “{text[:60]}…” is too long or not valid Unicode.", "bad_path", 422)
+    return str(path)
+
+
+def _check_nesting(files: dict[str, tuple[str, bytes, bool]]) -> None:
+    for path in files:
+        for parent in PurePosixPath(path).parents:
+            if str(parent) in files:
+                raise refuse(f"“{parent}” is both a file and the directory of “{path}”.", "bad_path", 422)
+
+
+def check_process(ask: JobAsk) -> None:
+    """Refuse a command or an environment that no process could be started with."""
+    if any("\x00" in word or not _encodable(word) for word in ask.command):
+        raise refuse("The command has a NUL character or invalid Unicode in it.", "bad_command", 422)
+    if not ask.command[0].strip():
+        raise refuse("The command is empty: say what to run.", "bad_command", 422)
+    if sum(map(len, ask.command)) > MOST_COMMAND_BYTES:
+        raise refuse("The command is longer than 1 MB: put the code into a file of the job.", "bad_command", 422)
+    for name, value in ask.env.items():
+        if not ENV_NAME.match(name) or "\x00" in value or not _encodable(value):
+            raise refuse(f"“{name[:60]}” cannot be an environment variable with that value.", "bad_env", 422)
+        if name.startswith("MAKEWAY_") or name == "CUDA_VISIBLE_DEVICES":
+            raise refuse(f"{name} is set by Makeway and cannot be given.", "reserved_env", 422)
+    if sum(len(k) + len(v) for k, v in ask.env.items()) > MOST_ENV_BYTES:
+        raise refuse("The environment is larger than 256 kB.", "bad_env", 422)
+    if not _encodable(ask.name) or not _encodable(ask.source) or "\x00" in ask.source:
+        raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
+
+
+def new_job(document: Document, ask: JobAsk, owner: str, team: str, profile: Profile) -> NewWorkload:
+    """Return a checked submission as a new record of the store, with an id of its own."""
+    facts = document.profile_facts[profile.name]
+    id = f"j-{secrets.token_hex(4)}"
+    limits = [limit for limit in (ask.time_limit, profile.time_limit) if limit is not None]
+    return NewWorkload(
+        id=id,
+        kind="job",
+        team=team,
+        profile=profile.name,
+        owner=owner,
+        name=CONTROL.sub(" ", ask.name).strip() or id,
+        priority=ask.priority.value,
+        preemptible=True,
+        gpus=profile.gpus,
+        workers=ask.workers or profile.workers,
+        min_workers=None if ask.workers else profile.min_workers,
+        cpu=profile.cpu,
+        memory=profile.memory,
+        time_limit=min(limits) if limits else None,
+        grace=profile.grace or document.settings.grace,
+        signal=facts.signal,
+        image=facts.image,
+        max_failures=ask.max_failures,
+        command=tuple(ask.command),
+        env={**facts.env, **ask.env},
+        source=ask.source,
+        clone_of=ask.clone_of,
+    )
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,15 @@
+"""Convert Unix seconds to the times of the API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def when(seconds: float | None) -> datetime | None:
+    """Return the time of Unix seconds, or None for None."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def at(seconds: float) -> datetime:
+    """Return the time of Unix seconds."""
+    return datetime.fromtimestamp(seconds, UTC)

@@ -1,0 +1,80 @@
+"""Show who uses what now, from the read model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from makeway_api.models import Lending, TeamUsage, Usage
+
+from .. import metrics
+from ..control.read_model import ReadModel, TeamLoad
+from ..engine.rules.usage import TeamCount
+from ..engine.state import Policy
+from .caller import Caller
+from .context import Context
+from .times import at
+from .views import gpu
+
+
+class UsageService:
+    """Usage of teams and of the cluster."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def usage(self, caller: Caller) -> Usage:
+        """Return the usage of the teams that the caller may see, and of the cluster as a whole."""
+        model = await self._context.models.current()
+        return usage_model(model, self._context.visible_teams(caller), caller.name)
+
+    async def metrics(self) -> bytes:
+        """Return everything that Prometheus may scrape, as of now."""
+        model = await self._context.models.current()
+        metrics.show(usage_model(model, None, ""), model.workloads)
+        return metrics.render()
+
+
+def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str) -> Usage:
+    """Return the usage of `teams` (None: all) as the API shows it."""
+    return Usage(
+        at=at(model.at),
+        teams=team_usages(model, teams, user),
+        total=model.total,
+        used=gpu(model.used),
+        free=gpu(model.free),
+        virtual=model.virtual,
+    )
+
+
+def team_usages(model: ReadModel, teams: Sequence[str] | None, user: str) -> list[TeamUsage]:
+    """Return the usage of `teams` (None: all) in the order of the policy document; `user` is who `mine` counts for."""
+    lent_to: dict[str, list[Lending]] = {}
+    for team, count in model.usage.items():
+        for lender, milli in count.borrowed_from:
+            lent_to.setdefault(lender, []).append(Lending(team=team, gpus=gpu(milli)))
+    return [
+        _team_usage(model, policy, model.usage[policy.name], user, lent_to.get(policy.name, []))
+        for policy in model.document.policies
+        if (teams is None or policy.name in teams) and policy.name in model.usage
+    ]
+
+
+def _team_usage(model: ReadModel, policy: Policy, count: TeamCount, user: str, lent_to: list[Lending]) -> TeamUsage:
+    load = model.loads.get(policy.name, TeamLoad())
+    return TeamUsage(
+        team=policy.name,
+        title=policy.label,
+        reserved=gpu(count.reserved),
+        limit=None if count.limit is None else gpu(count.limit),
+        used=gpu(count.guaranteed + count.in_quota + count.borrowed),
+        guaranteed=gpu(count.guaranteed),
+        in_quota=gpu(count.in_quota),
+        borrowed=gpu(count.borrowed),
+        lent=gpu(count.lent),
+        free=gpu(max(0, count.reserved - count.guaranteed - count.in_quota - count.lent)),
+        mine=gpu(model.held_by.get((policy.name, user), 0)),
+        waiting=load.waiting,
+        running=load.running,
+        borrowed_from=[Lending(team=team, gpus=gpu(milli)) for team, milli in count.borrowed_from],
+        lent_to=lent_to,
+    )

@@ -1,0 +1,178 @@
+"""Limit what one person can ask for: pending jobs, submissions per minute, log followers.
+
+Counts are kept per replica; a limit of 0 is no limit. Each check costs the same however many jobs there are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..store.records import Workload
+from ..store.store import Store
+from ..wording import count
+from .refusals import busy, refuse
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A token bucket: how many submissions are left, and since when."""
+
+    left: float
+    at: float
+
+
+class Reservation:
+    """Room for jobs that are being written: each takes its part until the store has it."""
+
+    def __init__(self, user: str, left: int, expected: dict[str, Reservation]) -> None:
+        self.user = user
+        self.left = left
+        self._expected = expected
+
+    def expect(self, id: str) -> None:
+        """Count one of the jobs as pending, no longer as reserved, when the store has this id."""
+        self._expected[id] = self
+
+
+class UserLimits:
+    """The counts of all users. Follows the store's commits, in the threads that write."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        pending: int,
+        submissions: int,
+        followers: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most_pending = pending
+        self._per_minute = submissions
+        self._most_followers = followers
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._versions: dict[str, int] = {}
+        self._waits: dict[str, str] = {}
+        """job id to owner, for jobs that wait"""
+        self._pending: Counter[str] = Counter()
+        self._arriving: Counter[str] = Counter()
+        self._expected: dict[str, Reservation] = {}
+        self._buckets: dict[str, Bucket] = {}
+        self._followers: Counter[str] = Counter()
+        self._known = False
+        store.on_change(self._take)
+
+    @property
+    def known(self) -> bool:
+        """Whether the jobs that waited at the start were counted (`learn`)."""
+        return self._known
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs that wait, of all users."""
+        return len(self._waits)
+
+    def learn(self, rows: Iterable[Workload]) -> None:
+        """Count the jobs that wait already; those that were committed meanwhile are newer."""
+        self._take(tuple(rows))
+        self._known = True
+
+    def _take(self, changed: Sequence[Workload]) -> None:
+        with self._guard:
+            for row in changed:
+                if (reservation := self._expected.pop(row.id, None)) is not None:
+                    reservation.left -= 1
+                    self._less(self._arriving, reservation.user)
+                if row.kind != "job" or self._versions.get(row.id, -1) >= row.version:
+                    continue
+                if (owner := self._waits.pop(row.id, None)) is not None:
+                    self._less(self._pending, owner)
+                if row.state == "pending":
+                    self._waits[row.id] = row.owner
+                    self._pending[row.owner] += 1
+                if row.live or not self._known:
+                    self._versions[row.id] = row.version
+                else:
+                    self._versions.pop(row.id, None)
+
+    @contextmanager
+    def submitting(self, user: str, many: int) -> Iterator[Reservation]:
+        """Reserve room for `many` jobs while they are written; refuse them if they exceed a limit."""
+        reservation = Reservation(user, many, self._expected)
+        with self._guard:
+            self._check_pending(user, many)
+            self._check_rate(user, many)
+            self._arriving[user] += many
+        try:
+            yield reservation
+        finally:
+            with self._guard:
+                self._less(self._arriving, user, reservation.left)
+                for id in [id for id, each in self._expected.items() if each is reservation]:
+                    del self._expected[id]
+
+    def _check_pending(self, user: str, many: int) -> None:
+        there, most = self._pending[user] + self._arriving[user], self._most_pending
+        if most and there + many > most:
+            raise refuse(
+                f"{user} has {count(there, 'pending job')}, and {most} is the most for one person"
+                + (f": {many} more do not fit. " if many > 1 else ". ")
+                + "Submit more when some have started, or cancel some.",
+                "too_many_pending",
+                429,
+                pending=there,
+                submitted=many,
+                most=most,
+            )
+
+    def _check_rate(self, user: str, many: int) -> None:
+        if not self._per_minute:
+            return
+        now, most = self._clock(), float(self._per_minute)
+        bucket = self._buckets.setdefault(user, Bucket(most, now))
+        bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / 60)
+        bucket.at = max(bucket.at, now)
+        if bucket.left < min(many, most):
+            wait = (min(many, most) - bucket.left) * 60 / most
+            raise busy(
+                f"{user} submits more than {count(self._per_minute, 'job')} a minute: "
+                f"try again in {max(1, round(wait))} s.",
+                "too_many_submissions",
+                429,
+                wait,
+                per_minute=self._per_minute,
+            )
+        bucket.left -= many
+        if len(self._buckets) > 10_000:
+            self._buckets = {name: b for name, b in self._buckets.items() if now - b.at < 60}
+
+    @contextmanager
+    def following(self, user: str) -> Iterator[None]:
+        """Count a request that waits for a log; refuse it beyond the limit."""
+        with self._guard:
+            most = self._most_followers
+            if most and self._followers[user] >= most:
+                raise busy(
+                    f"{user} follows {count(most, 'log')} already, the most for one person: stop following one first.",
+                    "too_many_followers",
+                    429,
+                    5,
+                    most=most,
+                )
+            self._followers[user] += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._less(self._followers, user)
+
+    @staticmethod
+    def _less(counter: Counter[str], name: str, by: int = 1) -> None:
+        counter[name] -= by
+        if counter[name] <= 0:
+            del counter[name]

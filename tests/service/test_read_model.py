@@ -1,0 +1,185 @@
+"""The read model: equal to what the engine counts, made by deltas, shared by all requests of a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.control.read_model import ReadModels
+from makeway_quota.control.world import World
+from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
+from makeway_quota.policy import read
+from makeway_quota.store.records import Change, NewWorkload, Place
+from makeway_quota.store.store import Store, open_store
+
+POLICY = """\
+version: 1
+pools:
+  - {name: big, nodes: {local: {gpus: [0, 1, 2, 3]}}, profiles: [one, half, session]}
+  - {name: small, nodes: {local: {gpus: [4, 5, 6, 7]}}, profiles: [one, half, session]}
+  - {name: far, nodes: {labels: {a: b}}, profiles: [one]}
+profiles:
+  - {name: one, title: One, gpus: 1, pools: [big, small]}
+  - {name: half, title: Half, gpus: 0.5, pools: [small]}
+  - {name: session, title: Session, gpus: 1, pools: [far, big]}
+policies:
+  - {name: dep, title: Department, groups: [dep], quotas: [{pools: [big, small], reserved: 3}]}
+  - {name: a, title: A, groups: [a], parent: dep, quotas: [{pools: [big], reserved: 1}]}
+  - {name: b, title: B, groups: [b], parent: dep}
+  - {name: c, title: C, groups: [c], quotas: [{pools: [far], reserved: 2, limit: 4}, {pools: [small], reserved: 1}]}
+  - {name: d, title: D, groups: [d], quotas: [{reserved: 1}]}
+"""
+OTHER = POLICY.replace("reserved: 3", "reserved: 2").replace("parent: dep, quotas", "quotas")
+
+
+class Setting:
+    """A store, a world with a divided and two plain nodes, and its read models."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store: Store = open_store(f"sqlite:///{folder / 'db.sqlite'}")
+        self.clock = 1000.0
+        self.world = World(self.store, read(POLICY, "p.yaml"), 1, lambda: self.clock)
+        self.models = ReadModels(self.world, self.store, lambda: self.clock)
+        self.nodes = {
+            "here": NodeSeen("here", "", tuple(range(8)), cpu=8000, memory=8000),
+            "n1": NodeSeen("n1", "far", (0, 1, 2, 3)),
+            "n2": NodeSeen("n2", "far", (0, 1, 2, 3), foreign={3: 500}),
+        }
+        self.see()
+
+    def see(self) -> None:
+        self.world.see(Seen(tuple(self.nodes.values()), ()))
+
+    async def check(self) -> None:
+        """Compare the model with a count by the engine."""
+        model = await self.models.current()
+        rows = await self.world.rows()
+        expected = {
+            usage.policy: TeamCount(
+                usage.reserved,
+                usage.limit,
+                usage.guaranteed,
+                usage.in_quota,
+                usage.borrowed,
+                usage.lent,
+                usage.borrowed_from,
+            )
+            for usage in usage_by_team(self.world.snapshot(rows, self.clock))
+        }
+        assert {team: count for team, count in model.usage.items() if team in expected} == expected
+        assert sum(load.waiting for load in model.loads.values()) == sum(r.state == "pending" for r in rows.values())
+        assert sum(model.held_by.values()) == sum(r.size for r in rows.values() if r.state == "running")
+        assert sum(model.workloads.values()) == len(rows)
+        assert model.sessions == {id: row for id, row in rows.items() if row.kind == "session"}
+        held = {(use.seen.name, row.id) for uses in model.nodes.values() for use in uses for row in use.holders}
+        assert held == {
+            (place.node, row.id)
+            for row in rows.values()
+            if row.state == "running"
+            for place in row.placement
+            if any(place.node == use.seen.name for uses in model.nodes.values() for use in uses)
+        }
+
+
+def submitted(number: int, random: Random) -> NewWorkload:
+    kind = random.choice(("job", "job", "session"))
+    profile = "session" if kind == "session" else random.choice(("one", "half"))
+    return NewWorkload(
+        id=f"{'s' if kind == 'session' else 'j'}-{number:08d}",
+        kind="session" if kind == "session" else "job",
+        team=random.choice("abcd"),
+        profile=profile,
+        owner=random.choice(("ana", "bo")),
+        server=f"{number}",
+        preemptible=kind == "job",
+        gpus=500 if profile == "half" else 1000,
+        workers=random.choice((1, 1, 2)) if kind == "job" else 1,
+    )
+
+
+def place(gpus: int, free: dict[tuple[str, int], int], random: Random) -> Place | None:
+    """Take room on a random device; now and then on a node that is gone."""
+    if random.random() < 0.05:
+        return Place("gone", (0,), (gpus,))
+    able = [key for key, left in free.items() if left >= gpus]
+    if not able:
+        return None
+    key = random.choice(able)
+    free[key] -= gpus
+    return Place(key[0], (key[1],), (gpus,))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    setting = Setting(tmp_path)
+    running: dict[str, tuple[Place, ...]] = {}
+    pending: dict[str, NewWorkload] = {}
+    for number in range(120):
+        setting.clock += 1
+        free = {(n.name, d): 1000 - n.foreign.get(d, 0) for n in setting.nodes.values() for d in n.devices}
+        for taken in running.values():
+            for each in taken:
+                if (each.node, each.devices[0]) in free:
+                    free[each.node, each.devices[0]] -= each.milli[0]
+        roll = random.random()
+        if roll < 0.4:
+            new = submitted(number, random)
+            setting.store.add_workload(new, now=setting.clock)
+            pending[new.id] = new
+        elif roll < 0.7 and pending:
+            id = random.choice(sorted(pending))
+            new = pending[id]
+            found = [place(new.gpus, free, random) for _ in range(new.workers)]
+            places = tuple(each for each in found if each is not None)
+            if len(places) == new.workers:
+                del pending[id]
+                running[id] = places
+                setting.store.commit([Change(id, {"state": "running", "placement": places})], now=setting.clock)
+        elif roll < 0.85 and running:
+            id = random.choice(sorted(running))
+            del running[id]
+            setting.store.commit([Change(id, {"state": "succeeded"})], now=setting.clock)
+        elif roll < 0.9:
+            setting.nodes["n1"] = replace(setting.nodes["n1"], ready=not setting.nodes["n1"].ready)
+            setting.see()
+        elif roll < 0.95:
+            gone = setting.nodes.pop("n2", None)
+            if gone is None:
+                setting.nodes["n2"] = NodeSeen("n2", "far", (0, 1, 2, 3))
+            setting.see()
+        else:
+            document = read(random.choice((POLICY, OTHER)), "p.yaml")
+            setting.world.use(document, number)
+        if random.random() < 0.5:
+            await setting.check()
+    await setting.check()
+    setting.store.close()
+
+
+async def test_requests_of_a_moment_share_one_version(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    first = await setting.models.current()
+    assert await setting.models.current() is first
+    setting.store.add_workload(submitted(1, Random(1)), now=1.0)
+    versions = await asyncio.gather(*(setting.models.current() for _ in range(50)))
+    assert len({model.version for model in versions}) == 1
+    assert versions[0].version == first.version + 1
+    assert sum(load.waiting for load in first.loads.values()) == 0, "an older version does not change"
+    assert sum(load.waiting for load in versions[0].loads.values()) == 1
+    setting.store.close()
+
+
+async def test_nodes_that_do_not_change_stay_the_same_objects(tmp_path: Path) -> None:
+    setting = Setting(tmp_path)
+    before = await setting.models.current()
+    setting.nodes["n1"] = replace(setting.nodes["n1"], ready=False)
+    setting.see()
+    after = await setting.models.current()
+    assert [a is b for a, b in zip(before.nodes["far"], after.nodes["far"], strict=True)] == [False, True]
+    assert after.nodes["big"][0] is before.nodes["big"][0]
+    setting.store.close()
