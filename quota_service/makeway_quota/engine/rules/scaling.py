@@ -148,7 +148,7 @@ class _Asking:
     def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
         self.cluster, self.demands = cluster, demands
         self.minus: dict[Line, int] = {}
-        """Less than nothing: what the demand so far would add to each line."""
+        """Less than nothing: what the demand so far would add to each line that has a limit."""
         self.able: dict[int, list[_Demand]] = {}
         """Queue number to the pools that it may grow."""
         self.limited: set[tuple[int, str]] = set()
@@ -167,9 +167,8 @@ class _Asking:
                 beyond = demand
             else:
                 demand.by.append(workload.id)
-                for level in account.chain:
-                    for line in level.covering(name):
-                        self.minus[line] = self.minus.get(line, 0) - need.total
+                for line in account.limiting(name):
+                    self.minus[line] = self.minus.get(line, 0) - need.total
                 return None
         return beyond
 
