@@ -35,8 +35,8 @@ coverage: setup ## Check that the engine's own quick tests reach 98 % of its bra
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)
 	@.venv/bin/python -m coverage report --skip-covered --show-missing --fail-under=98
 
-invariants: setup ## Live through 2,000 random histories of 200 events on all processors (about an hour on two); HISTORIES=n
-	@HISTORIES=$(or $(HISTORIES),2000) $(PYTEST) -n auto --dist load -q -m slow tests/engine/test_invariants.py tests/engine/test_holds.py $(ARGS)
+invariants: setup ## Live through 3,000 random worlds × histories, fast engine and reference, on all processors (hours); HISTORIES=n
+	@HISTORIES=$(or $(HISTORIES),3000) $(PYTEST) -n auto --dist load -q -m slow tests/engine/test_invariants.py tests/engine/test_reference.py tests/engine/test_holds.py $(ARGS)
 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
 	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)

@@ -29,12 +29,12 @@ DAYS = 90
 JOBS = 200_000
 KEPT_DAYS = 30
 EVENT_DAYS = 7
-STEP = 1200.0
+STEP = 1800.0
 """Seconds of the fake clock from one look of the loop to the next."""
 
 TEAMS = ("rnd", "devops", "vision", "speech", "search")
 PEOPLE = 40
-NODES = 10
+NODES = 24
 POLICY = "\n".join(
     [
         "version: 1",

@@ -38,16 +38,31 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def portal_settings() -> str:
+    """Return every setting of the portal on one machine with its variable, default and help."""
+    from makeway_hub.settings import PortalSettings
+
+    rows = [(variable, default, text) for _, variable, default, text in settings_of(PortalSettings)]
+    return table(["environment", "default", "meaning"], rows)
+
+
 def service_settings() -> str:
-    """List every setting of the service with its environment variable, default and help."""
+    """Return every setting of the service with its variable, default and help."""
     from makeway_quota.config import QuotaService
 
-    rows = []
-    for name, trait in sorted(QuotaService.class_traits(config=True).items()):
-        if variable := trait.metadata.get("env"):
-            text = trait.help.replace(f" ({variable}=1)", "").replace(f" ({variable})", "")
-            rows.append((f"`{variable}`", f"`{name}`", f"`{trait.default_value!r}`", text))
+    rows = [(variable, f"`{name}`", default, text) for name, variable, default, text in settings_of(QuotaService)]
     return table(["environment", "in a file: `c.QuotaService.`", "default", "meaning"], rows)
+
+
+def settings_of(configurable: Any) -> list[tuple[str, str, str, str]]:
+    """Return name, variable, default and help of each setting that has a variable, by name."""
+    from makeway_api.environment import without_variable
+
+    return [
+        (name, f"`{variable}`", f"`{trait.default_value!r}`", without_variable(trait))
+        for name, trait in sorted(configurable.class_traits(config=True).items())
+        if (variable := trait.metadata.get("env"))
+    ]
 
 
 def metrics() -> str:
@@ -194,6 +209,7 @@ def models(document: dict[str, Any]) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "portal-settings": portal_settings,
     "service-settings": service_settings,
     "metrics": metrics,
     "magics": magics,

@@ -1,4 +1,4 @@
-"""A real Chromium, and what people do in it: log in, pick a profile, run a notebook."""
+"""Drive a real Chromium as a user: log in, pick a profile, run a notebook."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARGS = [
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, headless."""
+    """Yield Debian's Chromium, headless."""
     with sync_playwright() as playwright, _first_page() as first:
         browser = _launched(playwright, first)
         try:
@@ -38,7 +38,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def _launched(playwright: Playwright, first: str) -> Browser:
-    """Start it and see that it lives through a page: on a loaded machine it has died over its first one."""
+    """Start it and load one page: on a loaded machine it has died over its first one."""
     for left in reversed(range(TRIES)):
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGS)
         try:
@@ -56,7 +56,7 @@ def _launched(playwright: Playwright, first: str) -> Browser:
 
 @contextmanager
 def _first_page() -> Iterator[str]:
-    """Serve one plain page, of nobody's portal."""
+    """Serve one plain page outside of any portal."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Hello) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -73,11 +73,11 @@ class _Hello(BaseHTTPRequestHandler):
         self.wfile.write(b"<!doctype html><title>ready</title>ready")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Person:
-    """Somebody at a browser of their own; every request that leaves the portal's address is remembered."""
+    """A user with a browser context of their own; requests to outside of the portal are recorded."""
 
     def __init__(self, browser: Browser, portal_url: str, name: str, password: str, *, dark: bool = False) -> None:
         self.base = portal_url.rstrip("/")
@@ -109,11 +109,11 @@ class Person:
         self.page.wait_for_load_state()
 
     def row(self, queue: str) -> Any:
-        """The picker's line for a team and profile, such as `rnd/gpu1`."""
+        """Return the picker's row of a team and profile, such as `rnd/gpu1`."""
         return self.page.locator(f'.mw-row[data-queue="{queue}"]')
 
     def start(self, queue: str) -> None:
-        """Pick a line and press Start."""
+        """Pick a row and press Start."""
         self.row(queue).locator("input[type=radio]").check()
         self.page.locator("#spawn_form button[type=submit]").click()
 
@@ -133,7 +133,7 @@ class Person:
         expect(self.page.locator('.jp-NotebookPanel [data-status="idle"]').first).to_be_attached(timeout=60_000)
 
     def run_cell(self, index: int, seconds: float = 60) -> str:
-        """Run one code cell by its place; answer what it shows."""
+        """Run one code cell by its index; return its output."""
         cell = self.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(index)
         prompt = cell.locator(".jp-InputArea-prompt")
         before = prompt.inner_text()
@@ -150,7 +150,7 @@ class Person:
         return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
 
     def _answer(self) -> None:
-        """Answer JupyterLab's question for a kernel, asked when a cell is run before its list of kernels is there."""
+        """Confirm JupyterLab's dialog for a kernel, shown when a cell runs before the list of kernels is loaded."""
         dialog = self.page.locator("dialog.jp-Dialog")
         if dialog.count():
             asked = dialog.first.inner_text()
@@ -168,7 +168,7 @@ class Person:
 
 
 def notebook(folder: Path, name: str, cells: list[str]) -> None:
-    """Write a notebook into somebody's home."""
+    """Write a notebook into a user's home."""
     body = {
         "cells": [
             {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": text}

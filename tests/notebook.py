@@ -1,4 +1,4 @@
-"""A real kernel to type cells into, as JupyterLab does."""
+"""Run cells in a real kernel, as JupyterLab does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EngineView:
 
     @property
     def trouble(self) -> str:
-        """What the cell shows in red."""
+        """The error output of the cell."""
         return self.error[1] if self.error else ""
 
 
@@ -49,7 +49,7 @@ class Notebook:
         return self.finish(self.client.execute(cell), started_now + timeout, started_now)
 
     def finish(self, id: str, deadline: float, started_now: float = 0.0) -> EngineView:
-        """Gather what a running cell shows, until it is done."""
+        """Return the output of a running cell, when it has ended."""
         shown = EngineView()
         while True:
             message = self.client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
@@ -64,7 +64,7 @@ class Notebook:
             _add(shown, kind, content)
 
     def updated(self, timeout: float) -> list[dict[str, Any]]:
-        """What widgets were told meanwhile, waiting for the next one at most `timeout` seconds."""
+        """Return the updates of widgets, waiting for the next one at most `timeout` seconds."""
         try:
             message = self.client.get_iopub_msg(timeout=timeout)
             if message["msg_type"] == "comm_msg":
@@ -75,16 +75,16 @@ class Notebook:
         return found
 
     def interrupt(self) -> None:
-        """The stop button."""
+        """Interrupt the kernel, as the stop button does."""
         self._manager.interrupt_kernel()
 
     def complete(self, cell: str) -> list[str]:
-        """What the tab key offers at the end of the cell."""
+        """Return the completions at the end of the cell."""
         reply = self.client.complete(cell, reply=True, timeout=20)
         return list(reply["content"]["matches"])
 
     def help(self, name: str) -> str:
-        """What `name?` shows."""
+        """Return the output of `name?`."""
         reply = self.client.inspect(name, reply=True, timeout=20)
         return str(reply["content"]["data"].get("text/plain", ""))
 

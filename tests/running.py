@@ -16,6 +16,7 @@ from makeway_api.models import Job, JobAsk, Session, SessionAsk
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.config import load
+from makeway_quota.control.hub_client import HubApi
 from makeway_quota.service import Service
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
@@ -41,7 +42,7 @@ def python(code: str) -> list[str]:
 
 
 IDLE = python("import time; time.sleep(600)")
-"""A job that runs until somebody ends it, and leaves at once when asked."""
+"""A job that runs until it is cancelled, and ends at once on a notice."""
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ async def running(
     gpus: int = 10,
     nodes: int = 1,
     backend: Backend | None = None,
+    hub: HubApi | None = None,
     people: Mapping[str, Caller] = PEOPLE,
     **settings: Any,
 ) -> AsyncIterator[Running]:
@@ -142,7 +144,7 @@ async def running(
     environ = {"MAKEWAY_STATE_DIR": str(state_dir), "MAKEWAY_POLICY_FILE": str(file), "MAKEWAY_URL": URL}
     config = load(environ=environ | {key: str(value) for key, value in settings.items()})
     local = backend or LocalBackend(config.state_dir, virtual_gpus=gpus, virtual_nodes=nodes, tick=0.2)
-    service = await Service.open(config, local)
+    service = await Service.open(config, local, hub)
     await service.start()
     auth = TokenAuth(people)
     app = create_app(service.services, WebSettings(secret=b"test" * 8), auth)

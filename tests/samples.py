@@ -1,4 +1,4 @@
-"""Answers of the service to draw: jobs, teams and offers in a line each."""
+"""Build answers of the service for drawing: jobs, teams and offers in a line each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ago(seconds: float) -> datetime:
 
 
 def job(state: State = State.RUNNING, **changes: Any) -> Job:
-    """A job of ana's, submitted five minutes ago."""
+    """Return a job of ana, submitted five minutes ago."""
     facts: dict[str, Any] = {
         "id": "j-1", "name": "mnist", "owner": "ana", "team": "rnd", "profile": "gpu3", "gpus": 3, "state": state,
         "attempt": 1, "submitted_at": ago(300), "started_at": ago(240),
@@ -27,7 +27,7 @@ def job(state: State = State.RUNNING, **changes: Any) -> Job:
 
 
 def team(name: str = "rnd", **changes: Any) -> Team:
-    """A team with 5 reserved and limit 9 that runs a 1-GPU session, 3 in quota, and lends 1."""
+    """Return a team with 5 reserved and limit 9 that runs a 1-GPU session, 3 in quota, and lends 1."""
     facts: dict[str, Any] = {
         "team": name, "title": name.upper(), "reserved": 5, "limit": 9, "used": 4, "guaranteed": 1, "in_quota": 3,
         "borrowed": 0, "lent": 1, "free": 0, "mine": 1, "lent_to": [Lending(team="devops", gpus=1)],
@@ -36,7 +36,7 @@ def team(name: str = "rnd", **changes: Any) -> Team:
 
 
 def greedy() -> Team:
-    """rnd at its limit: 5 in quota would be wrong for 3-GPU jobs, so 3 in quota and 6 borrowed."""
+    """Return rnd at its limit: with 3-GPU jobs 3 GPUs are in quota and 6 borrowed."""
     return team(used=9, guaranteed=0, in_quota=3, borrowed=6, lent=0, free=0, lent_to=[], mine=9, running=3, waiting=2)
 
 

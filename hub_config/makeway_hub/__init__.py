@@ -1,1 +1,1 @@
-"""What the Hub must be told: configuration, people, pages, and how `make run` starts it all."""
+"""Configure JupyterHub for Makeway (settings, users, pages), and run the portal on one machine."""

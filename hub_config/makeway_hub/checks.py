@@ -1,4 +1,7 @@
-"""What must be true before the portal can start, each with one sentence for the person who typed `make run`."""
+"""Check what the portal needs before it starts; each failure is one sentence that says what to do.
+
+Called by `embedded` in order, from the cheapest to the one that takes the state directory.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ from .state import is_free
 PYTHON = (3, 11)
 FREE_MB = 500
 LONGEST_ROOT = 44
-"""A socket's path has 107 characters, of which run/ACCOUNT/kernel-…-ipc-5 needs the rest."""
+"""Characters: a socket's path has 107 at most, of which run/ACCOUNT/kernel-…-ipc-5 takes the others."""
 
 
 class CannotStart(Exception):
-    """One sentence: what is wrong and what to do."""
+    """The portal cannot start: what is wrong, and what to do."""
 
 
 def check_python() -> None:
-    """Refuse a Python that is too old."""
+    """Raise CannotStart if this Python is too old."""
     if sys.version_info < PYTHON:
         raise CannotStart(
             f"Makeway needs Python {PYTHON[0]}.{PYTHON[1]} or newer, and this is {sys.version.split()[0]}: "
@@ -34,16 +37,16 @@ def check_python() -> None:
 
 
 def check_mode(settings: Settings) -> None:
-    """Refuse the system mode without root."""
+    """Raise CannotStart for system mode without root."""
     if settings.mode == "system" and os.geteuid() != 0:
         raise CannotStart(
             "MAKEWAY_MODE=system starts notebooks under other accounts, which only root may do: "
-            "run it as root, or leave MAKEWAY_MODE out for the demo."
+            "run it as root, or unset MAKEWAY_MODE for the demo."
         )
 
 
 def check_state(settings: Settings) -> None:
-    """Refuse a state directory that cannot be written, or a disk that is full."""
+    """Raise CannotStart if the state directory cannot be written or its disk is full."""
     root = settings.state.root
     try:
         settings.state.create()
@@ -53,18 +56,18 @@ def check_state(settings: Settings) -> None:
     except OSError as error:
         raise CannotStart(
             f"The state directory {root} cannot be written ({error.strerror}): "
-            "make it writable, or name another one with MAKEWAY_STATE_DIR."
+            "make it writable, or set MAKEWAY_STATE_DIR to another one."
         ) from None
     free = shutil.disk_usage(root).free // 2**20
     if free < FREE_MB:
         raise CannotStart(
-            f"The disk of {root} has {free} MB left and Makeway wants {FREE_MB} MB: "
-            "make room, or name a directory on another disk with MAKEWAY_STATE_DIR."
+            f"The disk of {root} has {free} MB left and Makeway needs {FREE_MB} MB: "
+            "free some space, or set MAKEWAY_STATE_DIR to a directory on another disk."
         )
 
 
 def check_reachable(settings: Settings) -> None:
-    """Refuse a Python or a state directory that the accounts of system mode could not reach."""
+    """Raise CannotStart if the accounts of system mode could not reach this Python or the state directory."""
     if settings.mode != "system":
         return
     for what, path in (
@@ -75,22 +78,23 @@ def check_reachable(settings: Settings) -> None:
         closed = next((str(d) for d in reversed(path.parents) if d.exists() and not d.stat().st_mode & 0o001), None)
         if closed:
             raise CannotStart(
-                f"{what} is below {closed}, which other accounts may not enter ({path}): system mode needs both where "
-                "every account may pass, such as /opt and /var/lib (docs/how-to/share-one-server.md)."
+                f"{what} is below {closed}, which other accounts may not enter ({path}): system mode needs both below "
+                "directories that every account may enter, such as /opt and /var/lib "
+                "(docs/how-to/share-one-server.md)."
             )
 
 
 def check_sockets(settings: Settings) -> None:
-    """Refuse a state directory of system mode whose path leaves no room for the names of sockets."""
+    """Raise CannotStart if the path of system mode's state directory is too long for the sockets of kernels."""
     if settings.mode == "system" and len(os.fsencode(settings.state.root)) > LONGEST_ROOT:
         raise CannotStart(
             f"The path of the state directory {settings.state.root} is too long for the sockets of kernels: system "
-            f"mode wants {LONGEST_ROOT} characters at most, such as /var/lib/makeway."
+            f"mode allows {LONGEST_ROOT} characters, as in /var/lib/makeway."
         )
 
 
 def check_node() -> None:
-    """Refuse without node, without a new one, or without the proxy."""
+    """Raise CannotStart if node or JupyterHub's proxy is missing, or node is too old."""
     if node.find_node() is None:
         path = shutil.which("node")
         found = f"{path} is version {node.version(path)}" if path else "there is none"
@@ -103,18 +107,18 @@ def check_node() -> None:
 
 
 def check_port(settings: Settings) -> None:
-    """Refuse a port that somebody else listens on, and say who where that can be known."""
+    """Raise CannotStart if another process listens on the port, with its name where it can be seen."""
     if is_free(settings.port):
         return
-    who = holder(settings.port)
+    process = holder(settings.port)
     raise CannotStart(
-        f"Port {settings.port} is taken{f' by {who}' if who else ''}: "
+        f"Port {settings.port} is taken{f' by {process}' if process else ''}: "
         f"stop that program, or choose another port with PORT={settings.port + 1} make run."
     )
 
 
 class OneAtATime:
-    """Holds the state directory: two portals must not share it."""
+    """A lock on the state directory: two portals must not share it."""
 
     def __init__(self, settings: Settings) -> None:
         self.path: Path = settings.state.root / "run.lock"
@@ -122,7 +126,7 @@ class OneAtATime:
         self._url = settings.url
 
     def take(self) -> None:
-        """Take it, or say who has it; the system lets go of it when this process ends, however it ends."""
+        """Take the lock, or raise CannotStart with its holder; the system releases it when this process ends."""
         file = self.path.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -131,7 +135,7 @@ class OneAtATime:
             pid, _, url = file.read().strip().partition(" ")
             file.close()
             raise CannotStart(
-                f"Makeway runs already from {self.path.parent} "
+                f"Makeway already runs from {self.path.parent} "
                 f"(process {pid or 'unknown'}, {url or 'address unknown'}): "
                 "use that one, stop it with Ctrl-C, or start another with MAKEWAY_STATE_DIR=… PORT=… make run."
             ) from None
@@ -142,7 +146,7 @@ class OneAtATime:
         self._file = file
 
     def release(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None

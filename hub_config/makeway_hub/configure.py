@@ -1,4 +1,4 @@
-"""Everything JupyterHub must be told, in one call: `configure(c)`."""
+"""Configure JupyterHub with one call, `configure(c)`: users, proxy, quota service, spawner."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from traitlets import default
 
 from .node import proxy_command
 from .pages import TEMPLATES
-from .people import SampleAuthenticator, SystemAuthenticator
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
 from .state import free_port
+from .users import SampleAuthenticator, SystemAuthenticator
 
 SCOPES = {
     "custom:makeway:read": "See pools, offers, usage and the jobs of my teams",
     "custom:makeway:submit": "Submit training and manage my own jobs",
     "custom:makeway:manage": "Manage the jobs of a team",
     "custom:makeway:admin": "Change the policy and see all teams",
-    "custom:makeway:reserve": "Take leases for notebooks on behalf of users (the Hub's spawner only)",
+    "custom:makeway:reserve": "Request leases for notebooks on behalf of users (the Hub's spawner only)",
 }
 ACCESS = "access:services!service=makeway"
 FOR_USERS = ["custom:makeway:read", "custom:makeway:submit", ACCESS]
 FOR_ADMINS = ["custom:makeway:manage", "custom:makeway:admin"]
 GROUPS_SECONDS = 5
-"""For so long the Hub believes what the machine said about somebody's groups."""
+"""Seconds for which the Hub keeps a user's Unix groups before it reads them again."""
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
-"""Of the Hub's environment the service gets these and its own MAKEWAY_ settings, nothing else."""
+"""The variables of the Hub's environment that the service gets beside its own MAKEWAY_ settings."""
 
 
 def configure(c: Any, settings: Settings | None = None) -> Settings:
-    """Set up the Hub, its people, its proxy, the quota service and the spawner; what was set is returned."""
+    """Set the Hub's traits on `c`, a JupyterHub configuration; return the settings they were made from."""
     settings = settings or read()
     settings.state.create()
     ports = settings.state.ports()
     _hub(c, settings, ports["hub"])
     _proxy(c, settings, ports["proxy_api"])
-    _people(c, settings)
+    _users(c, settings)
     service_url = f"http://127.0.0.1:{os.environ.get('MAKEWAY_SERVICE_PORT') or free_port()}"
     _services(c, settings, service_url)
     _spawner(c, settings, service_url)
@@ -56,11 +56,11 @@ def _hub(c: Any, settings: Settings, port: int) -> None:
     state.secret("cookie_secret")
     c.JupyterHub.cookie_secret_file = str(state.secrets / "cookie_secret")
     c.JupyterHub.pid_file = str(state.root / "hub.pid")
-    # A kept notebook finds the next Hub by its address and its token; both stay the same.
+    # Kept notebooks find the next Hub by its address and their token; both stay the same.
     c.JupyterHub.cleanup_servers = not settings.keep
     c.JupyterHub.cleanup_proxy = not settings.keep
-    # A start that waits for GPUs is pending, which must neither block other starts nor the page that shows it;
-    # "no GPU for you" is no fault of the Hub, which JupyterHub 5 would stop after five of them.
+    # A start that waits for GPUs must block neither other starts nor its own page, and a refusal is not a failure:
+    # JupyterHub 5 would stop after five failures in a row.
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 1}
     c.JupyterHub.concurrent_spawn_limit = 0
     c.Spawner.consecutive_failure_limit = 0
@@ -72,7 +72,7 @@ def _hub(c: Any, settings: Settings, port: int) -> None:
 
 def _proxy(c: Any, settings: Settings, api_port: int) -> None:
     command = proxy_command()
-    if command:  # else JupyterHub looks for it itself and says what is missing
+    if command:  # otherwise JupyterHub searches for the proxy itself and reports what is missing
         c.ConfigurableHTTPProxy.command = command
     c.ConfigurableHTTPProxy.log_level = "warn"
     c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{api_port}"
@@ -80,7 +80,7 @@ def _proxy(c: Any, settings: Settings, api_port: int) -> None:
     c.ConfigurableHTTPProxy.pid_file = str(settings.state.proxy_pid)
 
 
-def _people(c: Any, settings: Settings) -> None:
+def _users(c: Any, settings: Settings) -> None:
     c.JupyterHub.custom_scopes = {name: {"description": text} for name, text in SCOPES.items()}
     roles = [
         {"name": "user", "scopes": ["self", *FOR_USERS]},
@@ -130,7 +130,7 @@ def _services(c: Any, settings: Settings, service_url: str) -> None:
             "environment": _service_environment(settings),
             "oauth_client_allowed_scopes": [name for name in SCOPES if name != "custom:makeway:reserve"],
             "oauth_no_confirm": True,
-            "display": False,  # every page of the Hub links to it by its own name: templates/page.html
+            "display": False,  # templates/page.html links to it
         },
         {"name": "makeway-spawner", "api_token": state.secret("spawner_token"), "display": False},
     ]
@@ -138,13 +138,13 @@ def _services(c: Any, settings: Settings, service_url: str) -> None:
         *c.JupyterHub.load_roles,
         {
             "name": "makeway-service",
-            "description": "The quota service reads who is in which group and keeps leases and servers in step",
+            "description": "The quota service reads groups, and reconciles leases with running servers",
             "scopes": ["list:users", "read:users", "read:groups", "list:groups", "read:servers", "delete:servers"],
             "services": ["makeway"],
         },
         {
             "name": "makeway-spawner",
-            "description": "The Hub's spawner takes leases on behalf of users",
+            "description": "The Hub's spawner requests leases on behalf of users",
             "scopes": ["custom:makeway:reserve", "custom:makeway:read", ACCESS],
             "services": ["makeway-spawner"],
         },
@@ -152,9 +152,9 @@ def _services(c: Any, settings: Settings, service_url: str) -> None:
 
 
 def watch_services_closely(seconds: int = 1) -> None:
-    """Let the Hub notice within a second that the quota service died and start it again; its own default is 30.
+    """Poll the quota service every second instead of every 30, so that a dead one is restarted at once.
 
-    JupyterHub has no setting for this: it makes the service's process object without passing a configuration.
+    JupyterHub has no setting for this: it creates the service's process object without a configuration.
     """
     if services._ServiceSpawner.__name__ == "Watched":
         return
@@ -179,7 +179,7 @@ def _service_environment(settings: Settings) -> dict[str, str]:
         MAKEWAY_HUB_PID=str(os.getpid()),
     )
     here = Path(__file__).resolve().parent
-    for sample in (here.parent / "policy.yaml", here / "policy.yaml"):  # a checkout has it beside, a wheel inside
+    for sample in (here.parent / "policy.yaml", here / "policy.yaml"):  # in a checkout, in a wheel
         if sample.is_file():
             env.setdefault("MAKEWAY_POLICY_FILE", str(sample))
     return env
@@ -199,7 +199,7 @@ def _spawner(c: Any, settings: Settings, service_url: str) -> None:
     c.Spawner.poll_interval = 5
     c.Spawner.poll_jitter = 0
     c.Spawner.http_timeout = 120
-    # What a notebook's own token may do; of these it gets what its user has.
+    # The scopes of a notebook's own token, as far as its user has them.
     c.Spawner.server_token_scopes = [
         "users:activity!user",
         "access:servers!server",

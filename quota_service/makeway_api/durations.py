@@ -17,7 +17,7 @@ def duration(seconds: float) -> str:
     """
     if 0.05 <= seconds < 0.95:
         return f"{seconds:.1f} s"
-    whole = max(0, round(seconds))
+    whole = max(0, int(seconds + 0.5))
     for index, (unit, length) in enumerate(_UNITS[:-1]):
         if whole >= length:
             smaller, smaller_length = _UNITS[index + 1]

@@ -1,4 +1,4 @@
-"""What can go wrong, in words for the person who asked."""
+"""Define the errors of the API: a code for programs, a sentence for users."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .models import Problem
 
 
 class MakewayError(Exception):
-    """A refusal: a code for programs, one sentence for people, and the numbers in it."""
+    """A refusal: a code for programs, one sentence for users, and the numbers in it."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class MakewayError(Exception):
         self.errors = errors or []
 
     def problem(self) -> Problem:
-        """Say it as problem+json."""
+        """Return the error as problem+json."""
         title = self.code.replace("_", " ").capitalize()
         return Problem(
             title=title,
@@ -40,7 +40,7 @@ class MakewayError(Exception):
 
     @classmethod
     def of(cls, problem: Problem) -> MakewayError:
-        """Turn an answer of the service back into the error that it was."""
+        """Return the error that a problem+json answer describes."""
         return cls(
             problem.detail, code=problem.code, status=problem.status, numbers=problem.numbers, errors=problem.errors
         )
@@ -52,7 +52,7 @@ class Unreachable(MakewayError):
     def __init__(self, url: str, why: str) -> None:
         super().__init__(
             f"Makeway's quota service at {url} does not answer ({why}). "
-            "Running work is not affected; try again shortly.",
+            "Running jobs are not affected; try again shortly.",
             code="unreachable",
             status=503,
         )

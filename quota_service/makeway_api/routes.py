@@ -1,4 +1,4 @@
-"""Every route of the API once: what is asked, and how its answer is read."""
+"""Define every route of the API once: its request, and the model of its answer."""
 
 from __future__ import annotations
 
@@ -102,54 +102,54 @@ def raise_for(response: httpx2.Response) -> None:
 
 
 class Routes(Generic[J]):
-    """The routes, once; `J` says nothing here, the two clients type them for their users."""
+    """The routes; the type parameter is what `_do` returns: an answer, or an awaitable of one."""
 
     def _do(self, call: Call[Any]) -> Any:
         raise NotImplementedError
 
     def me(self) -> Any:
-        """Who I am → Me."""
+        """Return the caller → Me."""
         return self._do(Call("GET", "/me", _as(Me)))
 
     def pools(self) -> Any:
-        """Every pool with its nodes and devices → list[Pool]."""
+        """Return every pool with its nodes and devices → list[Pool]."""
         return self._do(Call("GET", "/pools", _as(list[Pool])))
 
     def profiles(self) -> Any:
-        """The profiles that I may use → list[Profile]."""
+        """Return the profiles that the caller may use → list[Profile]."""
         return self._do(Call("GET", "/profiles", _as(list[Profile])))
 
     def policies(self) -> Any:
-        """The policies of my teams → list[Policy]."""
+        """Return the policies of the caller's teams → list[Policy]."""
         return self._do(Call("GET", "/policies", _as(list[Policy])))
 
     def offers(self, user: str | None = None, kind: str | None = None) -> Any:
-        """What can I have now, from whom, and why not → OfferTable."""
+        """Return what a user can have now, whose GPUs it would take, and why not → OfferTable."""
         return self._do(Call("GET", "/offers", _as(OfferTable), params={"user": user, "kind": kind}))
 
     def ask_session(self, ask: SessionAsk) -> Any:
-        """Ask for a lease → Session (scope `reserve`)."""
+        """Request a lease → Session (scope `reserve`)."""
         return self._do(Call("POST", "/sessions", _as(Session), body=ask))
 
     def sessions(self, all: bool = False) -> Any:
-        """My sessions → list[Session]."""
+        """Return the caller's sessions → list[Session]."""
         return self._do(Call("GET", "/sessions", _as(list[Session]), params={"all": "1" if all else None}))
 
     def session(self, id: str, wait: float | None = None, version: int | None = None) -> Any:
-        """One session; with `wait`, as soon as it is newer than `version` → Session."""
+        """Return a session; with `wait`, as soon as it is newer than `version` → Session."""
         params = {"wait": wait, "version": version}
         return self._do(Call("GET", f"/sessions/{_q(id)}", _as(Session), params=params, wait=wait or 0))
 
     def session_started(self, id: str) -> Any:
-        """The notebook server of this lease is up → Session."""
+        """Report that the notebook server of a lease is up → Session."""
         return self._do(Call("POST", f"/sessions/{_q(id)}/started", _as(Session)))
 
     def renew(self, id: str) -> Any:
-        """Keep the lease → Session; an ended one is a MakewayError with status 410."""
+        """Renew a lease → Session; MakewayError with status 410 if it has ended."""
         return self._do(Call("POST", f"/sessions/{_q(id)}/renew", _as(Session)))
 
     def release(self, id: str) -> Any:
-        """Give the lease back; again is fine."""
+        """Release a lease; repeating it is harmless."""
         return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing))
 
     def submit(self, ask: JobAsk) -> Any:
@@ -157,7 +157,7 @@ class Routes(Generic[J]):
         return self._do(Call("POST", "/jobs", _as(Job), body=ask))
 
     def dry_run(self, ask: JobAsk) -> Any:
-        """What submitting would do → DryRun."""
+        """Return what submitting would do → DryRun."""
         return self._do(Call("POST", "/jobs", _as(DryRun), body=ask.model_copy(update={"dry_run": True})))
 
     def jobs(
@@ -168,12 +168,12 @@ class Routes(Generic[J]):
         limit: int | None = None,
         cursor: str | None = None,
     ) -> Any:
-        """Jobs that I may see, newest first → JobPage."""
+        """Return the jobs that the caller may see, newest first → JobPage."""
         params = {"team": team, "state": state, "mine": "1" if mine else None, "limit": limit, "cursor": cursor}
         return self._do(Call("GET", "/jobs", _as(JobPage), params=params))
 
     def job(self, id: str, wait: float | None = None, version: int | None = None) -> Any:
-        """One job; with `wait`, as soon as it is newer than `version` → Job."""
+        """Return a job; with `wait`, as soon as it is newer than `version` → Job."""
         params = {"wait": wait, "version": version}
         return self._do(Call("GET", f"/jobs/{_q(id)}", _as(Job), params=params, wait=wait or 0))
 
@@ -182,7 +182,7 @@ class Routes(Generic[J]):
         return self._do(Call("POST", f"/jobs/{_q(id)}/cancel", _as(Job)))
 
     def resume(self, id: str) -> Any:
-        """Put an ended job back into the queue, from its checkpoint → Job."""
+        """Requeue an ended job, from its checkpoint → Job."""
         return self._do(Call("POST", f"/jobs/{_q(id)}/resume", _as(Job)))
 
     def clone(self, id: str, n: int = 1, overrides: Mapping[str, Any] | None = None) -> Any:
@@ -191,11 +191,11 @@ class Routes(Generic[J]):
         return self._do(Call("POST", f"/jobs/{_q(id)}/clone", _as(list[Job]), body=body))
 
     def preempt_test(self, id: str) -> Any:
-        """Rehearse a preemption of my own job → Job."""
+        """Test the preemption of the caller's own job → Job."""
         return self._do(Call("POST", f"/jobs/{_q(id)}/preempt-test", _as(Job)))
 
     def job_events(self, id: str) -> Any:
-        """Everything that was decided about a job, oldest first → list[Decision]."""
+        """Return the decisions about a job, oldest first → list[Decision]."""
         return self._do(Call("GET", f"/jobs/{_q(id)}/events", _as(list[Decision])))
 
     def logs(
@@ -206,20 +206,20 @@ class Routes(Generic[J]):
         limit: int | None = None,
         wait: float | None = None,
     ) -> Any:
-        """Part of a job's log; a negative offset counts from the end → LogChunk."""
+        """Return part of a job's log; a negative offset counts from the end → LogChunk."""
         params = {"attempt": attempt, "offset": offset, "limit": limit, "wait": wait}
         return self._do(Call("GET", f"/jobs/{_q(id)}/logs", _as(LogChunk), params=params, wait=wait or 0))
 
     def result(self, id: str) -> Any:
-        """The bytes that the job left as its result → bytes."""
+        """Return the pickled result of a job → bytes."""
         return self._do(Call("GET", f"/jobs/{_q(id)}/result", lambda r: r.content))
 
     def error(self, id: str) -> Any:
-        """The exception that ended the job → dict with type, message, traceback."""
+        """Return the exception that ended a job → dict with type, message, traceback."""
         return self._do(Call("GET", f"/jobs/{_q(id)}/error", lambda r: r.json()))
 
     def usage(self) -> Any:
-        """Who uses what now → Usage."""
+        """Return the present usage of the teams → Usage."""
         return self._do(Call("GET", "/usage", _as(Usage)))
 
     def decisions(
@@ -229,28 +229,28 @@ class Routes(Generic[J]):
         limit: int | None = None,
         before: int | None = None,
     ) -> Any:
-        """The decision log, newest first → list[Decision]."""
+        """Return the decision log, newest first → list[Decision]."""
         params = {"workload": workload, "team": team, "limit": limit, "before": before}
         return self._do(Call("GET", "/decisions", _as(list[Decision]), params=params))
 
     def policy(self) -> Any:
-        """The policy document in force → PolicyVersion."""
+        """Return the policy document in force → PolicyVersion."""
         return self._do(Call("GET", "/policy", _as(PolicyVersion)))
 
     def policy_history(self) -> Any:
-        """Every version, newest first → list[PolicyVersion]."""
+        """Return every version, newest first → list[PolicyVersion]."""
         return self._do(Call("GET", "/policy/history", _as(list[PolicyVersion])))
 
     def policy_version(self, version: int) -> Any:
-        """One version with its document → PolicyVersion."""
+        """Return one version with its document → PolicyVersion."""
         return self._do(Call("GET", f"/policy/versions/{version}", _as(PolicyVersion)))
 
     def policy_validate(self, document: str) -> Any:
-        """What is wrong with a document, and what it would change → PolicyCheck."""
+        """Return what is wrong with a document, and what it would change → PolicyCheck."""
         return self._do(Call("POST", "/policy/validate", _as(PolicyCheck), body=PolicyAsk(document=document)))
 
     def policy_preview(self, document: str) -> Any:
-        """What would start, leave and wait → Preview."""
+        """Return which workloads would start, be evicted, wait or be refused → Preview."""
         return self._do(Call("POST", "/policy/preview", _as(Preview), body=PolicyAsk(document=document)))
 
     def policy_apply(self, document: str, comment: str = "", base: int | None = None) -> Any:

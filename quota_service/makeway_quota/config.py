@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlparse
 
+from makeway_api.environment import read_environment
 from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
@@ -25,6 +25,7 @@ class ServiceConfig:
     virtual_gpus: int
     virtual_nodes: int
     lease_seconds: float
+    leader_seconds: float
     tick_seconds: float
     max_files_bytes: int
     max_result_bytes: int
@@ -87,6 +88,13 @@ class QuotaService(Configurable):
         max=3600.0,
         help="A session's lease ends this long after its last renewal (MAKEWAY_LEASE_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LEASE_SECONDS")
+    leader_seconds = Float(
+        6.0,
+        min=2.0,
+        max=300.0,
+        help="With several replicas on one PostgreSQL: a leader that could not renew its lock for this long acts no "
+        "more, and another replica takes over; the same on all replicas (MAKEWAY_LEADER_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_LEADER_SECONDS")
     tick_seconds = Float(
         5.0, min=0.05, max=60.0, help="The loop looks at the world at least this often (MAKEWAY_TICK_SECONDS)."
     ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
@@ -152,19 +160,8 @@ def load(config_file: str | None = None, environ: dict[str, str] | None = None) 
     if config_file:
         config = PyFileConfigLoader(config_file).load_config()
     service = QuotaService(config=config)
-    for name, trait in service.traits(config=True).items():
-        variable = trait.metadata.get("env")
-        if variable and env.get(variable, "") != "":
-            _set(service, name, trait, variable, env[variable])
+    read_environment(service, env)
     return _plain(service, env)
-
-
-def _set(service: QuotaService, name: str, trait: Any, variable: str, text: str) -> None:
-    try:
-        value = trait.from_string(text)
-        setattr(service, name, value)
-    except Exception as error:
-        raise ValueError(f"{variable}={text!r} is not accepted: {error} {trait.help}") from None
 
 
 def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
@@ -181,6 +178,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         virtual_gpus=service.virtual_gpus,
         virtual_nodes=service.virtual_nodes,
         lease_seconds=service.lease_seconds,
+        leader_seconds=service.leader_seconds,
         tick_seconds=service.tick_seconds,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_result_bytes=service.max_result_mb * 1_000_000,

@@ -1,4 +1,4 @@
-"""`makeway-quota`: serve, plan, snapshot, policy and upgrade-db, for those who run Makeway."""
+"""`makeway-quota`: serve, plan, simulate, snapshot, policy and upgrade-db, for operators."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .config import ServiceConfig, load
 log = logging.getLogger("makeway.main")
 
 TROUBLE = "trouble.txt"
-"""In the state directory: why the service could not start."""
+"""The file in the state directory that holds the error of a service that could not start."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; every error of the user's is one line on standard error and exit status 2."""
+    """Run one command and return its exit status; an error of the user is one line on standard error and status 2."""
     args = _parser().parse_args(argv)
     logging.basicConfig(
         level=getattr(logging, args.log_level.upper()),
@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show what the engine decides for a snapshot file")
     plan.add_argument("file", help="JSON or YAML, version 1 (docs/reference/snapshot.md); - reads standard input")
     plan.add_argument("--format", choices=["table", "json"], default="table")
+    engines = "fast: as the service runs it; reference: the same rules in plain code, without a cache, slow"
+    plan.add_argument("--engine", choices=["fast", "reference"], default="fast", help=engines)
     plan.set_defaults(run=_plan)
 
     snapshot = commands.add_parser("snapshot", help="write the service's world as a snapshot file, for `plan`")
@@ -120,9 +122,9 @@ def _simulate(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     from .snapshot_file import plan_command
 
-    said = io.StringIO()
-    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, said)
-    print(said.getvalue(), end="", file=sys.stderr if status else sys.stdout)
+    output = io.StringIO()
+    status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, output, args.engine)
+    print(output.getvalue(), end="", file=sys.stderr if status else sys.stdout)
     return status
 
 
@@ -180,7 +182,7 @@ def _snapshot(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    """Serve; why it could not start is also left in the state directory, where `make run` finds it."""
+    """Serve; an error at the start is also written to the state directory, where `make run` finds it."""
     trouble = Path(os.environ.get("MAKEWAY_STATE_DIR") or "var") / TROUBLE
     try:
         config = load(args.config)
@@ -193,7 +195,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def make_backend(config: ServiceConfig) -> Backend:
-    """The machines that this service runs work on: this one."""
+    """Return the backend that runs the jobs: the processes of this machine."""
     from .backends.local import LocalBackend
 
     return LocalBackend(
@@ -205,9 +207,9 @@ def make_backend(config: ServiceConfig) -> Backend:
 
 
 async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: None) -> int:
-    """Serve until told to stop, or until the Hub that started this process is gone; answers the exit status.
+    """Serve until a signal, or until the Hub that started this process is gone; return the exit status.
 
-    `ready` is called once it decides and is about to listen.
+    `ready` is called once the service leads or follows and is about to listen.
     """
     from .control.hub_client import HubApi
     from .service import Service
@@ -229,21 +231,25 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
         server_header=False,
     )
     server = _Server(settings, app.state.streams.close)
-    await service.start(deposed=server.end_deposed)
+    await service.start()
     ready()
     log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
     try:
-        await server.run_until_told()
+        await server.run_until_signal()
     finally:
-        await service.stop(stop_jobs=not config.keep and not server.orphaned)
+        stop_jobs = not (config.keep or server.orphaned or service.backend.shared)
+        await service.stop(stop_jobs=stop_jobs)
     return 0
 
 
 def _hub() -> int | None:
-    """The process that started this one; the Hub tells which it is, for it may be gone before anybody looks."""
-    told = os.environ.get("MAKEWAY_HUB_PID", "")
-    if told.isdecimal():
-        return int(told)
+    """Return the pid of the process that started this one, None without a Hub.
+
+    The Hub names itself in the environment, because it may be gone before this process looks.
+    """
+    pid = os.environ.get("MAKEWAY_HUB_PID", "")
+    if pid.isdecimal():
+        return int(pid)
     return os.getppid() if os.environ.get("JUPYTERHUB_SERVICE_NAME") else None
 
 
@@ -256,29 +262,23 @@ class _Server(uvicorn.Server):
         self._close_streams = close_streams
         self._parent = _hub()
 
-    async def run_until_told(self) -> None:
-        """Serve; return when everything in flight was answered."""
+    async def run_until_signal(self) -> None:
+        """Serve; return when every request in flight was answered."""
         loop = asyncio.get_running_loop()
-        for told in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(told, self._end)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end)
         watcher = asyncio.create_task(self._watch_parent())
         try:
             await self._serve()
         finally:
             watcher.cancel()
 
-    def end_deposed(self) -> None:
-        """Another service leads on the same database: nothing may be decided here any more."""
-        log.error("Another quota service took over this database: this one stops, running jobs go on")
-        self.orphaned = True
-        self._end()
-
     def _end(self) -> None:
         self._close_streams()
         self.should_exit = True
 
     async def _watch_parent(self) -> None:
-        """A killed Hub would leave this process behind, holding the port with a token nobody knows any more."""
+        """End with the Hub: a killed one would leave this process behind, on its port, with a token that is void."""
         while self._parent is not None:
             await asyncio.sleep(0.5)
             if os.getppid() != self._parent:

@@ -31,6 +31,7 @@ TEAM_GPUS = Gauge(
     ["team", "state"],
     registry=REGISTRY,
 )
+LEADER = Gauge("makeway_leader", "1 on the replica that decides and acts, 0 on those that follow.", registry=REGISTRY)
 WORKLOADS = Gauge("makeway_workloads", "Live workloads by kind and state.", ["kind", "state"], registry=REGISTRY)
 
 

@@ -1,12 +1,10 @@
-"""The parts put together: store, world, leases, backend, loop and services, started and stopped in the right order."""
+"""Assemble the parts (store, world, leader, leases, backend, loop, services), start and stop them in order."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,26 +13,33 @@ from typing import IO
 
 from .backends.base import Backend
 from .config import ServiceConfig
+from .control.change_feed import ChangeFeed
 from .control.components import Components
 from .control.cycle import Loop
 from .control.hub_client import HubApi
+from .control.hub_servers import HubServers
+from .control.leader import Leader
 from .control.leases import Leases
 from .control.pool_assignment import sizes
 from .control.world import World
 from .history.retention import Retention, keep_of
 from .policy import Document, PolicyInvalid, Sizes, fit_text, read
 from .services import Services
+from .store.errors import Conflict
 from .store.store import Store, open_store
 
 log = logging.getLogger("makeway.service")
 
+PATIENCE = 20.0
+"""Seconds that a service which must be the only one waits for another that is just stopping."""
+
 
 class AlreadyRunning(Exception):
-    """Another service uses the same state directory."""
+    """Another service uses the same state directory, or the same database."""
 
 
 class Service:
-    """One running quota service; `start` makes it decide, `stop` lets it go."""
+    """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
     def __init__(self, parts: Components, lock: IO[str] | None = None) -> None:
         self.config = parts.config
@@ -42,11 +47,13 @@ class Service:
         self.backend = parts.backend
         self.world = parts.world
         self.leases = parts.leases
-        self.hub = parts.hub
+        self.leader = parts.leader
+        self.servers = parts.servers
+        self.feed = parts.feed
         self.clock = parts.clock
         self.loop = Loop(parts)
         self.retention = Retention(
-            parts.store, keep_of(parts.config), parts.backend.purge, lambda: self.loop.term, clock=parts.clock
+            parts.store, keep_of(parts.config), self.loop.actuator.purge, lambda: self.leader.term, clock=parts.clock
         )
         self.services = Services.of(parts, self.loop.wake)
         self._lock = lock
@@ -60,49 +67,106 @@ class Service:
         hub: HubApi | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Service:
-        """Take the state directory, open the database, adopt what runs, and read (or seed) the policy."""
-        lock = take_state_dir(config.state_dir)
+        """Open the database, adopt what runs, and read (or seed) the policy.
+
+        Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if
+        another service has it.
+        """
+        lock = None if backend.shared else take_state_dir(config.state_dir)
+        store: Store | None = None
+        leader: Leader | None = None
         try:
             store = await asyncio.to_thread(open_store, config.db_url)
-            await backend.open()
-            seen = await backend.observe()
-            document, version = current_policy(store, config, clock(), partial(sizes, seen.nodes))
+            leader = Leader(store.leader_lock(config.leader_seconds), config.leader_seconds)
+            if not (store.shared and backend.shared):
+                await _lead_alone(leader, config)
+            parts = await _components(config, store, backend, leader, hub, clock)
         except BaseException:
-            lock.close()
+            if leader is not None:
+                await leader.close()
+            if store is not None:
+                store.close()
+            if lock is not None:
+                lock.close()
             raise
-        world = World(store, document, version, clock, config.start_deadline_seconds)
-        world.see(seen)
-        return cls(Components(config, store, backend, world, Leases(config.lease_seconds, hub), hub, clock), lock)
+        return cls(parts, lock)
 
-    async def start(self, deposed: Callable[[], object] = lambda: None) -> None:
-        """Lead, and go on deciding until stopped; `deposed` is called when another service took over."""
-        self.loop.term = await asyncio.to_thread(
-            self.store.take_term, f"{socket.gethostname()}:{os.getpid()}", self.clock()
-        )
-        deciding = asyncio.create_task(self.loop.run())
-        deciding.add_done_callback(lambda task: deposed() if not task.cancelled() and task.exception() else None)
-        self._tasks = [deciding, asyncio.create_task(self.retention.run())]
+    async def start(self) -> None:
+        """Lead, or follow until the leader is gone."""
+        wake = self.loop.wake
+        self.leader.on_change(wake)
+        if self.feed is not None:
+            self.feed.on_change(wake)
+            self._tasks.append(asyncio.create_task(self.feed.run()))
+        if self.servers is not None:
+            self.servers.on_change(wake)
+        if self.leader.term is None and not self.store.shared:
+            await self.leader.acquire()
+        self._tasks += [
+            asyncio.create_task(self.leader.run()),
+            asyncio.create_task(self.retention.run()),
+            asyncio.create_task(self.loop.run()),
+        ]
 
     async def stop(self, *, stop_jobs: bool) -> None:
-        """Stop deciding; with `stop_jobs` everything that runs saves and returns to the queue."""
+        """Stop leading or following; with `stop_jobs` a leader first lets all jobs save and return to the queue."""
         self.loop.stop()
-        for task in self._tasks[1:]:
+        await asyncio.gather(*self._tasks[-1:], return_exceptions=True)  # the loop ends its cycle first
+        await self.loop.close(stop_jobs=stop_jobs)
+        for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.loop.close(stop_jobs=stop_jobs)
-        if self.hub is not None:
-            await self.hub.close()
+        if self.servers is not None:
+            await self.servers.close()
         self.services.close()
+        await self.leader.close()
+        if self.feed is not None:
+            await self.feed.close()
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()
 
 
+async def _lead_alone(leader: Leader, config: ServiceConfig) -> None:
+    """Take the leader's lock for a service that cannot share its database or its backend with another."""
+    deadline = time.monotonic() + PATIENCE
+    while not await leader.acquire():
+        if time.monotonic() > deadline:
+            raise AlreadyRunning(
+                "Another quota service works on this database, and this one cannot share it: SQLite and the jobs of "
+                "one machine belong to a single service. Stop the other one first, or choose another MAKEWAY_DB_URL."
+            )
+        await asyncio.sleep(0.1)
+
+
+async def _components(
+    config: ServiceConfig,
+    store: Store,
+    backend: Backend,
+    leader: Leader,
+    hub: HubApi | None,
+    clock: Callable[[], float],
+) -> Components:
+    """Open the backend, read the policy and make the parts."""
+    last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
+    await backend.open()
+    seen = await backend.observe()
+    document, version = await asyncio.to_thread(current_policy, store, config, clock(), partial(sizes, seen.nodes))
+    world = World(store, document, version, clock, config.start_deadline_seconds)
+    world.see(seen)
+    servers = None if hub is None else HubServers(hub, may_act=lambda: leader.term is not None)
+    leases = Leases(config.lease_seconds, servers)
+    feed = ChangeFeed(store, world, leases, leader, last, clock) if store.shared else None
+    if not store.shared:
+        log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
+    return Components(config, store, backend, world, leases, leader, servers, feed, clock)
+
+
 def take_state_dir(state_dir: Path) -> IO[str]:
-    """Make the state directory ours until the file is closed; AlreadyRunning when another service has it."""
+    """Lock the state directory until the file is closed; AlreadyRunning when another service has it."""
     state_dir.mkdir(parents=True, exist_ok=True)
     file = open(state_dir / "service.lock", "a")  # noqa: SIM115 (held as long as the service lives)
-    for _ in range(200):  # one that is just stopping needs a while
+    for _ in range(round(PATIENCE / 0.1)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
@@ -115,7 +179,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
 
 
 def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes) -> tuple[Document, int]:
-    """The document in force; an empty database is seeded from the policy file, fitted to the machine's `sizes`."""
+    """Return the document in force; an empty database gets the policy file, fitted to the machine's `sizes`."""
     current = store.policy_current()
     if current is None:
         text, source = seed_text(config)
@@ -123,7 +187,10 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes
         fitted = _seed(text, source, sizes)
         if fitted != text:
             text, comment = fitted, f"{comment}, scaled to the GPUs of this machine"
-        current = store.add_policy(text, "makeway", comment, 0, now)
+        try:
+            current = store.add_policy(text, "makeway", comment, 0, now)
+        except Conflict:  # another replica started at the same time
+            return current_policy(store, config, now, sizes)
     try:
         return read(current.document, f"policy version {current.version}"), current.version
     except PolicyInvalid:
@@ -132,24 +199,24 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes
 
 
 def _seed(text: str, source: str, sizes: Sizes) -> str:
-    """The first document, fitted to the machine; ValueError lists what is wrong with it, line by line."""
+    """Return the first document, fitted to the machine; ValueError lists its mistakes, line by line."""
     try:
         fitted = fit_text(text, source, sizes)
         read(fitted, source, sizes)
     except PolicyInvalid as invalid:
         many = f"has {len(invalid.issues)} mistakes" if len(invalid.issues) > 1 else "has a mistake"
         raise ValueError(
-            f"The policy file that it begins with {many}; mend it, or name another one in MAKEWAY_POLICY_FILE:\n"
+            f"The policy file that it starts with {many}; mend it, or name another one in MAKEWAY_POLICY_FILE:\n"
             f"{invalid}"
         ) from None
     return fitted
 
 
 def seed_text(config: ServiceConfig) -> tuple[str, str]:
-    """The text that an empty database begins with, and where it came from."""
+    """Return the text that an empty database is seeded with, and its source."""
     if config.policy_file is None:
         raise ValueError(
-            "The database has no policy document yet: name one to begin with in MAKEWAY_POLICY_FILE "
+            "The database has no policy document yet: name one to start with in MAKEWAY_POLICY_FILE "
             "(hub_config/policy.yaml is a sample)."
         )
     try:
@@ -157,6 +224,6 @@ def seed_text(config: ServiceConfig) -> tuple[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(
-            f"The policy file {config.policy_file} that Makeway begins with cannot be read: {why}. "
+            f"The policy file {config.policy_file} that Makeway starts with cannot be read: {why}. "
             "Mend it, or name another one in MAKEWAY_POLICY_FILE."
         ) from None

@@ -1,1 +1,1 @@
-"""How the Hub starts notebooks: ask for a lease, wait for it, start, renew, give it back."""
+"""Start notebook servers from JupyterHub with a lease on their GPUs."""

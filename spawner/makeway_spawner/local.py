@@ -1,6 +1,6 @@
-"""Notebooks as processes of this machine, with a lease.
+"""Spawn notebooks as processes of this machine, with a lease.
 
-Two modes. *demo*: every notebook runs as the user who started the Hub, each person in a home of their own below
+Two modes. *demo*: every notebook runs as the account that started the Hub, each user in a home of their own below
 `homes`. *system*: the Hub runs as root and a notebook belongs to the Unix account that logged in, with its groups
 and home, as JupyterHub's LocalProcessSpawner does it.
 """
@@ -31,9 +31,9 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     mode = Enum(
         ["demo", "system"],
         default_value="demo",
-        help="demo: notebooks run as the user of the Hub; system: under the Unix account that logged in.",
+        help="demo: notebooks run as the account of the Hub; system: as the Unix account that logged in.",
     ).tag(config=True)
-    homes = Unicode("", help="demo: the directory below which every person gets a home.").tag(config=True)
+    homes = Unicode("", help="demo: the directory of the users' homes.").tag(config=True)
 
     logs = Unicode("", help="The directory of the notebooks' logs, one file for each; empty: into the Hub's log.").tag(
         config=True
@@ -44,7 +44,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     ).tag(config=True)
 
     _ticks = 0
-    """the server's start time, so that a pid that somebody else has by now is not taken for it"""
+    """The server's start time: a process that got its pid later is not mistaken for it."""
 
     @default("cmd")
     def _default_cmd(self) -> list[str]:
@@ -63,7 +63,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         return 4
 
     def get_args(self) -> list[str]:
-        """Keep JupyterLab from asking outside, and allow root where the demo runs as root."""
+        """Return the arguments: no requests to outside, root allowed where the demo runs as root, private kernels."""
         args = [
             *super().get_args(),
             "--LabApp.news_url=None",
@@ -76,23 +76,23 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
             args.append("--KernelManager.transport=ipc")
         return args
 
-    # -- demo: no Unix account needed --------------------------------------------------------------------------
+    # -- the account -------------------------------------------------------------------------------------------
 
     @property
     def home(self) -> Path:
-        """The demo home of this person."""
+        """The user's home in the demo, which needs no Unix account."""
         return home_of(Path(self.homes or "homes").absolute(), self.user.name)
 
     def make_preexec_fn(self, name: str) -> Callable[[], None]:
-        """Become the account in system mode; in the demo only go home."""
+        """Return what the child runs before the server: become the account; in the demo only change to the home."""
         if self.mode == "system":
-            become: Callable[[], None] = super().make_preexec_fn(name)
-            return become
+            preexec: Callable[[], None] = super().make_preexec_fn(name)
+            return preexec
         home = str(self.home)
         return lambda: os.chdir(home)
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Say who and where home is."""
+        """Return the variables with the user's name, home and shell."""
         if self.mode == "system":
             known: dict[str, str] = super().user_env(env)
             return known
@@ -100,7 +100,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         return env
 
     def get_env(self) -> dict[str, str]:
-        """Start from next to nothing; the environment that this Python runs in comes first in PATH."""
+        """Return the variables; the environment of this Python comes first in PATH."""
         env: dict[str, str] = super().get_env()
         here = os.path.dirname(sys.executable)
         paths = [part for part in env.get("PATH", os.defpath).split(os.pathsep) if part != here]
@@ -111,7 +111,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         return env
 
     def _private_folder(self) -> Path:
-        """Make the folder that only this account may enter; socket names are short, so it is not in the home."""
+        """Return this account's private folder for sockets; outside of the home, because socket paths must be short."""
         account = pwd.getpwnam(self.user.name)
         folder = Path(self.sockets) / str(account.pw_uid)
         folder.parent.mkdir(mode=0o711, exist_ok=True)
@@ -124,7 +124,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
     # -- the process -------------------------------------------------------------------------------------------
 
     async def start(self) -> Any:
-        """Start the server as a process of its own session."""
+        """Start the server with its output in a log file."""
         if self.mode == "demo":
             await asyncio.to_thread(prepare, self.home)
         with self._open_log() as log:
@@ -133,7 +133,7 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
             return await super().start()
 
     def _open_log(self) -> IO[bytes]:
-        """Begin a log of this server's own, or go on with the Hub's."""
+        """Open a new log for this server, or the Hub's own."""
         if not self.logs:
             return os.fdopen(os.dup(2), "wb")
         name = f"{self.user.name}{'-' if self.name else ''}{self.name}.log"
@@ -141,33 +141,33 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
 
     async def _signal(self, sig: int) -> bool:
-        """Signal our process only: after a restart of the Hub the pid may belong to somebody else."""
+        """Signal the server, unless its pid belongs to another process by now; return whether it is there."""
         if self._ticks and start_ticks(self.pid) != self._ticks:
             return False
         there: bool = await super()._signal(sig)
         return there
 
     async def run_post_stop_hook(self) -> None:
-        """See to it that nothing of the session still uses its GPUs, then give them back."""
+        """Kill every process of the session that could still use its GPUs, then release them."""
         if self._lease is not None and self._lease.gpus:
             left = await asyncio.to_thread(kill_marked, "MAKEWAY_SESSION", self._lease.id)
             if left:
-                self.log.info("Killed %i processes that %s left behind", left, self._log_name)
+                self.log.info("Killed %i processes left over from %s", left, self._log_name)
         await super().run_post_stop_hook()
 
     async def progress(self) -> Any:
-        """Only our own events: the stock one says less than they do."""
+        """Yield the lease's events only; those of LocalProcessSpawner say less."""
         if self._progress is not None:
             async for event in self._progress.follow():
                 yield event
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Find the server again after the Hub was restarted."""
+        """Read the process back after a restart of the Hub."""
         super().load_state(state)
         self._ticks = int(state.get("ticks") or 0)
 
     def get_state(self) -> dict[str, Any]:
-        """Add the start time to the pid."""
+        """Return the state that the Hub stores, with the start time beside the pid."""
         state: dict[str, Any] = super().get_state()
         if self.pid:
             self._ticks = self._ticks or start_ticks(self.pid)

@@ -1,7 +1,7 @@
-"""The spawn form, read into a request.
+"""Read and check what a spawn asks for: profile, team, preemptible or not.
 
-Three doors lead here and all are checked alike: the picker's form, a link or a form of someone's own, and the
-Hub's REST API, whose options arrive as they were sent (on JupyterHub 5 inside another `user_options`).
+Called for the picker's form, for a link or a hand-written form, and for the Hub's REST API, whose options arrive as
+they were sent (on JupyterHub 5 inside another `user_options`). All are checked alike.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from makeway_api.models import Offer, OfferTable, Profile
+from makeway_api.models import Offer, OfferTable, Profile, Reason
+from makeway_api.quantities import gpus
 
 from .refusal import Refused
 
 SLUG = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
-HELPED_BY_PREEMPTIBLE = frozenset({"not_in_quota"})
-"""Why a session is refused although a preemptible one might run (engine.md §2)."""
+PREEMPTIBLE_HELPS = frozenset({"not_in_quota"})
+"""The reasons for which a guaranteed session is refused although a preemptible one might run (engine.md §2)."""
+FRACTIONAL = "fractional_gpus"
+"""The reason of an offer that this spawner can never run, whatever is free."""
 
 _TRUE = frozenset({"1", "on", "true", "yes"})
 _FALSE = frozenset({"", "0", "off", "false", "no"})
@@ -25,7 +28,7 @@ _FALSE = frozenset({"", "0", "off", "false", "no"})
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a person picked; `team` None is for profiles without GPUs."""
+    """One row of the picker; `team` None is for profiles without GPUs."""
 
     profile: str
     team: str | None = None
@@ -33,16 +36,16 @@ class Choice:
 
     @property
     def queue(self) -> str:
-        """Name the queue: `team/profile`, or `/profile` without a team."""
+        """The queue: `team/profile`, or `/profile` without a team."""
         return f"{self.team or ''}/{self.profile}"
 
     def options(self) -> dict[str, Any]:
-        """Say it as the Hub stores it; the key `profile` shows up in the Hub's admin page."""
+        """Return the options that the Hub stores; its admin page shows the key `profile`."""
         return {"profile": self.profile, "team": self.team, "preemptible": self.preemptible}
 
 
 def read_form(form: Mapping[str, Any]) -> Choice:
-    """Read a posted form: `choice=team/profile`, or `profile` and `team`; Refused (400) names what is wrong."""
+    """Read a posted form: `choice=team/profile`, or `profile` and `team`; raise Refused (400) for anything else."""
     queue = _single(form, "choice")
     if queue:
         team, slash, profile = queue.rpartition("/")
@@ -53,7 +56,7 @@ def read_form(form: Mapping[str, Any]) -> Choice:
 
 
 def read_options(options: Any) -> Choice:
-    """Read the options of the REST API, or the stored ones of an earlier start; Refused (400) names what is wrong."""
+    """Read the options of the REST API or of an earlier start; raise Refused (400) for anything else."""
     if isinstance(options, Mapping) and set(options) == {"user_options"}:
         options = options["user_options"]
     if not isinstance(options, Mapping):
@@ -76,14 +79,14 @@ def read_options(options: Any) -> Choice:
 
 
 def check(choice: Choice, table: OfferTable) -> Choice:
-    """Hold a choice against what its owner may have now; Refused says why not and what else there is.
+    """Return the choice checked against the user's offers; raise Refused with the reason and the alternatives.
 
-    A missing team is filled in where only one is possible. What can change from one second to the next (free GPUs)
-    is decided by the service when it is asked; here only a refusal that it already named is told at once.
+    A missing team is filled in where only one is possible. Free GPUs change every second, so the service decides on
+    them when the session is requested; here only what the offers refuse already is refused.
     """
     profile = next((p for p in table.profiles if p.name == choice.profile), None)
     if profile is None:
-        raise Refused(_not_yours(choice, table), code="profile_not_available", status=403)
+        raise Refused(_unknown_profile(choice, table), code="profile_not_available", status=403)
     offers = [o for o in table.offers if o.profile == choice.profile]
     if choice.team is None and any(o.team is None for o in offers):
         return choice
@@ -92,17 +95,44 @@ def check(choice: Choice, table: OfferTable) -> Choice:
     offer = next((o for o in offers if o.team == choice.team), None)
     if offer is None:
         raise Refused(_not_in_team(choice, profile, table), code="team_not_available", status=403)
-    if offer.code == "refused" and not (choice.preemptible and helped(offer)):
+    if offer.code == "refused" and not (choice.preemptible and preemptible_helps(offer)):
         raise Refused(offer.message, code=offer.reason.code if offer.reason else "refused", status=409)
     return choice
 
 
-def helped(offer: Offer) -> bool:
-    """Tell whether a preemptible session could run where this offer refuses a guaranteed one."""
-    return offer.code == "refused" and offer.reason is not None and offer.reason.code in HELPED_BY_PREEMPTIBLE
+def preemptible_helps(offer: Offer) -> bool:
+    """Whether a preemptible session could run where this offer refuses a guaranteed one."""
+    return offer.code == "refused" and offer.reason is not None and offer.reason.code in PREEMPTIBLE_HELPS
 
 
-def _not_yours(choice: Choice, table: OfferTable) -> str:
+def fractional(title: str, amount: float) -> str:
+    """Return why a session with this many GPUs cannot run on whole devices; empty where it can."""
+    if float(amount).is_integer():
+        return ""
+    return (
+        f"{title} asks for {gpus(amount)}, and notebooks on this cluster get whole GPUs only. "
+        "Choose a profile with a whole number of GPUs."
+    )
+
+
+def refuse_fractions(table: OfferTable) -> OfferTable:
+    """Return the offers with every profile refused that asks for a fraction of a GPU."""
+    problems = {profile.name: fractional(profile.title or profile.name, profile.gpus) for profile in table.profiles}
+    return table.model_copy(
+        update={"offers": [_refused(offer, problems.get(offer.profile, "")) for offer in table.offers]}
+    )
+
+
+def _refused(offer: Offer, message: str) -> Offer:
+    if not message:
+        return offer
+    reason = Reason(code=FRACTIONAL, message=message)
+    return offer.model_copy(
+        update={"code": "refused", "message": message, "reason": reason, "seconds": None, "victims": []}
+    )
+
+
+def _unknown_profile(choice: Choice, table: OfferTable) -> str:
     yours = ", ".join(p.name for p in table.profiles) or "none"
     groups = f"you are in {', '.join(table.teams)}" if table.teams else "you are in no team"
     return f"The profile {choice.profile} is not available to {table.user}: {groups}. Your profiles: {yours}."
@@ -140,7 +170,7 @@ def _single(form: Mapping[str, Any], key: str) -> str:
 
 
 def _ticked(form: Mapping[str, Any], queue: str) -> bool:
-    """A box ticked on another card of the picker does not count for this one."""
+    """Whether the box of this row is ticked; boxes of other rows do not count."""
     boxes = form.get("preemptible")
     values = boxes if isinstance(boxes, list) else [boxes]
     return any(value == queue or (isinstance(value, (str, bool)) and _flag(value, "/")) for value in values)

@@ -1,7 +1,7 @@
-"""The GPU picker on the spawn page: what can I have now, and from whom.
+"""Render the GPU picker of the spawn page: every offer of the user, with its reason.
 
-Our own template, autoescaped, for both spawners: names of people, teams and jobs come from users. The first state is
-rendered here, a small script keeps it live; without the script the form works the same.
+An autoescaped template for both spawners: names of users, teams and jobs are user input. The first state is rendered
+here and picker.js keeps it live; without scripts the form works the same.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
+from makeway_api.bars import KINDS, Bar, bar, scale
+from makeway_api.durations import duration
 from makeway_api.models import Offer, OfferTable, Profile, TeamUsage
+from makeway_api.quantities import gpus, memory, number
 
-from .options import Choice, helped
+from .options import FRACTIONAL, Choice, preemptible_helps
+
+_NO_GPU = "A notebook without a GPU."
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One profile in one team."""
+    """One profile in one team. `final`: live numbers cannot change it."""
 
     queue: str
     team: str | None
@@ -28,19 +33,20 @@ class Row:
     code: str
     badge: str
     message: str
-    helped: bool
-    checked: bool
-    preemptible: bool
+    preemptible_helps: bool = False
+    checked: bool = False
+    preemptible: bool = False
+    final: bool = False
 
     @property
-    def told(self) -> str:
-        """Say what the badge does not say already."""
+    def details(self) -> str:
+        """The message, unless the badge says the same."""
         return "" if self.message.rstrip(".") == self.badge else self.message
 
     @property
     def disabled(self) -> bool:
-        """Tell whether nothing can be started here now, not even a preemptible session."""
-        return self.code == "refused" and not self.helped
+        """Whether nothing can be started here now, not even a preemptible session."""
+        return self.code == "refused" and not self.preemptible_helps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,57 +59,55 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """A team's usage as parts of 100: sessions, jobs in quota, borrowed, lent; then the tick at the reservation."""
+class DrawnBar:
+    """A team's bar in percent of the longest one: (style, x, width) of every part, the mark, and where it ends."""
 
-    usage: TeamUsage
+    bar: Bar
     parts: tuple[tuple[str, float, float], ...]
-    tick: float | None
-    text: str
+    mark: float | None
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
 class Picker:
-    """Draws the picker for one person."""
+    """The picker of one user."""
 
     user: str
     hub_url: str
     service_path: str
 
-    def render(self, table: OfferTable, remembered: Choice | None, link: Mapping[str, str]) -> str:
-        """Draw the offers; a link's choice is marked first, then the last one, then the first that is ready."""
-        marked, note = _marked(table, remembered, link)
-        cards = [_card(profile, table, marked) for profile in table.profiles]
-        return self._draw(
+    def render(self, table: OfferTable, last: Choice | None, link: Mapping[str, str]) -> str:
+        """Return the form; preselected is the link's choice, else the last one, else the first that is ready."""
+        chosen, note = _preselect(table, last, link)
+        cards = [_card(profile, table, chosen) for profile in table.profiles]
+        return self._render(
             cards=[card for card in cards if card.rows],
-            bars=[bar(usage) for usage in table.usage if usage.team in table.teams],
+            bars=drawn([usage for usage in table.usage if usage.team in table.teams]),
+            kinds=KINDS,
             teams=table.teams,
             virtual=table.virtual,
             note=note,
             live=self._live(table.ticket),
         )
 
-    def without_service(self, message: str, profiles: list[str]) -> str:
-        """Draw what is possible while the service does not answer: notebooks without GPUs."""
-        rows = [
-            Row(f"/{name}", None, "No team needed", "ready_now", "Ready now", "Needs no GPU.", False, i == 0, False)
-            for i, name in enumerate(profiles)
-        ]
-        about = "A notebook without a GPU."
+    def without_service(self, message: str, profiles: Mapping[str, str]) -> str:
+        """Return the form while the service does not answer: profiles without GPUs, by name and title."""
         cards = [
-            Card(Profile(name=name, title=name.upper(), gpus=0, description=about), "no GPU", (row,))
-            for name, row in zip(profiles, rows, strict=True)
+            Card(
+                Profile(name=name, title=name.upper() if title == name else title, gpus=0, description=_NO_GPU),
+                "no GPU",
+                (Row(f"/{name}", None, "No team needed", "ready_now", "Ready now", "Needs no GPU.", checked=i == 0),),
+            )
+            for i, (name, title) in enumerate(profiles.items())
         ]
-        return self._draw(cards=cards, bars=[], teams=None, virtual=False, note=None, live=None, away=message)
+        return self._render(cards=cards, bars=[], teams=None, virtual=False, note=None, live=None, away=message)
 
     def _live(self, ticket: str | None) -> str | None:
         return f"{self.service_path.rstrip('/')}/api/v1/offers/live?ticket={quote(ticket)}" if ticket else None
 
-    def _draw(self, **values: Any) -> str:
+    def _render(self, **values: Any) -> str:
         template = _environment().get_template("picker.html")
-        return template.render(
-            user=self.user, static=f"{self.hub_url.rstrip('/')}/makeway-static", panel=self.service_path, **values
-        )
+        return template.render(user=self.user, static=f"{self.hub_url.rstrip('/')}/makeway-static", **values)
 
 
 @cache
@@ -112,88 +116,98 @@ def _environment() -> Environment:
 
 
 def badge(offer: Offer) -> str:
-    """Say an offer in two or three words; picker.js says the same."""
+    """Return an offer in two or three words, as picker.js does."""
     if offer.code == "ready_now":
         return "Ready now"
     if offer.code == "ready_after_reclaim":
-        return "Ready soon" if offer.seconds is None else f"Ready in ≤ {offer.seconds} s"
+        return "Ready soon" if offer.seconds is None else f"Ready in ≤ {duration(offer.seconds)}"
     if offer.code == "waits":
         return "Would wait"
-    return "Beyond quota" if helped(offer) else "Not available"
+    return "Over quota" if preemptible_helps(offer) else "Not available"
 
 
-def bar(usage: TeamUsage) -> Bar:
-    """Draw a team's usage: the bar ends at the limit (or at what it has and uses, without one)."""
-    end = usage.limit if usage.limit is not None else max(usage.reserved, usage.used)
-    scale = 100 / end if end else 0.0
-    parts, x = [], 0.0
-    for name, gpus in (("guaranteed", usage.guaranteed), ("in-quota", usage.in_quota), ("borrowed", usage.borrowed)):
-        width = min(gpus * scale, 100 - x)
-        parts.append((name, round(x, 2), round(width, 2)))
-        x += width
-    tick = round(usage.reserved * scale, 2) if usage.reserved and usage.reserved < end else None
-    limit = "no limit" if usage.limit is None else f"limit {usage.limit:g}"
-    text = f"{usage.used:g} in use · {usage.reserved:g} reserved · {limit}"
-    return Bar(usage, tuple(parts), tick, text)
-
-
-def _card(profile: Profile, table: OfferTable, marked: Choice | None) -> Card:
-    titles = {usage.team: usage.title or usage.team for usage in table.usage}
-    rows = []
-    for offer in table.offers:
-        if offer.profile != profile.name:
-            continue
-        queue = f"{offer.team or ''}/{profile.name}"
-        mine = marked is not None and marked.queue == queue
-        rows.append(
-            Row(
-                queue=queue,
-                team=offer.team,
-                title=titles.get(offer.team, offer.team) if offer.team else "No team needed",
-                code=offer.code,
-                badge=badge(offer),
-                message=offer.message,
-                helped=helped(offer),
-                checked=mine,
-                preemptible=mine and marked is not None and marked.preemptible,
-            )
+def drawn(teams: list[TeamUsage]) -> list[DrawnBar]:
+    """Return the bars of all teams on one scale, as picker.js draws them again."""
+    bars = [bar(usage) for usage in teams]
+    unit = scale(bars, 100)
+    return [
+        DrawnBar(
+            each,
+            tuple((part.kind.css, round(part.start * unit, 2), round(part.gpus * unit, 2)) for part in each.parts),
+            round(each.reserved * unit, 2) if each.reserved else None,
+            round(each.end * unit, 2),
         )
+        for each in bars
+    ]
+
+
+def _card(profile: Profile, table: OfferTable, chosen: Choice | None) -> Card:
+    rows = tuple(_row(offer, table, chosen) for offer in table.offers if offer.profile == profile.name)
     specification = _specification(profile)
-    return Card(profile, "" if specification == profile.title else specification, tuple(rows))
+    return Card(profile, "" if specification == profile.title else specification, rows)
+
+
+def _row(offer: Offer, table: OfferTable, chosen: Choice | None) -> Row:
+    queue = f"{offer.team or ''}/{offer.profile}"
+    mine = chosen is not None and chosen.queue == queue
+    return Row(
+        queue=queue,
+        team=offer.team,
+        title=_team_title(table, offer.team) or "No team needed",
+        code=offer.code,
+        badge=badge(offer),
+        message=offer.message,
+        preemptible_helps=preemptible_helps(offer),
+        checked=mine,
+        preemptible=mine and chosen is not None and chosen.preemptible,
+        final=offer.reason is not None and offer.reason.code == FRACTIONAL,
+    )
 
 
 def _specification(profile: Profile) -> str:
-    gpus = "no GPU" if not profile.gpus else f"{profile.gpus:g} GPU" + ("" if profile.gpus <= 1 else "s")
-    parts = [gpus]
+    parts = [gpus(profile.gpus) if profile.gpus else "no GPU"]
     if profile.cpu:
-        parts.append(f"{profile.cpu:g} CPU")
+        parts.append(f"{number(profile.cpu)} CPU")
     if profile.memory:
-        parts.append(f"{profile.memory / 1024:.3g} GiB")
+        parts.append(memory(profile.memory))
     return " · ".join(parts)
 
 
-def _marked(
-    table: OfferTable, remembered: Choice | None, link: Mapping[str, str]
+def _team_title(table: OfferTable, team: str | None) -> str:
+    return next((usage.title for usage in table.usage if usage.team == team and usage.title), team or "")
+
+
+def _titles(table: OfferTable, profile: str, team: str | None) -> str:
+    """Return profile and team by their titles: `2 GPUs for R&D`; names where the user is offered neither."""
+    title = next((p.title for p in table.profiles if p.name == profile and p.title), profile[:63])
+    return title + (f" for {_team_title(table, team)[:63]}" if team else "")
+
+
+def _preselect(
+    table: OfferTable, last: Choice | None, link: Mapping[str, str]
 ) -> tuple[Choice | None, tuple[str, str] | None]:
-    """Choose what is marked when the page opens, and what has to be said about it (kind, sentence)."""
+    """Return the row that is chosen when the page opens, and a note about it (kind of alert, sentence)."""
     if link.get("profile"):
-        wanted = [o for o in table.offers if o.profile == link["profile"] and link.get("team") in (None, "", o.team)]
-        open_now = [o for o in wanted if o.code != "refused"]
-        if open_now:
-            return Choice(open_now[0].profile, open_now[0].team), None
-        if not wanted:
-            asked = link["profile"][:63] + (f" in {link['team'][:63]}" if link.get("team") else "")
-            text = f"The link asks for the profile {asked}, which is not available to {table.user}."
-            return _first_ready(table), ("danger", text)
+        return _from_link(table, link["profile"], link.get("team") or None)
+    if last is None:
+        return _first_ready(table), None
+    offer = next((o for o in table.offers if (o.profile, o.team) == (last.profile, last.team)), None)
+    if offer is not None and (offer.code != "refused" or (last.preemptible and preemptible_helps(offer))):
+        return last, None
+    reason = offer.message if offer is not None else "It is no longer offered to you."
+    note = f"Your last choice was {_titles(table, last.profile, last.team)}. {reason}"
+    return _first_ready(table), ("info", note)
+
+
+def _from_link(table: OfferTable, profile: str, team: str | None) -> tuple[Choice | None, tuple[str, str] | None]:
+    wanted = [offer for offer in table.offers if offer.profile == profile and team in (None, offer.team)]
+    available = [offer for offer in wanted if offer.code != "refused"]
+    if available:
+        return Choice(available[0].profile, available[0].team), None
+    if wanted:
         return _first_ready(table), ("warning", wanted[0].message)
-    if remembered is not None:
-        offer = next((o for o in table.offers if (o.profile, o.team) == (remembered.profile, remembered.team)), None)
-        if offer is not None and (offer.code != "refused" or (remembered.preemptible and helped(offer))):
-            return remembered, None
-        where = f" in {remembered.team}" if remembered.team else ""
-        why = offer.message if offer is not None else "It is no longer offered to you."
-        return _first_ready(table), ("info", f"Your last choice was {remembered.profile}{where}. {why}")
-    return _first_ready(table), None
+    note = f"The link asks for {_titles(table, profile, team)}, which is not available to {table.user}."
+    return _first_ready(table), ("danger", note)
 
 
 def _first_ready(table: OfferTable) -> Choice | None:

@@ -1,17 +1,18 @@
-"""A lease as pod settings: where the pod must run, what it asks for, and what it is called. Pure."""
+"""Turn a lease into pod settings: node, devices, CPU, memory, labels and annotations. Pure."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from .held import Held
+from .granted import Lease
 
 PREFIX = "makeway.io"
+MEBIBYTE = 2**20
 
 
-def labels(lease: Held) -> dict[str, str]:
-    """Name the session, so that the service finds its pods; names of people are not labels (see `notes`)."""
+def labels(lease: Lease) -> dict[str, str]:
+    """Return the labels by which the service finds the pod; user names are no label values (see `pod_annotations`)."""
     found = {
         f"{PREFIX}/session": lease.id,
         f"{PREFIX}/profile": lease.profile,
@@ -21,24 +22,42 @@ def labels(lease: Held) -> dict[str, str]:
     return found | ({f"{PREFIX}/team": lease.team} if lease.team else {})
 
 
-def notes(lease: Held, owner: str) -> dict[str, str]:
-    """Tell what may be any text."""
-    devices = ";".join(f"{node}:{','.join(map(str, indices))}" for node, indices in lease.places)
+def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
+    """Return the values that may be any text: the owner, and the placement as `node:devices`."""
+    devices = ";".join(f"{node}:{','.join(map(str, indices))}" for node, indices in lease.placement)
     return {f"{PREFIX}/owner": owner, f"{PREFIX}/placement": devices}
 
 
-def resources(lease: Held, resource: str) -> dict[str, str]:
-    """Ask for whole devices of a resource; Kubernetes counts them and the device plugin hands them out."""
-    return {resource: f"{lease.gpus:g}"} if lease.gpus else {}
+def devices(lease: Lease, resource: str) -> dict[str, str]:
+    """Return the extended resource of a lease's GPUs, requests and limits alike; nothing for a lease without GPUs.
+
+    Kubernetes takes whole devices only: ValueError for a fraction, which `LeaseMixin` refuses before the lease.
+    """
+    if not lease.gpus.is_integer():
+        raise ValueError(f"{resource} is handed out in whole devices, and the lease has {lease.gpus:g}")
+    return {resource: str(int(lease.gpus))} if lease.gpus else {}
 
 
-def pinned(lease: Held, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the granted node to required node affinity terms.
+def compute(lease: Lease) -> dict[str, float | int]:
+    """Return KubeSpawner's settings for the profile's CPU and memory: requests and limits, cores and bytes.
+
+    What the profile leaves at 0 is not in it, so that the site's own setting stays.
+    """
+    found: dict[str, float | int] = {}
+    if lease.cpu:
+        found |= {"cpu_guarantee": lease.cpu, "cpu_limit": lease.cpu}
+    if lease.memory:
+        found |= {"mem_guarantee": lease.memory * MEBIBYTE, "mem_limit": lease.memory * MEBIBYTE}
+    return found
+
+
+def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return required node affinity terms that also ask for the granted node.
 
     Terms are alternatives ("or"), so the node goes into each of them; a term of its own would let the pod run
     anywhere that another term allows.
     """
-    nodes = [node for node, _ in lease.places]
+    nodes = [node for node, _ in lease.placement]
     if not nodes or not lease.gpus:
         return terms
     field = {"key": "metadata.name", "operator": "In", "values": nodes}
@@ -48,8 +67,8 @@ def pinned(lease: Held, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def environment(env: dict[str, str], lease: Held | None) -> dict[str, str]:
-    """Leave device numbers to the container runtime; without GPUs it must hand out none."""
+def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
+    """Return the variables without device numbers, which the container runtime sets; none are visible without GPUs."""
     found = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
     if lease is None or not lease.gpus:
         found["NVIDIA_VISIBLE_DEVICES"] = "void"

@@ -1,15 +1,23 @@
-"""Processes by their proper identity: a pid alone may belong to somebody else by now."""
+"""Identify processes by more than their pid, and find those of one session."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
+
+_PASSES = 10
 
 
 def start_ticks(pid: int) -> int:
-    """Give a process's start time in clock ticks since boot; 0 when there is none or it is a zombie."""
+    """Return a process's start time in clock ticks since boot; 0 for a zombie and where there is no such process.
+
+    Stored with the pid, so that a later Hub distinguishes the process from a later one with its pid. psutil's
+    `create_time` does not suit: it is wall-clock time and moves when the clock is set.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -19,26 +27,30 @@ def start_ticks(pid: int) -> int:
 
 
 def marked(variable: str, value: str) -> Iterator[int]:
-    """Find the processes that were started with `variable=value` in their environment."""
-    needle = f"{variable}={value}".encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environ = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        if needle in environ.split(b"\0"):
-            yield int(entry.name)
+    """Yield the pids of the processes that were started with `variable=value` in their environment."""
+    for process in _marked(variable, value):
+        yield process.pid
 
 
 def kill_marked(variable: str, value: str) -> int:
-    """Kill what is left of a session (kernels, terminals, their children) and tell how many there were."""
-    count = 0
-    for pid in marked(variable, value):
-        try:
-            os.kill(pid, signal.SIGKILL)
-            count += 1
-        except OSError:
-            continue
-    return count
+    """Kill what is left of a session (kernels, terminals, their children); return how many processes there were.
+
+    Repeats until no process is left, because a process may have forked while the others were killed.
+    """
+    killed: set[psutil.Process] = set()
+    for _ in range(_PASSES):
+        before = len(killed)
+        for process in _marked(variable, value):
+            with suppress(psutil.Error):
+                process.kill()
+            killed.add(process)
+        if len(killed) == before:
+            break
+    return len(killed)
+
+
+def _marked(variable: str, value: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # gone meanwhile, a zombie, or another account's
+            if process.pid != os.getpid() and process.environ().get(variable) == value:
+                yield process

@@ -1,4 +1,4 @@
-"""What the pending page tells: named phases with a sentence each, for any number of watchers."""
+"""Record the progress of one start as named phases, for any number of watchers of the pending page."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-PHASES: dict[str, tuple[int, str]] = {
-    "admission": (5, "Admission"),
-    "reclaim": (20, "Reclaim"),
-    "node": (45, "Node"),
-    "image": (60, "Image"),
-    "server": (80, "Server"),
-}
-"""Phase → how far the bar is when it begins, and its name on the page; in this order."""
+PHASES: dict[str, int] = {"admission": 5, "reclaim": 20, "node": 45, "image": 60, "server": 80}
+"""The phases in order, each with the percentage of the bar at which it starts."""
 
 
 class Progress:
-    """Everything that was told since the start was asked for; a late watcher reads it from the beginning.
+    """The events of one start since it was requested; a late watcher reads them from the beginning.
 
-    Telling the same sentence twice in a row is one event. After `close` watchers come to their end.
+    The same event twice in a row is recorded once. After `close` every watcher comes to its end.
     """
 
     def __init__(self) -> None:
@@ -27,21 +21,21 @@ class Progress:
         self._closed = False
         self._news = asyncio.Event()
 
-    def tell(self, phase: str, message: str, **more: Any) -> None:
-        """Add one event; the bar never goes back."""
-        percent = max(PHASES[phase][0], self.events[-1]["progress"] if self.events else 0)
+    def add(self, phase: str, message: str, **more: Any) -> None:
+        """Record one event; the bar never goes back."""
+        percent = max(PHASES[phase], self.events[-1]["progress"] if self.events else 0)
         event = {"progress": percent, "phase": phase, "message": message, **more}
         if not self.events or self.events[-1] != event:
             self.events.append(event)
             self._wake()
 
     def close(self) -> None:
-        """Let the watchers go on to what comes after."""
+        """End the watchers' iteration after the last event."""
         self._closed = True
         self._wake()
 
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
-        """Give every event, old and new, until `close`."""
+        """Yield every event, recorded and new, until `close`."""
         seen = 0
         while True:
             news = self._news

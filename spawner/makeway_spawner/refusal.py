@@ -1,4 +1,4 @@
-"""A spawn that is refused, told in the words of the person who asked.
+"""Refuse a spawn with a message for the user.
 
 JupyterHub 6 has SpawnException for this; before, an HTTPError does the same but for the Hub's failure count.
 Both keep their status, so that a refusal is a page or an answer of 4xx and never "500: unhandled error".
@@ -16,7 +16,7 @@ _Base = getattr(jupyterhub.spawner, "SpawnException", HTTPError)
 
 
 class Refused(_Base):  # type: ignore[misc, valid-type]
-    """No server now: `jupyterhub_message` is what every page and the progress stream show."""
+    """A spawn that is refused: `jupyterhub_message` is what every page and the progress stream show."""
 
     def __init__(self, message: str, *, code: str = "refused", status: int = 409) -> None:
         reason = re.sub(r"[^a-z0-9 ]+", " ", code.lower()).strip()[:60] or "refused"
@@ -28,11 +28,11 @@ class Refused(_Base):  # type: ignore[misc, valid-type]
         self.jupyterhub_message = message
 
     def __str__(self) -> str:
-        """Say it without the class's name: some pages of the Hub show this text."""
+        """Return the message without the class's name: some pages of the Hub show this text."""
         return self.jupyterhub_message
 
 
 def refuse(error: MakewayError) -> Refused:
-    """Turn the service's answer into a refusal of the spawn; an answer of 5xx stays one that can be tried again."""
+    """Return the service's error as a refusal of the spawn; 5xx becomes 503, which clients may retry."""
     status = error.status if 400 <= error.status < 500 else 503
     return Refused(error.message, code=error.code, status=status)

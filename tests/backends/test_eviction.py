@@ -79,7 +79,7 @@ print("up")
 while not checkpoint.requested():
     time.sleep(0.01)
 notice = checkpoint.notice()
-print(notice.reason, notice.by_owner, notice.by_workload, notice.rehearsal)
+print(notice.reason, notice.by_owner, notice.by_workload, notice.preempt_test)
 checkpoint.stop()
 """
     await shop.python("j-1", code)
@@ -91,7 +91,7 @@ checkpoint.stop()
     assert "devops wants its GPU back bo s-1 True" in said
     [told] = (line for line in said if line.startswith("callback devops "))
     assert 0 < int(told.split()[-1]) <= 20
-    pattern = r"makeway: asked to make way: devops wants its GPU back; it has (.+) s to save and leave"
+    pattern = r"makeway: notice: devops wants its GPU back; it has (.+) s to save and end"
     [left] = (found[1] for line in said if (found := re.fullmatch(pattern, line)))
     assert 0 < float(left) <= 20
 
@@ -107,7 +107,7 @@ async def test_who_ignores_the_notice_is_killed_with_all_its_children(shop: Work
     assert (stopping.phase, stopping.noticed) == (Phase.STOPPING, True)
     seen = await shop.over("j-1")
     assert (seen.killed, seen.acknowledged, seen.exit_code) == (True, False, -9)
-    assert seen.message == "did not leave within 0.5 s and was killed; no checkpoint"
+    assert seen.message == "did not end within 0.5 s and was killed; no checkpoint"
     assert seen.ended_at is not None
     assert 0 <= seen.ended_at - notice.deadline < 1.0
     assert shop.processes("j-1") == []

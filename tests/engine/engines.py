@@ -11,7 +11,7 @@ ENGINES: Mapping[str, Engine] = {"fast": schedule, "reference": reference.schedu
 
 
 def decided(plan: Plan) -> dict[str, dict[str, object]]:
-    """Return what a plan decides, by kind and id: everything but messages, their numbers, forecasts and whom they wait for."""
+    """Return what a plan decides, by kind and id: everything but messages, numbers, forecasts and `waits_for`."""
     return {
         "start": {s.id: (s.pool, s.placement, s.in_quota, s.rule) for s in plan.start},
         "evict": {e.id: (e.beneficiary, e.deadline) for e in plan.evict},

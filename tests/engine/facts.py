@@ -107,19 +107,22 @@ class Facts:
                     rest -= taken
         return rooms
 
-    def able(self, rooms: Rooms, profile: Profile, pool: str) -> list[str]:
-        """Return the nodes of a pool where a profile may run."""
-        models = profile.models
+    def able(self, rooms: Rooms, w: Workload, pool: str) -> list[str]:
+        """Return the nodes of a pool where a workload may run."""
+        models = self.profile(w).models
         return [
             name
             for name in rooms
-            if self.nodes[name].pool == pool and self.usable(name) and (not models or self.nodes[name].model in models)
+            if self.nodes[name].pool == pool
+            and self.usable(name)
+            and name not in w.avoid
+            and (not models or self.nodes[name].model in models)
         ]
 
     def workers(self, rooms: Rooms, w: Workload, pool: str) -> int:
         """Return how many workers fit into a pool, all of one kind."""
         profile, count = self.profile(w), 0
-        for name in self.able(rooms, profile, pool):
+        for name in self.able(rooms, w, pool):
             room = Room(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory)
             while count < 100 and room.fits(profile):
                 left = room.devices
@@ -133,15 +136,15 @@ class Facts:
 
     def all_fit(self, rooms: Rooms, asking: list[tuple[Workload, str]], steps: int = 20_000) -> bool:
         """Whether all of these fit at once, tried in every way; False if that takes too long."""
-        workers = [(self.profile(w), pool) for w, pool in asking for _ in range(self.least(w))]
-        workers.sort(key=lambda each: -each[0].gpus)
+        workers = [(w, self.profile(w), pool) for w, pool in asking for _ in range(self.least(w))]
+        workers.sort(key=lambda each: -each[1].gpus)
         budget = [steps]
 
         def place(at: int) -> bool:
             if at == len(workers):
                 return True
-            profile, pool = workers[at]
-            for name in self.able(rooms, profile, pool):
+            w, profile, pool = workers[at]
+            for name in self.able(rooms, w, pool):
                 for devices in rooms[name].choices(profile):
                     budget[0] -= 1
                     if budget[0] < 0:
@@ -189,9 +192,9 @@ class State:
         """Whether limits and the pool's capacity have room for a request."""
         for policy in self.facts.family(w.policy):
             for line in policy.quotas:
-                if line.limit is not None and line.covers(pool) and request:
-                    if self.usage(policy.name, line) + request > line.limit:
-                        return False
+                limit = line.limit if request and line.covers(pool) else None
+                if limit is not None and self.usage(policy.name, line) + request > limit:
+                    return False
         capacity = self.facts.pools[pool].capacity
         return capacity is None or not request or self.in_pool(pool) + request <= capacity
 

@@ -69,11 +69,13 @@ def happen_mixed(world: World, random: Random) -> None:
         return
     name = random.choice(list(world.nodes))
     node = world.nodes[name]
-    event = random.choice(["cordon", "foreign", "pause"])
+    event = random.choice(["cordon", "foreign", "pause", "avoid"])
     if event == "cordon":
         world.nodes[name] = replace(node, cordoned=not node.cordoned)
     elif event == "foreign" and not any(p.node == name for w in world.workloads.values() for p in w.placement):
         world.nodes[name] = replace(node, foreign_gpus=random.choice([0, 500, 1000]))
+    elif event == "avoid" and world.named("pending"):
+        world.change(random.choice(world.named("pending")), avoid=(name,))
     elif event == "pause":
         queue = f"{random.choice(list(world.policies))}/{random.choice(list(world.profiles))}"
         world.paused = () if world.paused else (queue,)

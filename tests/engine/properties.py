@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
@@ -66,7 +67,7 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
     for move in plan.move:
         assert facts.pool(move.to) == facts.pool(move.source), "a job moves within its pool"
         if move.rule == "shrink":
-            kept, had = {(p.node, p.devices) for p in move.to}, {(p.node, p.devices) for p in move.source}
+            kept, had = (Counter((p.node, p.devices) for p in place) for place in (move.to, move.source))
             assert kept < had, "a gang goes on with a part of its place"
             assert len(move.to) >= facts.least(facts.live[move.id]), "a gang keeps its least number of workers"
         else:
@@ -167,7 +168,11 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             continue
         for w in ours:
             del spared.held[w.id]
-        assert not facts.all_fit(spared.rooms(), [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
+        rooms = spared.rooms()
+        mine = [rooms[placed.node] for placed in victim.placement]
+        if any(min(room.devices, default=0) < 0 or room.cpu < 0 or room.memory < 0 for room in mine):
+            continue  # a start, or a job that moves, has its place
+        assert not facts.all_fit(rooms, [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
 
 
 def _within_caps(facts: Facts, state: State, victim: Workload, pool: str) -> bool:
@@ -199,7 +204,7 @@ def in_quota(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> 
     name = after.guarantor(w.policy, pool)
     if name is None:
         return False
-    every = State(facts, {o.id: (o, o.placement) for o in facts.live.values() if o.placement} | after.held)
+    every = State(facts, after.held | {o.id: (o, o.placement) for o in facts.live.values() if o.placement})
     lines = [line for line in facts.policies[name].quotas if line.reserved and line.covers(pool)]
     return all(every.usage(name, ln, w.non_preemptible) + facts.request(w) <= ln.reserved for ln in lines)
 
@@ -213,7 +218,7 @@ def _legal_sets(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) 
         and o.state != "checkpointing"
         and o.id not in {m.id for m in plan.move}
         and facts.pool(place) == pool
-        and not (w.kind == "job" and _is_protected(facts, o))
+        and not (w.kind == "job" and is_protected(facts, o))
     ]
     if prod(len(place) - facts.least(o) + 2 for o, place in able) > MOST_COMBINATIONS:
         return  # the engines do not look at all of so many sets
@@ -222,14 +227,20 @@ def _legal_sets(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) 
         for group in combinations(able, size):
             victims = [o for o, _ in group]
             left = State(facts, {n: each for n, each in after.held.items() if n not in {v.id for v in victims}})
-            if facts.workers(left.rooms(), w, pool) >= facts.least(w) and left.admits(w, pool, facts.request(w)):
-                if any(_legal(facts, after, w, pool, order) for order in permutations(group)):
-                    yield tuple(victims)
+            room = facts.workers(left.rooms(), w, pool) >= facts.least(w)
+            if room and left.admits(w, pool, facts.request(w)) and is_legal(facts, after, w, pool, group):
+                yield tuple(victims)
 
 
-def _is_protected(facts: Facts, o: Workload) -> bool:
+def is_protected(facts: Facts, o: Workload) -> bool:
+    """Whether a job runs for less than its profile's `min_runtime`."""
     least = facts.profile(o).min_runtime
     return bool(least) and (o.started_at is None or facts.snapshot.now - o.started_at < least)
+
+
+def is_legal(facts: Facts, after: State, w: Workload, pool: str, group: Sequence[tuple[Workload, Placement]]) -> bool:
+    """Whether a set can be evicted in some order by rule 5.1."""
+    return any(_legal(facts, after, w, pool, order) for order in permutations(group))
 
 
 def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[tuple[Workload, Placement]]) -> bool:

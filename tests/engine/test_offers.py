@@ -100,3 +100,18 @@ def test_many_answers_from_one_look_are_those_of_many_looks(start: int) -> None:
         once = WhatIf(snapshot)
         for ask in asks:
             assert once.offer(*ask, kind, "x") == WhatIf(snapshot).offer(*ask, kind, "x")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_renewed_what_if_answers_like_a_new_one(seed: int) -> None:
+    random = Random(seed)
+    world = random_world(random)
+    kept = WhatIf(world.snapshot())
+    for _ in range(25):
+        happen(world, random)
+        snapshot = world.snapshot()
+        kept.renew(snapshot)
+        policy = random.choice(sorted(world.policies))
+        profile = random.choice(sorted(world.profiles))
+        kind = random.choice(("session", "job"))
+        assert kept.offer(policy, profile, kind, "ana") == WhatIf(snapshot).offer(policy, profile, kind, "ana")

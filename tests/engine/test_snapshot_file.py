@@ -20,6 +20,7 @@ from makeway_quota.engine import (
     Workload,
     schedule,
 )
+from makeway_quota.main import main
 from makeway_quota.snapshot_file import SnapshotError, plan_command, read_snapshot, snapshot_as_document, write_snapshot
 from worlds import World
 
@@ -208,3 +209,16 @@ def test_a_missing_file_is_one_line() -> None:
 def test_a_list_is_no_snapshot() -> None:
     with pytest.raises(SnapshotError, match="this is a list, expected a table with the keys version, now, settings"):
         read_snapshot("[]")
+
+
+@pytest.mark.covers("F20")
+def test_the_reference_engine_plans_a_file_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "snapshot.yaml"
+    path.write_text(GREEDY, encoding="utf-8")
+    plans = []
+    for engine in ("fast", "reference"):
+        assert main(["plan", "--format", "json", "--engine", engine, str(path)]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    fast, slow = ([(e["id"], e["for"], e["deadline"]) for e in plan["evict"]] for plan in plans)
+    assert fast == slow == [("j3", "d1", "2026-01-01T12:00:30Z")]
+    assert plans[0]["usage"] == plans[1]["usage"]

@@ -130,6 +130,7 @@ some_workloads = one_of(
     nomination=placements,
     paused=st.booleans(),
     failed_node=st.none() | names,
+    avoid=many(names),
     gpus=st.none() | shares,
     workers=st.none() | workers,
     min_workers=st.none() | workers,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from makeway_quota.engine import Plan
 from worlds import World
@@ -25,6 +27,13 @@ def test_a_job_that_straddles_its_reservation_reclaims_within_the_fair_share(siz
     assert not world.plan().acts
     world.release().reconcile()
     assert world.used("b") == (size if victims else 0)
+
+
+def test_only_policies_above_their_fair_share_are_reclaimed_from() -> None:
+    world = World(fair_share="reclaim").pool("p", gpus=8).team("a", priority=1).team("b").team("c").profile("one", 1)
+    world.jobs("a1 a2 a3 a4 a5 a6", "a", "one").jobs("c1 c2", "c", "one").reconcile()
+    world.paused = ("c/one",)  # so that c2 could not return
+    assert evicted(world.submit("b1", "b", "one").step()) == ["a6"], "c has a lower priority, but its fair share is 2.6"
 
 
 # Non-preemptible work and its own policy (rule 5.1)
@@ -190,3 +199,32 @@ def test_a_gang_that_has_nowhere_to_go_stays() -> None:
     world.profile("gang", 1, workers=3, cpu=2000).profile("whole", 3).run("x", "b", "gang", "p-2", workers=1, cpu=4000)
     world.run("g", "a", "gang", "p-1", "p-1", "p-2").submit("b1", "b", "whole")
     assert not world.step().acts
+
+
+# Sets of victims, and the plan as a whole (rules 5.4 and 5.5)
+
+
+@pytest.mark.covers("F17")
+def test_an_eviction_that_a_later_one_makes_superfluous_is_withdrawn() -> None:
+    """For s, c1 would leave; then a1 leaves for a3 of its own team, which needs half of its GPUs: s takes the rest."""
+    world = World().pool("p", nodes=2, gpus=8).team("a", 2).team("b", 10).team("c", 2)
+    for size in (3, 4, 5, 8):
+        world.profile(f"g{size}", size)
+    world.run("b1", "b", "g4", "p-2", kind="session").run("a1", "a", "g8", "p-1", priority=-1)
+    world.run("c1", "c", "g3", "p-2").session("s", "b", "g4").submit("a3", "a", "g4")
+    plan = world.step()
+    assert evicted(plan) == ["a1"]
+    assert {w.id: [p.node for p in w.nomination] for w in plan.pending if w.nomination} == {"s": ["p-1"], "a3": ["p-1"]}
+    assert not world.plan().acts
+    world.release().reconcile()
+    assert world.named() == ["a3", "b1", "c1", "s"]
+
+
+@pytest.mark.covers("F42")
+def test_a_gang_that_would_keep_too_few_workers_on_usable_nodes_is_stopped() -> None:
+    world = World().pool("p", nodes=4, gpus=2).team("a").team("b", 8).profile("two", 2)
+    world.profile("elastic", 2, workers=4, min_workers=3).submit("g", "a", "elastic").reconcile()
+    world.nodes["p-1"] = replace(world.nodes["p-1"], cordoned=True)
+    plan = world.submit("b1", "b", "two").step()
+    assert evicted(plan) == ["g"]
+    assert not plan.move

@@ -1,4 +1,4 @@
-"""One portal for all tests that do not break it."""
+"""Provide one portal for all tests that do not break it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
 
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Portal]:
-    """A portal that the test starts, kills and starts again itself."""
+    """Yield a portal that the test starts, kills and restarts itself."""
     portal = Portal(tmp_path)
     yield portal
     portal.stop()

@@ -1,4 +1,4 @@
-"""The whole portal for a test: `make run`'s process with a state directory and ports of its own."""
+"""Run the whole portal for a test: `make run`'s process with a state directory and ports of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADMIN = (*SCOPES, "admin:groups", "custom:makeway:admin", "custom:makeway:read",
 
 
 class Portal(Started):
-    """Start it, kill it, start it again; `more` is added to the Hub's configuration."""
+    """A portal that can be started, killed and restarted; `more` is added to the Hub's configuration."""
 
     def __init__(self, root: Path, more: str = "", wrap: Sequence[str] = (), **env: str) -> None:
         quick = {"MAKEWAY_STOP_GRACE": "1", **env}
@@ -25,7 +25,7 @@ class Portal(Started):
         self._sessions: list[httpx2.Client] = []
 
     def stop(self) -> str:
-        """Stop with Ctrl-C and give what it said."""
+        """Stop with Ctrl-C and return the output."""
         while self._sessions:
             self._sessions.pop().close()
         return super().stop()
@@ -38,17 +38,17 @@ class Portal(Started):
     # -- as a program ------------------------------------------------------------------------------------------
 
     def client(self, token: str | None = None) -> Client:
-        """Talk to the quota service through the proxy."""
+        """Return a client of the quota service, through the proxy."""
         return Client(self.url + SERVICE, token or self.token)
 
     def server(self, user: str, name: str = "") -> dict[str, Any] | None:
-        """Tell what the Hub knows about a server."""
+        """Return the Hub's model of a server, None if it has none."""
         model = self.hub("GET", f"/users/{user}").json()
         found: dict[str, Any] | None = model.get("servers", {}).get(name)
         return found
 
     def start_server(self, user: str, wait: bool = True, **options: Any) -> httpx2.Response:
-        """Start a user's server through the API."""
+        """Start a user's server through the API; return the answer."""
         self.hub("POST", f"/users/{user}")
         answer = self.hub("POST", f"/users/{user}/server", json=options)
         if wait and answer.is_success:
@@ -56,14 +56,14 @@ class Portal(Started):
         return answer
 
     def live_sessions(self) -> list[Any]:
-        """Give the leases that somebody holds."""
+        """Return the sessions that have not ended."""
         with self.client() as client:
             return [s for s in client.sessions(all=True) if not s.state.ended]
 
     # -- as a browser without scripts --------------------------------------------------------------------------
 
     def browser(self, user: str, password: str | None = None) -> httpx2.Client:
-        """Log in, with the sample users' password unless told otherwise."""
+        """Return a logged-in session, by default with the sample users' password."""
         session = httpx2.Client(base_url=self.url, follow_redirects=True, timeout=60)
         self._sessions.append(session)
         session.get("/hub/login")
@@ -76,7 +76,7 @@ class Portal(Started):
         return session
 
     def pick(self, session: httpx2.Client, path: str = "/hub/spawn", **form: str) -> httpx2.Response:
-        """Post the picker's form as the page does."""
+        """Post the picker's form as the page does; return the answer."""
         page = session.get(path)
         action = re.search(r'id="spawn_form"[^>]*action="([^"]+)"', page.text)
         assert action, page.text

@@ -1,4 +1,4 @@
-"""`make run`: one clear sentence when it cannot start, and nothing left behind when it ends, however it ends."""
+"""`make run` explains why it cannot start, and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from makeway_hub.settings import read
 from makeway_hub.state import State, is_free
 from makeway_spawner.process import marked, start_ticks
 
+LEASE = 3.0
+"""Seconds: the shortest lease that the settings allow."""
+
 
 def settings(root: Path, **env: str) -> object:
     return read({"MAKEWAY_STATE_DIR": str(root), **env})
 
 
 def processes_of(portal: Portal) -> list[int]:
-    """Everything that this portal started, found by what is in its environment."""
+    """Return the pids of everything that this portal started, found by their environment."""
     return [
         *marked("MAKEWAY_STATE_DIR", str(portal.state.root)),
         *marked("MAKEWAY_URL", portal.url + "/services/makeway"),
@@ -35,10 +38,12 @@ def processes_of(portal: Portal) -> list[int]:
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ({"PORT": "http"}, "PORT='http' is no port"),
-        ({"PORT": "70000"}, "use a number from 1 to 65535"),
-        ({"MAKEWAY_MODE": "cloud"}, "use demo (the default) or system"),
-        ({"MAKEWAY_LEASE_SECONDS": "soon"}, "is no number of seconds"),
+        ({"PORT": "http"}, "PORT='http' is not accepted: use a whole number from 1 to 65535"),
+        ({"PORT": "70000"}, "use a whole number from 1 to 65535"),
+        ({"MAKEWAY_MODE": "cloud"}, "use demo or system"),
+        ({"MAKEWAY_LEASE_SECONDS": "soon"}, "use a number from 3 to 3600"),
+        ({"MAKEWAY_LEASE_SECONDS": "1"}, "use a number from 3 to 3600"),
+        ({"MAKEWAY_KEEP": "perhaps"}, "use 1 or 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(env: dict[str, str], words: str) -> None:
@@ -65,7 +70,7 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "FREE_MB", 10**9)
-    with pytest.raises(checks.CannotStart, match="MB left and Makeway wants"):
+    with pytest.raises(checks.CannotStart, match="MB left and Makeway needs"):
         checks.check_state(settings(tmp_path))
 
 
@@ -117,7 +122,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left(fresh: Po
         [sys.executable, "-m", "makeway_hub.embedded"], env=fresh.env, capture_output=True, text=True, timeout=30
     )
     assert second.returncode == 1
-    assert "Makeway runs already" in second.stderr
+    assert "Makeway already runs" in second.stderr
     assert "Stopped." in fresh.stop()
     assert fresh.process
     assert fresh.process.returncode == 0
@@ -130,6 +135,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left(fresh: Po
 @pytest.mark.e2e
 @pytest.mark.covers("N07")
 def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) -> None:
+    fresh.env["MAKEWAY_LEASE_SECONDS"] = f"{LEASE:g}"
     fresh.start()
     fresh.start_server("ana", profile="gpu1", team="rnd")
     session = fresh.live_sessions()[0]
@@ -141,7 +147,7 @@ def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) 
     assert start_ticks(notebook), "the notebook runs on"
     fresh.start()
     assert (fresh.server("ana") or {})["ready"]
-    time.sleep(20)  # longer than a lease lives: only renewals of the new Hub keep it
+    time.sleep(2 * LEASE)  # only renewals of the new Hub keep the lease
     assert [s.id for s in fresh.live_sessions()] == [session.id]
     assert start_ticks(notebook)
     fresh.hub("DELETE", "/users/ana/server")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe import violations
 from browser import Person, chromium
 from hub.portal import Portal, until
 from makeway_api.models import JobAsk, SessionAsk
@@ -14,7 +15,7 @@ from playwright.sync_api import Browser, expect
 pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 STUBBORN = ["bash", "-c", "trap '' TERM; while :; do sleep 1; done"]
-"""A job that does not leave before its deadline, so that there is time to look at the phase of reclaim."""
+"""A job that ignores the notice until its deadline, so that the phase of reclaim lasts."""
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +26,15 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def person(portal: Portal, browser: Browser) -> Iterator[object]:
-    people: list[Person] = []
+    users: list[Person] = []
 
     def log_in(name: str, to: str = "/hub/spawn", dark: bool = False) -> Person:
-        people.append(Person(browser, portal.url, name, portal.state.password(), dark=dark))
-        people[-1].log_in(to)
-        return people[-1]
+        users.append(Person(browser, portal.url, name, portal.state.password(), dark=dark))
+        users[-1].log_in(to)
+        return users[-1]
 
     yield log_in
-    for one in people:
+    for one in users:
         assert one.outside == [], "a page asked outside of the portal"
         assert one.errors == []
         one.close()
@@ -41,7 +42,7 @@ def person(portal: Portal, browser: Browser) -> Iterator[object]:
 
 @pytest.fixture
 def full(portal: Portal) -> Iterator[None]:
-    """Ana trains with three jobs of three GPUs; one of ten GPUs is idle."""
+    """Run three jobs of ana's with three GPUs each; one of ten GPUs is idle."""
     with portal.client(portal.user_token("ana")) as ana:
         jobs = [ana.submit(JobAsk(team="rnd", profile="gpu3", command=STUBBORN, name=f"train-{i}")) for i in range(3)]
         until(lambda: all(ana.job(job.id).state == "running" for job in jobs), "ana's jobs run")
@@ -144,3 +145,22 @@ def test_a_start_that_is_refused_on_its_way_says_why_and_offers_another_choice(p
         hub.release(lease.id)
     expect(ana.page.locator("#spawn_form")).to_be_visible()
     assert leases_of(portal, "ana") == []
+
+
+@pytest.mark.covers("N03", "N05")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.usefixtures("full")
+def test_the_picker_and_the_pending_page_pass_axe_core(portal: Portal, person: object, dark: bool) -> None:
+    bo = person("bo", dark=dark)
+    expect(bo.row("devops/gpu3")).to_have_attribute("data-code", "ready_after_reclaim")
+    expect(bo.row("devops/gpu8")).to_have_attribute("data-code", "refused")
+    assert violations(bo.page) == []
+    bo.start("devops/gpu3")
+    bo.page.wait_for_url("**/spawn-pending/**")
+    expect(bo.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "reclaim", timeout=15_000)
+    expect(bo.page.locator("#mw-title")).to_have_text("3 GPUs · DevOps")
+    assert violations(bo.page) == []
+    bo.page.click("#stop-server-btn")
+    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped", timeout=20_000)
+    assert violations(bo.page) == []
+    until(lambda: not portal.server("bo"), "no server is left")

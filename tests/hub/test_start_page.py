@@ -1,4 +1,4 @@
-"""The Hub's pages and API in front of a real quota service: who is offered what, and refusals in words."""
+"""The Hub's pages and API in front of a real quota service: offers and refusals."""
 
 from __future__ import annotations
 

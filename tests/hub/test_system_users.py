@@ -1,4 +1,4 @@
-"""System users mode: people log in with their accounts, and their notebooks are theirs alone."""
+"""System users mode: accounts of the machine log in, and their notebooks are private to them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 from accounts import PASSWORD, accounts, as_user, shared_portal
 from hub.portal import Portal, until
 from makeway_hub import checks
-from makeway_hub.people import is_root, unix_groups
 from makeway_hub.settings import read
+from makeway_hub.users import is_root, unix_groups
 
 pytestmark = [pytest.mark.root, pytest.mark.e2e]
 ANA, BO = "mkw-una", "mkw-duo"
 
 
 @pytest.fixture(scope="module")
-def people() -> Iterator[None]:
-    """Two accounts with a password, each in the Unix group of a team."""
+def accounts_of_teams() -> Iterator[None]:
+    """Create two accounts with a password, each in the Unix group of a team."""
     with accounts({ANA: "mkw-rnd", BO: "mkw-devops"}):
         yield
 
 
 @pytest.fixture(scope="module")
-def shared(people: None) -> Iterator[Portal]:
+def shared(accounts_of_teams: None) -> Iterator[Portal]:
     with shared_portal({"rnd": "mkw-rnd", "devops": "mkw-devops"}) as portal:
         yield portal
 
@@ -54,7 +54,7 @@ def test_unix_groups_are_teams_and_notebooks_belong_to_the_account(shared: Porta
     assert f"HOME={entry.pw_dir}" in environ
 
 
-def test_nobody_reads_anothers_token_or_the_portals_secrets(shared: Portal) -> None:
+def test_tokens_and_secrets_are_private_to_their_accounts(shared: Portal) -> None:
     shared.start_server(ANA, profile="gpu1", team="rnd") if not shared.server(ANA) else None
     assert as_user(BO, "cat", str(process(shared, ANA) / "environ")).returncode != 0
     for path in (shared.state.secrets, shared.state.logs, shared.state.root / "jupyterhub.sqlite"):
@@ -63,16 +63,16 @@ def test_nobody_reads_anothers_token_or_the_portals_secrets(shared: Portal) -> N
 
 
 def test_root_and_wrong_passwords_do_not_get_in(shared: Portal) -> None:
-    for name, password in ((ANA, "wrong"), ("root", PASSWORD), ("nobody-here", PASSWORD)):
+    for name, password in ((ANA, "wrong"), ("root", PASSWORD), ("unknown-here", PASSWORD)):
         with pytest.raises(AssertionError, match="may not log in"):
             shared.browser(name, password)
     assert is_root("root")
     assert not is_root(ANA)
 
 
-def test_groups_are_those_of_the_machine(people: None) -> None:
+def test_groups_are_those_of_the_machine(accounts_of_teams: None) -> None:
     assert unix_groups(ANA) == sorted([ANA, "mkw-rnd"])
-    assert unix_groups("nobody-here") == []
+    assert unix_groups("unknown-here") == []
 
 
 def test_a_python_that_others_cannot_reach_is_named(tmp_path: Path) -> None:

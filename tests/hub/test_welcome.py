@@ -1,4 +1,4 @@
-"""The tour that a new sample user finds at home does what it says, in a real notebook server's environment."""
+"""The tour in a sample user's home runs in a real notebook server's environment."""
 
 from __future__ import annotations
 

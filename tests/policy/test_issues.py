@@ -181,6 +181,10 @@ def test_a_bomb_does_not_go_off(issues) -> None:
     assert "aliases" in issues("a: &a\n  b: *a")[0].message
     assert issues("[" * 999_999)
     assert issues("pools: [" + "{name: x, nmae: y}," * 50_000 + "]")
+    assert len(issues("".join(f"k{n}: 1\n" for n in range(80_000)))) == 101
+    chain = ", ".join(f"{{name: t{n}, users: [x], parent: t{n + 1}}}" for n in range(2_000))
+    found = issues(f"pools: []\nprofiles: []\npolicies: [{chain}, {{name: t2000, users: [x]}}]")
+    assert "more than 20 policies are above this one; nest fewer" in found[0].message
     assert time.process_time() - began < 100  # a bomb that went off would take years
 
 

@@ -82,7 +82,7 @@ async def test_orders_that_fail_are_given_again_and_hinder_nobody(
 ) -> None:
     backend = Faulty()
     backend.broken = {"start": set(), "notice": {"a"}, "kill": {"a"}, "forget": {"a"}}
-    with caplog.at_level(logging.WARNING, "makeway.orders"):
+    with caplog.at_level(logging.WARNING, "makeway.actuate"):
         async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
             jobs = [await run.submit("ana", name, profile="gpu3") for name in "ab"]
             for job in jobs:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import NodeSeen, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import Actuator, Started
+from makeway_quota.control.leader import Leader
 from makeway_quota.control.reconcile import ChangeSet, decide
 from makeway_quota.services import submission_check
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
@@ -42,9 +44,17 @@ def store(tmp_path: Path) -> Store:
     return open_store(f"sqlite:///{tmp_path}/change_set.sqlite")
 
 
-async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store) -> None:
+@pytest.fixture
+async def leader(store: Store) -> AsyncIterator[Leader]:
+    leader = Leader(store.leader_lock(6.0), 6.0)
+    assert await leader.acquire()
+    yield leader
+    await leader.close()
+
+
+async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
-    orders, seen, started_now = Actuator(store, backend, None), await backend.observe(), Started()
+    orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
     await orders.begin([starting, waits], 2.0, started_now)
     assert list(backend.attempts) == [(starting.id, 1)], "who waits is not started"
@@ -56,10 +66,12 @@ async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store) -
     assert backend.starts == 1
 
 
-async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_down(store: Store) -> None:
+async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_down(
+    store: Store, leader: Leader
+) -> None:
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
-    orders, seen, started_now = Actuator(store, backend, None), await backend.observe(), Started()
+    orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
     cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
     await orders.begin([cancelled, refused], 2.0, started_now)

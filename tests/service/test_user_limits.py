@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,25 @@ def test_pending_jobs_are_counted_through_their_whole_life(store: Store) -> None
     with pytest.raises(MakewayError), limits.submitting("ana", 3):
         pass
     assert limits.waiting == 2
+    store.close()
+
+
+def test_commands_and_environments_of_pending_jobs_are_bounded(store: Store) -> None:
+    limits = UserLimits(store, pending=1000, submissions=0, followers=0)
+    limits.learn(())
+    large = replace(job(1), command=("x" * 2**20,), env={"A": "y" * 2**20})
+    store.add_workload(large, now=1.0)
+    with limits.submitting("ana", 31, 2 * 2**20 - 2**10):
+        pass
+    with pytest.raises(MakewayError) as refused, limits.submitting("ana", 32, 2 * 2**20):
+        pass
+    assert (refused.value.code, refused.value.status) == ("pending_too_large", 429)
+    assert "have 2 MiB, and 64 MiB is the most" in refused.value.message
+    with limits.submitting("bo", 32, 2 * 2**20):
+        pass
+    store.commit([Change(large.id, {"state": "cancelled"})], now=2.0)
+    with limits.submitting("ana", 32, 2 * 2**20):
+        pass
     store.close()
 
 

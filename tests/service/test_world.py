@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
-from makeway_api.models import JobAsk
 from makeway_quota.backends.base import Seen
-from makeway_quota.service import Service
 from makeway_quota.store.records import Workload
-from running import IDLE, PEOPLE, Running, running
+from running import Running, running
 
 
 @pytest.mark.covers("N19")
@@ -71,18 +68,16 @@ async def noticed(run: Running, id: str) -> Workload | None:
     return row if row and row.notice else None
 
 
-async def test_a_service_that_was_deposed_stops_deciding_and_says_so(tmp_path: Path) -> None:
+async def test_a_deposed_service_decides_nothing_in_its_old_term_and_leads_again_in_a_new_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(tmp_path) as run:
-        told: list[bool] = []
-        await run.service.stop(stop_jobs=False)
-        again = await Service.open(run.service.config, run.service.backend)
-        await again.start(deposed=lambda: told.append(True))
-        again.store.take_term("another service", 0.0)
-        await again.services.submissions.submit(PEOPLE["ana"], JobAsk(name="late", profile="gpu1", command=IDLE))
-        for _ in range(100):
-            if told:
-                break
-            await asyncio.sleep(0.05)
-        assert told == [True]
-        assert {row.state for row in (await again.world.rows()).values()} == {"pending"}, "nothing was decided"
-        run.service = again
+        first = await run.submit("ana", "first", profile="gpu1")
+        await run.job(first.id, "running")
+        assert run.service.loop.term == 1
+        assert run.service.store.take_term("another service", 0.0) == 2
+        late = await run.submit("ana", "late", profile="gpu1")
+        assert (await run.job(late.id, "running")).attempt == 1
+        assert run.service.loop.term == 3, "the term that was over was not used again"
+        assert (await run.job(first.id)).attempt == 1, "what ran was not touched"
+    assert any("leads no more (term 1): term 1 is over" in line for line in caplog.messages)

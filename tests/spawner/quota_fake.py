@@ -1,4 +1,4 @@
-"""The lease routes of the quota service, small enough to be told what to answer.
+"""Fake the lease routes of the quota service, with scripted answers.
 
 For unit tests of the spawner only: what the real service decides is tested with the real service.
 """
@@ -47,7 +47,7 @@ class QuotaFake:
 
     @property
     def live(self) -> list[str]:
-        """Name the leases that nobody gave back."""
+        """The ids of the leases that were not released."""
         return [id for id, session in self.sessions.items() if not session.state.ended]
 
     async def end(self, id: str) -> None:
@@ -66,6 +66,10 @@ class QuotaFake:
             profile=profile.name,
             team=body.get("team"),
             gpus=profile.gpus,
+            cpu=profile.cpu,
+            memory=profile.memory,
+            profile_title=profile.title,
+            team_title=TITLES.get(body.get("team") or "", ""),
             preemptible=body.get("preemptible", False),
             state=State.PENDING,
             phase="admission",
@@ -156,7 +160,7 @@ def usage(team: str) -> TeamUsage:
 
 
 def app(fake: QuotaFake, prefix: str = "/services/makeway") -> FastAPI:
-    """Serve it."""
+    """Return the fake as an application."""
     api = FastAPI()
     base = f"{prefix}/api/v1"
 

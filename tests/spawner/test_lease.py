@@ -1,8 +1,9 @@
-"""The lease mixin: nothing starts without a lease, and no lease outlives its server."""
+"""The lease mixin starts no server without a lease, and no lease outlives its server."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 from jupyterhub.spawner import Spawner
 from makeway_api.client import AsyncClient
 from makeway_api.models import Reason
-from makeway_spawner import quota as line
+from makeway_spawner import service
+from makeway_spawner.granted import Lease
 from makeway_spawner.lease import LeaseMixin
 from makeway_spawner.refusal import Refused
-from spawner.quota_fake import QuotaFake, app
+from spawner.quota_fake import PROFILES, QuotaFake, app
+
+from spawner import quota_fake
 
 URL = "http://quota.test/services/makeway"
 GPU = {"profile": "gpu1", "team": "rnd"}
@@ -39,7 +43,7 @@ class Process(Spawner):  # type: ignore[misc]
 
 
 class StillSpawner(LeaseMixin, Process):
-    """That server with leases."""
+    """The same server with leases."""
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ Make = Callable[..., StillSpawner]
 @pytest.fixture
 async def make(fake: QuotaFake) -> AsyncIterator[Make]:
     client = AsyncClient(URL, "t", transport=httpx2.ASGITransport(app=app(fake)))
-    line._CLIENTS[(URL, "t")] = client
+    service._CLIENTS[(URL, "t")] = client
     made: list[StillSpawner] = []
 
     def build(user: str = "ana", options: Any = None, state: dict[str, Any] | None = None, **traits: Any) -> Any:
@@ -74,13 +78,13 @@ async def make(fake: QuotaFake) -> AsyncIterator[Make]:
 
     yield build
     for spawner in made:
-        spawner._rest()
+        spawner._stop_renewing()
     await client.close()
-    del line._CLIENTS[(URL, "t")]
+    del service._CLIENTS[(URL, "t")]
 
 
 async def until(true: Callable[[], Any], what: str) -> None:
-    """Wait until something holds, 5 seconds at most."""
+    """Wait until `true` holds, 5 seconds at most."""
     for _ in range(500):
         if true():
             return
@@ -89,7 +93,7 @@ async def until(true: Callable[[], Any], what: str) -> None:
 
 
 async def started(spawner: StillSpawner) -> StillSpawner:
-    """Do what the Hub does."""
+    """Start a server as the Hub does."""
     await spawner.run_pre_spawn_hook()
     await spawner.start()
     return spawner
@@ -116,9 +120,7 @@ async def test_the_hub_stores_what_was_chosen_and_nothing_else(make: Make) -> No
 
 @pytest.mark.covers("N02")
 @pytest.mark.parametrize("options", [{}, {"profile": "../etc"}, {"profile": "gpu1", "image": "x"}, [1], {"profile": 7}])
-async def test_options_that_make_no_sense_are_refused_before_anybody_is_asked(
-    make: Make, fake: QuotaFake, options: Any
-) -> None:
+async def test_invalid_options_are_refused_before_any_request(make: Make, fake: QuotaFake, options: Any) -> None:
     spawner = make()
     spawner.user_options = options if isinstance(options, dict) else {"profile": options}
     with pytest.raises(Refused) as refused:
@@ -127,7 +129,7 @@ async def test_options_that_make_no_sense_are_refused_before_anybody_is_asked(
     assert not fake.sessions
 
 
-async def test_a_refusal_of_the_service_is_shown_word_for_word(make: Make, fake: QuotaFake) -> None:
+async def test_a_refusal_of_the_service_is_shown_unchanged(make: Make, fake: QuotaFake) -> None:
     fake.refusal = (403, "not_a_member", "guest is not a member of the team rnd.")
     with pytest.raises(Refused) as refused:
         await make(user="guest").run_pre_spawn_hook()
@@ -162,7 +164,7 @@ async def test_stop_in_any_phase_leaves_no_lease(make: Make, fake: QuotaFake, ph
 
 
 @pytest.mark.covers("N05")
-async def test_stop_in_the_instant_of_asking_leaves_no_lease(make: Make, fake: QuotaFake) -> None:
+async def test_stop_during_the_request_leaves_no_lease(make: Make, fake: QuotaFake) -> None:
     fake.ask_delay = 0.2
     spawn = asyncio.ensure_future(make().run_pre_spawn_hook())
     await asyncio.sleep(0.05)
@@ -184,7 +186,7 @@ async def test_the_pending_page_reads_named_phases_with_reasons_and_a_deadline(m
     await spawn
     await spawner.start()
     spawner._progress.close()
-    events = [event async for event in spawner._progress.follow()]  # one who comes late reads all of it
+    events = [event async for event in spawner._progress.follow()]  # a late watcher reads all of it
     phases = list(dict.fromkeys(event["phase"] for event in events))
     assert phases == ["admission", "reclaim", "node", "server"]
     assert WAITING.message in [event["message"] for event in events]
@@ -193,7 +195,7 @@ async def test_the_pending_page_reads_named_phases_with_reasons_and_a_deadline(m
 
 
 @pytest.mark.covers("N07")
-async def test_a_lease_is_renewed_until_it_is_given_back(make: Make, fake: QuotaFake) -> None:
+async def test_a_lease_is_renewed_until_it_is_released(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     await until(lambda: fake.renewals > 2, "renewed three times")
     await spawner.run_post_stop_hook()
@@ -208,7 +210,7 @@ async def test_a_lease_is_renewed_until_it_is_given_back(make: Make, fake: Quota
 async def test_a_server_whose_lease_is_over_is_stopped_by_the_next_poll(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     await fake.end("s1")
-    await until(lambda: spawner._over, "noticed")
+    await until(lambda: spawner._ended, "noticed")
     assert await spawner.poll() is not None
     assert not spawner.up
 
@@ -217,7 +219,7 @@ async def test_a_server_whose_lease_is_over_is_stopped_by_the_next_poll(make: Ma
 async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaFake) -> None:
     first = await started(make())
     state = first.get_state()
-    first._rest()  # the Hub dies
+    first._stop_renewing()  # the Hub dies
     second = make()
     second.load_state(state)
     second.up = True
@@ -228,7 +230,7 @@ async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaF
     assert fake.released == ["s1"]
 
 
-async def test_a_service_that_is_away_for_a_moment_costs_nobody_a_notebook(make: Make, fake: QuotaFake) -> None:
+async def test_a_short_outage_of_the_service_stops_no_notebook(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     fake.down = True
     await asyncio.sleep(0.4)
@@ -236,10 +238,10 @@ async def test_a_service_that_is_away_for_a_moment_costs_nobody_a_notebook(make:
     fake.down = False
     seen = fake.renewals
     await until(lambda: fake.renewals > seen, "renewed again")
-    assert spawner._over == ""
+    assert spawner._ended == ""
 
 
-async def test_a_waiting_start_bears_a_service_that_restarts(make: Make, fake: QuotaFake) -> None:
+async def test_a_pending_start_survives_a_restart_of_the_service(make: Make, fake: QuotaFake) -> None:
     fake.steps = [("reclaim", WAITING), ("hold", None)]
     spawner = make(wait_seconds=0.1, patience_seconds=10.0)
     spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
@@ -252,7 +254,7 @@ async def test_a_waiting_start_bears_a_service_that_restarts(make: Make, fake: Q
     assert spawner.get_env()["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-async def test_a_waiting_start_gives_up_on_a_service_that_stays_away(make: Make, fake: QuotaFake) -> None:
+async def test_a_pending_start_gives_up_on_a_service_that_stays_away(make: Make, fake: QuotaFake) -> None:
     fake.steps = [("reclaim", WAITING), ("hold", None)]
     spawner = make(wait_seconds=0.1)
     spawn = asyncio.ensure_future(spawner.run_pre_spawn_hook())
@@ -263,7 +265,7 @@ async def test_a_waiting_start_gives_up_on_a_service_that_stays_away(make: Make,
     assert refused.value.status_code == 503
 
 
-async def test_without_the_service_a_gpu_notebook_is_refused_with_words(make: Make, fake: QuotaFake) -> None:
+async def test_without_the_service_a_gpu_notebook_is_refused_with_a_message(make: Make, fake: QuotaFake) -> None:
     fake.down = True
     with pytest.raises(Refused) as refused:
         await make().run_pre_spawn_hook()
@@ -281,7 +283,7 @@ async def test_without_the_service_a_cpu_notebook_starts_and_gets_its_lease_late
     assert not fake.live
 
 
-async def test_a_release_that_fails_stops_nobody(make: Make, fake: QuotaFake) -> None:
+async def test_a_release_that_fails_does_not_fail_the_stop(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     fake.down = True
     await spawner.run_post_stop_hook()
@@ -289,8 +291,78 @@ async def test_a_release_that_fails_stops_nobody(make: Make, fake: QuotaFake) ->
     assert spawner._lease is None
 
 
-async def test_a_start_that_fails_after_the_lease_gives_it_back(make: Make, fake: QuotaFake) -> None:
+async def test_a_start_that_fails_after_the_lease_releases_it(make: Make, fake: QuotaFake) -> None:
     spawner = make()
     await spawner.run_pre_spawn_hook()
     await spawner.run_post_stop_hook()  # what the Hub does when start() raises
     assert not fake.live
+
+
+@pytest.fixture
+def halves(fake: QuotaFake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make gpu1 a profile of half a GPU, and the spawner one that has whole devices only."""
+    half = [p.model_copy(update={"gpus": 0.5, "title": "Half a GPU"}) if p.name == "gpu1" else p for p in PROFILES]
+    monkeypatch.setattr(quota_fake, "PROFILES", half)
+    monkeypatch.setattr(StillSpawner, "whole_gpus_only", True)
+    monkeypatch.setattr(service.CATALOGUE, "_profiles", {})
+
+
+FRACTION = "Half a GPU asks for 0.5 GPU, and notebooks on this cluster get whole GPUs only."
+
+
+@pytest.mark.covers("N06")
+@pytest.mark.usefixtures("halves")
+async def test_a_fraction_is_refused_before_a_lease_where_the_platform_has_whole_gpus(
+    make: Make, fake: QuotaFake
+) -> None:
+    with pytest.raises(Refused, match=FRACTION) as refused:
+        await make().run_pre_spawn_hook()
+    assert refused.value.status_code == 409
+    assert not fake.sessions, "a request may already preempt a job"
+    with pytest.raises(Refused, match=FRACTION):
+        await make().read_picker({"choice": ["rnd/gpu1"]})
+    html = await make().draw_picker(None)
+    assert FRACTION in html
+    assert re.search(r'data-queue="rnd/gpu1" data-code="refused" data-final data-disabled', html)
+
+
+@pytest.mark.usefixtures("halves")
+async def test_a_profile_that_became_fractional_meanwhile_is_refused_and_its_lease_released(
+    make: Make, fake: QuotaFake
+) -> None:
+    service.CATALOGUE.update(fake.offers("ana").model_copy(update={"profiles": PROFILES}))  # whole, when last seen
+    with pytest.raises(Refused, match=r"asks for 0\.5 GPU"):
+        await make().run_pre_spawn_hook()
+    assert list(fake.sessions) == ["s1"]
+    assert not fake.live
+
+
+async def test_a_profile_that_became_whole_meanwhile_is_started(
+    make: Make, fake: QuotaFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StillSpawner, "whole_gpus_only", True)
+    half = [p.model_copy(update={"gpus": 0.5}) for p in PROFILES]
+    service.CATALOGUE.update(fake.offers("ana").model_copy(update={"profiles": half}))
+    await make().run_pre_spawn_hook()
+    assert fake.live == ["s1"]
+
+
+async def test_a_start_is_described_by_titles(make: Make) -> None:
+    spawner = make()
+    await spawner.draw_picker(None)
+    assert spawner.makeway_title == "One GPU · Research & Development"
+    spawner = make(options={"profile": "gpu2", "team": "devops", "preemptible": True}, user="bo")
+    await spawner.run_pre_spawn_hook()
+    assert spawner._progress.events[0]["message"].startswith("Requesting ")
+    assert spawner.makeway_title == "Two GPUs · DevOps · preemptible"
+    assert make(options={"profile": "secret"}).makeway_title == "secret"
+
+
+async def test_a_lease_of_an_earlier_release_is_read_back(make: Make) -> None:
+    old = {"session": "s7", "profile": "gpu1", "team": "rnd", "gpus": 1, "preemptible": False, "virtual": False}
+    spawner = make()
+    spawner.load_state({"makeway": {**old, "places": [["node-1", [3]]], "env": {"A": "b"}, "started": True}})
+    assert spawner.get_env()["CUDA_VISIBLE_DEVICES"] == "3"
+    saved = spawner.get_state()["makeway"]
+    assert (saved["session"], saved["places"], saved["env"]) == ("s7", [("node-1", [3])], {"A": "b"})
+    assert Lease.load(saved) == spawner._lease

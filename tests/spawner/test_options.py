@@ -1,4 +1,4 @@
-"""What people send is read into a choice or refused with words, whatever door it comes through."""
+"""Options from forms, links and the API become a choice or are refused with a message."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_options_of_the_rest_api_are_read_also_nested(options: Any) -> None:
         {"profile": "gpu\x001"},
     ],
 )
-def test_nonsense_is_a_refusal_that_says_what_is_wrong(form: dict[str, Any]) -> None:
+def test_invalid_options_are_refused_with_the_reason(form: dict[str, Any]) -> None:
     with pytest.raises(Refused) as refused:
         read_form(form)
     assert refused.value.status_code == 400
@@ -97,7 +97,7 @@ def test_the_only_team_is_filled_in_and_two_have_to_be_chosen_from() -> None:
         (Choice("gpu1", "finance"), LEA, "lea is not a member of the team finance"),
     ],
 )
-def test_an_outsider_is_refused_with_403_and_told_what_is_open(choice: Choice, table: Any, words: str) -> None:
+def test_an_outsider_is_refused_with_403_and_the_alternatives(choice: Choice, table: Any, words: str) -> None:
     with pytest.raises(Refused) as refused:
         check(choice, table)
     assert refused.value.status_code == 403

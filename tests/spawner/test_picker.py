@@ -1,4 +1,4 @@
-"""The picker's HTML: what is offered, what is marked, and that names of people cannot become markup."""
+"""The picker's HTML: offers, the preselected row, and user input that never becomes markup."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from makeway_api.models import OfferTable
 from makeway_spawner.options import Choice
-from makeway_spawner.picker import Picker, bar
+from makeway_spawner.picker import Picker, drawn
 from spawner.quota_fake import QuotaFake, usage
 
 PICKER = Picker("lea", "/hub/", "/services/makeway/")
@@ -30,7 +30,7 @@ def checked(html: str) -> list[str]:
 
 
 @pytest.mark.covers("N03")
-def test_every_team_says_what_it_can_have_now_and_from_whom() -> None:
+def test_every_row_shows_what_can_be_had_now_and_which_jobs_make_way() -> None:
     html = PICKER.render(table(), None, {})
     assert "Ready now" in html
     assert "Ready in ≤ 30 s" in html
@@ -66,13 +66,21 @@ def test_a_user_of_no_team_sees_cpu_profiles_only_and_why() -> None:
     ("remembered", "marked", "note"),
     [
         (Choice("gpu1", "rnd"), "rnd/gpu1", ""),
-        (Choice("gpu2", "rnd"), "/cpu", "Your last choice was gpu2 in rnd. 4 of your 5 guaranteed GPUs are in use"),
+        (
+            Choice("gpu2", "rnd"),
+            "/cpu",
+            "Your last choice was Two GPUs for Research &amp; Development. 4 of your 5 guaranteed GPUs are in use",
+        ),
         (Choice("gpu2", "rnd", True), "rnd/gpu2", ""),
-        (Choice("gpu7", "rnd"), "/cpu", "Your last choice was gpu7 in rnd. It is no longer offered to you."),
+        (
+            Choice("gpu7", "rnd"),
+            "/cpu",
+            "Your last choice was gpu7 for Research &amp; Development. It is no longer offered to you.",
+        ),
         (None, "/cpu", ""),
     ],
 )
-def test_the_last_choice_is_marked_while_it_is_valid(remembered: Choice | None, marked: str, note: str) -> None:
+def test_the_last_choice_is_preselected_while_it_is_valid(remembered: Choice | None, marked: str, note: str) -> None:
     html = PICKER.render(table(), remembered, {})
     assert checked(html) == [marked]
     assert note in html
@@ -80,7 +88,7 @@ def test_the_last_choice_is_marked_while_it_is_valid(remembered: Choice | None, 
 
 
 @pytest.mark.covers("N02")
-def test_a_link_marks_its_profile_and_one_to_a_foreign_profile_is_refused_in_words() -> None:
+def test_a_link_preselects_its_profile_and_one_to_a_foreign_profile_is_refused() -> None:
     assert checked(PICKER.render(table(), None, {"profile": "gpu1", "team": "rnd"})) == ["rnd/gpu1"]
     assert checked(PICKER.render(table(), Choice("cpu"), {"profile": "gpu1"})) == ["devops/gpu1"]
     html = PICKER.render(table(), None, {"profile": EVIL, "team": EVIL})
@@ -88,7 +96,7 @@ def test_a_link_marks_its_profile_and_one_to_a_foreign_profile_is_refused_in_wor
     assert EVIL not in html
 
 
-def test_everything_that_comes_from_people_is_escaped() -> None:
+def test_user_input_is_escaped() -> None:
     old = table()
     evil = table(
         profiles=[p.model_copy(update={"title": EVIL, "description": EVIL}) for p in old.profiles],
@@ -103,8 +111,8 @@ def test_everything_that_comes_from_people_is_escaped() -> None:
     assert "style=" not in html  # inline styles would need a weaker content security policy
 
 
-def test_without_the_service_only_cpu_profiles_are_offered_and_the_reason_is_told() -> None:
-    html = PICKER.without_service("The quota service does not answer.", ["cpu"])
+def test_without_the_service_only_cpu_profiles_are_offered_with_the_reason() -> None:
+    html = PICKER.without_service("The quota service does not answer.", {"cpu": "CPU only"})
     assert checked(html) == ["/cpu"]
     assert "The quota service does not answer." in html
     assert "data-live" not in html
@@ -112,10 +120,16 @@ def test_without_the_service_only_cpu_profiles_are_offered_and_the_reason_is_tol
 
 @pytest.mark.covers("N13")
 def test_the_bar_ends_at_the_limit_and_has_a_tick_at_the_reservation() -> None:
-    drawn = bar(usage("rnd"))
-    assert drawn.parts == (("guaranteed", 0.0, 44.44), ("in-quota", 44.44, 11.11), ("borrowed", 55.56, 44.44))
-    assert drawn.tick == 55.56
-    assert drawn.text == "9 in use · 5 reserved · limit 9"
-    boundless = bar(usage("rnd").model_copy(update={"limit": None}))
-    assert boundless.text.endswith("no limit")
-    assert bar(usage("devops").model_copy(update={"reserved": 0, "limit": 0})).tick is None
+    (rnd,) = drawn([usage("rnd")])
+    assert rnd.parts == (("guaranteed", 0.0, 44.44), ("in-quota", 44.44, 11.11), ("borrowed", 55.56, 44.44))
+    assert (rnd.mark, rnd.end) == (55.56, 100.0)
+    assert rnd.bar.summary == "9 in use · 5 reserved · limit 9"
+    (boundless,) = drawn([usage("rnd").model_copy(update={"limit": None})])
+    assert boundless.bar.summary.endswith("no limit")
+    assert drawn([usage("devops").model_copy(update={"reserved": 0, "limit": 0})])[0].mark is None
+
+
+def test_bars_of_several_teams_share_one_scale() -> None:
+    small, large = drawn([usage("rnd"), usage("rnd").model_copy(update={"limit": 18})])
+    assert (small.end, large.end) == (50.0, 100.0)
+    assert small.parts == large.parts

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from makeway_spawner import pod
-from makeway_spawner.held import Held
+from makeway_spawner.granted import Lease
 
-LEASE = Held("s-1", "gpu2", "rnd", 2.0, False, [("node-7", [2, 5])], {"NVIDIA_VISIBLE_DEVICES": "2,5"}, False)
-CPU = Held("s-2", "cpu", None, 0.0, False, [], {}, False)
+LEASE = Lease(
+    "s-1",
+    "gpu2",
+    "rnd",
+    2.0,
+    False,
+    [("node-7", [2, 5])],
+    {"NVIDIA_VISIBLE_DEVICES": "2,5"},
+    False,
+    cpu=8,
+    memory=32768,
+)
+CPU = Lease("s-2", "cpu", None, 0.0, False, [], {}, False)
+NODE = {"key": "metadata.name", "operator": "In", "values": ["node-7"]}
 
 
-def test_labels_name_the_session_and_people_are_annotations() -> None:
+def test_labels_identify_the_session_and_owners_are_annotations() -> None:
     assert pod.labels(LEASE)["makeway.io/session"] == "s-1"
     assert "makeway.io/team" not in pod.labels(CPU)
-    assert pod.notes(LEASE, "Ana <x>") == {
+    assert pod.pod_annotations(LEASE, "Ana <x>") == {
         "makeway.io/owner": "Ana <x>",
         "makeway.io/placement": "node-7:2,5",
     }
@@ -24,40 +37,76 @@ def test_labels_name_the_session_and_people_are_annotations() -> None:
 
 @pytest.mark.covers("F42", "N06")
 def test_the_node_is_added_to_every_alternative_of_the_sites_own_affinity() -> None:
-    field = {"key": "metadata.name", "operator": "In", "values": ["node-7"]}
-    assert pod.pinned(LEASE, []) == [{"matchFields": [field]}]
+    assert pod.node_affinity(LEASE, []) == [{"matchFields": [NODE]}]
     own = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}, {"matchExpressions": []}]
-    both = pod.pinned(LEASE, own)
-    assert [term["matchFields"] for term in both] == [[field], [field]]
+    both = pod.node_affinity(LEASE, own)
+    assert [term["matchFields"] for term in both] == [[NODE], [NODE]]
     assert both[0]["matchExpressions"] == own[0]["matchExpressions"]
     assert "matchFields" not in own[0]
-    assert pod.pinned(CPU, own) == own
+    assert pod.node_affinity(CPU, own) == own
 
 
-def test_devices_are_the_runtimes_business() -> None:
+def test_device_numbers_are_left_to_the_runtime() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "2,5", "NVIDIA_VISIBLE_DEVICES": "2,5", "MAKEWAY_TEAM": "rnd"}
     assert pod.environment(env, LEASE) == {"MAKEWAY_TEAM": "rnd"}
     assert pod.environment(env, CPU)["NVIDIA_VISIBLE_DEVICES"] == "void"
-    assert pod.resources(LEASE, "nvidia.com/gpu") == {"nvidia.com/gpu": "2"}
-    assert pod.resources(CPU, "nvidia.com/gpu") == {}
+    assert pod.devices(LEASE, "nvidia.com/gpu") == {"nvidia.com/gpu": "2"}
+    assert pod.devices(CPU, "nvidia.com/gpu") == {}
 
 
-@pytest.mark.covers("N06")
-async def test_kubespawners_own_manifest_carries_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fraction_never_becomes_a_resource() -> None:
+    half = replace(LEASE, gpus=0.5)
+    with pytest.raises(ValueError, match="whole devices"):
+        pod.devices(half, "nvidia.com/gpu")
+    assert pod.devices(replace(LEASE, gpus=2_000_000.0), "nvidia.com/gpu") == {"nvidia.com/gpu": "2000000"}
+
+
+def test_cpu_and_memory_are_requests_and_limits() -> None:
+    assert pod.compute(LEASE) == {
+        "cpu_guarantee": 8, "cpu_limit": 8, "mem_guarantee": 32 * 2**30, "mem_limit": 32 * 2**30
+    }  # fmt: skip
+    assert pod.compute(CPU) == {}, "the site's own settings stay"
+
+
+@pytest.fixture
+async def spawner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a real KubeSpawner without a cluster."""
     from makeway_spawner import kube
 
-    monkeypatch.setattr("kubespawner.spawner.load_config", lambda *_, **__: None)  # there is no cluster here
+    monkeypatch.setattr("kubespawner.spawner.load_config", lambda *_, **__: None)
     hub: Any = SimpleNamespace(
         base_url="/hub/", api_url="http://hub:8081/hub/api", public_host="", server=None, ip="", url="", port=8081
     )
     user: Any = SimpleNamespace(name="ana", escaped_name="ana", url="/user/ana/", id=1, server=None)
-    spawner = kube.MakewayKubeSpawner(_mock=True, hub=hub, user=user, guaranteed_priority_class="makeway-session")
-    spawner._lease = LEASE
-    manifest = await spawner.get_pod_manifest()
-    plain = manifest if isinstance(manifest, dict) else manifest.to_dict()
-    text = str(plain)
-    assert "node-7" in text
-    assert "makeway-session" in text
-    assert "'nvidia.com/gpu': '2'" in text
-    assert "'makeway.io/session': 's-1'" in text
-    assert "CUDA_VISIBLE_DEVICES" not in text
+    return kube.MakewayKubeSpawner(
+        _mock=True, hub=hub, user=user, guaranteed_priority_class="makeway-session", cpu_limit=1, mem_limit="1G"
+    )
+
+
+async def manifest(spawner: Any, lease: Lease) -> dict[str, Any]:
+    spawner._lease = lease
+    made = await spawner.get_pod_manifest()
+    found: dict[str, Any] = made if isinstance(made, dict) else made.to_dict()
+    return found
+
+
+@pytest.mark.covers("N06")
+async def test_kubespawners_own_manifest_carries_the_lease(spawner: Any) -> None:
+    made = await manifest(spawner, LEASE)
+    spec = made["spec"]
+    required = spec["affinity"]["node_affinity"]["required_during_scheduling_ignored_during_execution"]
+    fields = [field for term in required["node_selector_terms"] for field in term["match_fields"]]
+    assert fields == [NODE]
+    assert spec["priority_class_name"] == "makeway-session"
+    assert made["metadata"]["labels"]["makeway.io/session"] == "s-1"
+    resources = spec["containers"][0]["resources"]
+    assert resources["limits"] == {"nvidia.com/gpu": "2", "cpu": 8, "memory": 32 * 2**30}
+    assert resources["requests"] == resources["limits"]
+    env = {entry["name"] for entry in spec["containers"][0]["env"]}
+    assert "MAKEWAY_SESSION" in env
+    assert "CUDA_VISIBLE_DEVICES" not in env
+
+
+async def test_a_profile_without_cpu_and_memory_leaves_the_sites_limits(spawner: Any) -> None:
+    limits = (await manifest(spawner, CPU))["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"cpu": 1.0, "memory": 2**30}

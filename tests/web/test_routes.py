@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from web.portal import API, PREFIX, Portal
+from web.portal import API, PEOPLE, PREFIX, Portal
 
 ASK: dict[str, Any] = {"name": "train", "profile": "gpu3", "command": ["python", "train.py"]}
 
@@ -21,7 +22,7 @@ async def test_me_names_the_caller_and_their_teams(web: Portal) -> None:
 
 
 @pytest.mark.covers("F01")
-async def test_the_estate(web: Portal) -> None:
+async def test_the_inventory(web: Portal) -> None:
     root = web.as_("root")
     (pool,) = (await root.get(f"{API}/pools")).json()
     assert (pool["name"], pool["kind"], pool["total"], pool["free"], pool["virtual"]) == ("gpu", "static", 10, 10, True)
@@ -58,6 +59,20 @@ async def test_a_job_from_submission_to_resume(web: Portal) -> None:
     clones = await ana.post(f"{API}/jobs/{id}/clone", json={"n": 2, "overrides": {"name": "copy", "profile": "gpu1"}})
     assert clones.status_code == 201
     assert [(job["name"], job["clone_of"]) for job in clones.json()] == [("copy", id), ("copy", id)]
+
+
+async def test_pools_are_the_same_as_models_and_as_text(web: Portal) -> None:
+    await web.running_job()
+    await web.run.session("ana", "gpu1", "rnd")
+    web.backend.nodes["virtual-1"] = replace(web.backend.nodes["virtual-1"], foreign={9: 400}, model='A "quoted" GPU')
+    await web.run.settled()
+    shown = (await web.as_("root").get(f"{API}/pools")).json()
+    assert shown == [pool.model_dump(mode="json") for pool in await web.services.inventory.pools(PEOPLE["root"])]
+    (pool,) = shown
+    assert [device["free"] for device in pool["nodes"][0]["devices"]].count(0) == 4
+    assert pool["nodes"][0]["devices"][9]["free"] == 0.6
+    holder = pool["nodes"][0]["devices"][0]["holders"][0]
+    assert {"workload", "kind", "team", "owner", "name", "gpus", "over_quota", "state"} == set(holder)
 
 
 async def _attempt(web: Portal, id: str, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""The real service of `running.py` behind a real port, for notebooks, commands and browsers."""
+"""Run the real service of `running.py` behind a real port, for notebooks, commands and browsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from running import Running, running
 
 
 class Portal:
-    """A running service in a thread of its own; everybody's token is their name."""
+    """A running service in a thread of its own; a user's token is their name."""
 
     def __init__(self, state: Path) -> None:
         self.url = ""
@@ -29,7 +29,7 @@ class Portal:
             raise self._trouble
 
     def client(self, name: str) -> Client:
-        """A client of this person's."""
+        """Return a client of a user."""
         return Client(self.url, name)
 
     def stop(self) -> None:
@@ -66,7 +66,7 @@ class Portal:
 
 @contextmanager
 def cleaned(portal: Portal, name: str) -> Iterator[Client]:
-    """A client of this person's, whose jobs are cancelled and gone afterwards."""
+    """Yield a client of a user, whose jobs are cancelled afterwards."""
     with portal.client(name) as service:
         try:
             yield service
@@ -87,7 +87,7 @@ def portal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
 
 @pytest.fixture
 def ana(portal: Portal) -> Iterator[Client]:
-    """This process as ana's kernel; what she left running is cancelled."""
+    """Connect this process as ana's kernel; cancel her jobs afterwards."""
     connection.connect(portal.url, "ana")
     with cleaned(portal, "ana") as service:
         yield service
@@ -96,6 +96,6 @@ def ana(portal: Portal) -> Iterator[Client]:
 
 @pytest.fixture
 def bo(portal: Portal) -> Iterator[Client]:
-    """A client of bo's; what he left running is cancelled."""
+    """Yield a client of bo; cancel his jobs afterwards."""
     with cleaned(portal, "bo") as service:
         yield service

@@ -1,4 +1,4 @@
-"""A cell runs in a bare Python with nothing of ours, and leaves its result or its exception."""
+"""A cell runs in a Python without Makeway, and leaves its result or its exception."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from makeway import payload
 
 BARE = [sys.executable, "-I", "-S", "-u"]
-"""A Python without site-packages: what a foreign image might have."""
+"""A Python without site-packages, as an image may have."""
 
 
 class Ran:
@@ -91,7 +91,7 @@ def test_chained_exceptions_are_kept(tmp_path: Path) -> None:
     assert "run.py" not in ran.error["traceback"]
 
 
-def test_a_result_that_cannot_be_pickled_is_told_not_fatal(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_pickled_is_reported_not_fatal(tmp_path: Path) -> None:
     ran = Ran(tmp_path, "(i for i in range(3))")
     assert ran.code == 0
     assert ran.error["type"] == "ResultNotKept"

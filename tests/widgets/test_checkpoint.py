@@ -1,4 +1,4 @@
-"""makeway.checkpoint in a plain Python: complete or not at all, and a no-op off the cluster."""
+"""makeway.checkpoint in a plain Python: checkpoints are complete or absent, and nothing happens outside of a job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VARIABLES = (
 
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A fresh module, off the cluster, in an empty directory."""
+    """Return a fresh module outside of a job, in an empty directory."""
     for name in (*VARIABLES, "MAKEWAY_SIGNAL", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType
 
 @pytest.fixture
 def job(away: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A fresh module that believes to run in a job."""
+    """Return a fresh module inside of a job."""
     values = (tmp_path / "stop.json", "j-1", tmp_path / "kept", tmp_path / "progress.json", "1")
     for name, value in zip(VARIABLES, values, strict=True):
         monkeypatch.setenv(name, str(value))
@@ -64,12 +64,12 @@ def progress(tmp_path: Path) -> dict[str, float]:
 
 
 @pytest.mark.covers("N12")
-def test_off_the_cluster_nothing_happens(away: ModuleType, tmp_path: Path) -> None:
+def test_outside_of_a_job_nothing_happens(away: ModuleType, tmp_path: Path) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     assert away.requested() is False
     assert away.notice() is None
     assert away.latest() is None
-    away.on_preempt(lambda notice: pytest.fail("nobody asked"))
+    away.on_preempt(lambda notice: pytest.fail("there was no notice"))
     away.stop()
     assert away.dir == tmp_path / "checkpoints"
     assert list(away.loop(3)) == [0, 1, 2]
@@ -77,7 +77,7 @@ def test_off_the_cluster_nothing_happens(away: ModuleType, tmp_path: Path) -> No
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_off_the_cluster_checkpoints_go_beside_the_script(away: ModuleType, tmp_path: Path) -> None:
+def test_outside_of_a_job_checkpoints_go_beside_the_script(away: ModuleType, tmp_path: Path) -> None:
     with away.saving(7) as folder:
         (folder / "w").write_text("x")
     assert away.latest() == tmp_path / "checkpoints" / "step-000007"
@@ -132,7 +132,7 @@ def test_what_killed_saves_left_is_removed(job: ModuleType, monkeypatch: pytest.
     stays = {f".saving-000001-a1-r0-p{mine}-1", f".saving-000001-a1-r1-p{dead}-1"}
     for name in stays:
         (job.dir / name).mkdir()
-    (job.dir / "mine.txt").write_text("other files are nobody's business")
+    (job.dir / "mine.txt").write_text("other files stay")
     with job.saving(2):
         pass
     assert set(os.listdir(job.dir)) == {"step-000002", "mine.txt", *stays}
@@ -143,7 +143,12 @@ def test_the_notice_is_read_from_the_stop_file(job: ModuleType, tmp_path: Path) 
     ask(tmp_path, rehearsal=True)
     assert job.requested()
     notice = job.notice()
-    assert (notice.reason, notice.by_team, notice.by_owner, notice.rehearsal) == ("bo wants it", "devops", None, True)
+    assert (notice.reason, notice.by_team, notice.by_owner, notice.preempt_test) == (
+        "bo wants it",
+        "devops",
+        None,
+        True,
+    )
     assert 15 < notice.seconds_left <= 20
 
 
@@ -316,7 +321,7 @@ def test_a_callback_may_leave_for_the_whole_process(job: ModuleType, tmp_path: P
     assert progress(tmp_path)["acknowledged_at"] > 0
 
 
-def test_progress_that_cannot_be_told_harms_nobody(job: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_cannot_be_written_disturbs_nothing(job: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_PROGRESS_FILE", "/no/such/place/progress.json")
     with job.saving(1):
         pass

@@ -1,4 +1,4 @@
-"""The `makeway` command against the real service: what it prints, and how it ends."""
+"""The `makeway` command against the real service: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .conftest import Portal
 
 
 class Said:
-    """How a command ended and what it printed."""
+    """A command's exit code and output."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -35,7 +35,7 @@ def makeway(ana: Client, capfd: pytest.CaptureFixture[str], tmp_path: Path, monk
 
 @pytest.fixture
 def root(portal: Portal, ana: Client) -> None:
-    """From now on it is the administrator who types."""
+    """Run the following commands as the administrator."""
     connection.connect(portal.url, "root")
 
 
@@ -63,7 +63,7 @@ def test_a_script_may_follow_its_files(makeway, ana: Client) -> None:  # type: i
 
 
 @pytest.mark.covers("F30", "N01")
-def test_who_has_two_teams_chooses_and_who_has_none_is_told(portal: Portal, makeway) -> None:  # type: ignore[no-untyped-def]
+def test_a_user_of_two_teams_chooses_and_a_user_of_none_gets_the_reason(portal: Portal, makeway) -> None:  # type: ignore[no-untyped-def]
     connection.connect(portal.url, "lea")
     said = makeway("submit", "-p", "gpu1", "--", "true")
     assert said.code == 1
@@ -95,7 +95,10 @@ def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ig
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["submit"], "makeway: say what to run: makeway submit train.py, or makeway submit -- python -m train."),
+        (
+            ["submit"],
+            "makeway: nothing to run was given: makeway submit train.py, or makeway submit -- python -m train.",
+        ),
         (["submit", "absent.py"], "makeway: there is no file 'absent.py' here;"),
         (["submit", "-p", "gpu11", "--", "true"], "Did you mean gpu1?"),
         (["submit", "--team", "devops", "--", "true"], "you are not in a team 'devops'."),

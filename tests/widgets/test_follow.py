@@ -1,4 +1,4 @@
-"""Watching a job: over its attempts, through a service that is away, and without getting in its way."""
+"""Following a job over its attempts and through restarts of the service, without disturbing it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_log_is_followed_over_a_preemption(ana: Client, capsys: pytest.Capture
     timer.join()
     out = capsys.readouterr().out
     assert "── attempt 1 made way, saved at step " in out
-    assert "; attempt 2 goes on" in out
+    assert "; attempt 2 continues" in out
     assert "\nback\n" in out
     assert "step 399\n" in out
     assert out.rstrip().splitlines()[-1].startswith(f"── job {made.id} succeeded")
@@ -64,7 +64,7 @@ def test_waiting_outlasts_a_service_that_is_away(
     assert made.wait().data.state is State.SUCCEEDED
     cut.join()
     mend.join()
-    assert "still trying" in capsys.readouterr().err
+    assert "does not answer; retrying" in capsys.readouterr().err
     wire.close()
 
 
@@ -81,24 +81,24 @@ def test_showing_a_job_never_fails(portal: Portal, ana: Client, monkeypatch: pyt
 
 def test_waiting_has_an_end(ana: Client) -> None:
     made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["sleep", "60"])))
-    with pytest.raises(StillRunning, match=r"is still \w+ after 0.2 s; it goes on."):
+    with pytest.raises(StillRunning, match=r"is still \w+ after 0.2 s; it continues."):
         made.wait(0.2, quiet=True)
     assert made.refresh().status in ("pending", "starting", "running")
 
 
-def test_leaving_says_that_the_job_goes_on() -> None:
+def test_an_interrupt_says_that_the_job_continues() -> None:
     with pytest.raises(Left) as caught:
         with follow.leaving_alone("j-1", "waiting"):
             raise KeyboardInterrupt
     assert caught.value._render_traceback_() == [
-        "Stopped waiting. Job j-1 goes on; `%job j-1` shows it, `%logs -f j-1` follows it, `%cancel j-1` ends it."
+        "Stopped waiting. Job j-1 continues; `%job j-1` shows it, `%logs -f j-1` follows it, `%cancel j-1` ends it."
     ]
 
 
-def test_what_is_told_is_one_line_and_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    teller = follow.Teller()
+def test_a_state_is_reported_once_and_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    reporter = follow.Reporter()
     for _ in range(3):
-        teller.tell(job(name=EVIL))
+        reporter.report(job(name=EVIL))
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     assert "\x1b" not in out
@@ -107,7 +107,7 @@ def test_what_is_told_is_one_line_and_told_once(capsys: pytest.CaptureFixture[st
 def test_a_colleagues_result_is_not_unpickled_unasked(portal: Portal, ana: Client) -> None:
     made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["true"]))).wait(quiet=True)
     connection.connect(portal.url, "lea")
-    with pytest.raises(Refused, match=r"is ana's: its result is a pickle.*trust=True"):
+    with pytest.raises(Refused, match=r"belongs to ana: its result is a pickle.*trust=True"):
         training.job(made.id).result()
     with pytest.raises(Refused, match="left no result"):
         training.job(made.id).result(trust=True)

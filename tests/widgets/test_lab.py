@@ -1,4 +1,4 @@
-"""The notebook's side in a real JupyterLab, light and dark, in a real Chromium."""
+"""Widget and outputs in a real JupyterLab, light and dark, in a real Chromium."""
 
 from __future__ import annotations
 
@@ -146,6 +146,6 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
 
 
 def brightness(colour: str) -> float:
-    """The mean of rgb(…), 0 to 255."""
+    """Return the mean of rgb(…), 0 to 255."""
     parts = [float(x) for x in colour[colour.index("(") + 1 : -1].split(",")[:3]]
     return sum(parts) / 3

@@ -1,4 +1,4 @@
-"""The launcher by itself, as a container runs it: no service, no detaching, plain signals."""
+"""The launcher alone, as a container runs it: no service, no detaching, plain signals."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makeway.launcher.attempt import Attempt
+from makeway.launcher.log import Log
 from makeway.launcher.run import _time_left
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
@@ -45,7 +47,7 @@ class Container:
         return found
 
     def until(self, name: str, text: str = "") -> None:
-        """Wait until a file is there and says something."""
+        """Wait until a file exists and is not empty."""
         ends = time.monotonic() + 15
         while not (self.file(name).exists() and text in self.file(name).read_text()):
             assert time.monotonic() < ends
@@ -81,7 +83,7 @@ def test_without_an_order_it_says_how_to_call_it() -> None:
     assert "ORDER" in done.stderr
 
 
-def test_a_second_launcher_leaves_at_once(container: Container) -> None:
+def test_a_second_launcher_ends_at_once(container: Container) -> None:
     first = container.start("sh", "-c", "echo ran >> ../ran; sleep 0.5")
     container.until("running.json")
     assert container.run("sh", "-c", "echo ran >> ../ran") == 0
@@ -100,7 +102,7 @@ def test_a_plain_sigterm_is_a_notice(container: Container) -> None:
     assert process.wait(20) == 75
     assert (container.status()["acknowledged"], container.status()["noticed"]) == (True, True)
     stop = json.loads(container.file("stop.json").read_text())
-    assert stop["reason"] == "the machine that it runs on is stopping"
+    assert stop["reason"] == "the machine is stopping"
     assert stop["deadline"] - stop["at"] == pytest.approx(5.0)
     words = json.loads((container.root / "last-words").read_text())
     assert (words["exit_code"], words["tail"]) == (75, "up")
@@ -112,7 +114,7 @@ def test_a_plain_sigterm_has_a_deadline_too(container: Container) -> None:
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 137
-    assert container.status()["message"] == "did not leave within 0.3 s and was killed; no checkpoint"
+    assert container.status()["message"] == "did not end within 0.3 s and was killed; no checkpoint"
 
 
 def test_a_notice_without_a_signal_is_found(container: Container) -> None:
@@ -183,3 +185,18 @@ def test_a_clock_that_is_set_takes_no_time_to_save(at: float, deadline: float, l
     now = time.time()
     notice = {"at": now + at, "deadline": now + deadline}
     assert _time_left(notice, 5.0) == pytest.approx(left, abs=0.5)
+
+
+def test_a_note_never_continues_a_line_of_the_job(tmp_path: Path) -> None:
+    attempt = Attempt({"workload": "j", "attempt": 1, "directory": str(tmp_path)})
+    assert attempt.claim()
+    log = Log(attempt, 1000)
+    log.note("first")
+    log.write(b"half a line")
+    log.note("notice")
+    log.write(b"\n")
+    log.note("end")
+    text = (tmp_path / "attempt-1" / "log").read_text()
+    assert text == "makeway: first\nhalf a line\nmakeway: notice\n\nmakeway: end\n"
+    assert log.last_lines(5) == ["half a line"]
+    log._file.close()

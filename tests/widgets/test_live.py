@@ -1,4 +1,4 @@
-"""The live widget: one stream for all, every change shown, back after a break, silent once closed."""
+"""The live widget: one stream for all, every change shown, resumed after a break, silent once closed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLEEP = ["sleep", "60"]
 
 
 class Watcher:
-    """Keeps the pictures that a feed told."""
+    """Keeps the pictures of a feed."""
 
     def __init__(self) -> None:
         self.pictures: list[Picture] = []
@@ -58,7 +58,7 @@ def names(picture: Picture) -> list[str]:
 
 
 @pytest.mark.covers("N13")
-def test_changes_arrive_without_asking(feed: Feed, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_arrive_without_polling(feed: Feed, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "POLL", 3600.0)
     monkeypatch.setattr(feed_module, "REST", 3600.0)
     watcher, other = Watcher(), Watcher()
@@ -88,18 +88,18 @@ def test_the_stream_comes_back_after_a_break(
     feed.listen(watcher)
     watcher.until(lambda p: p.live)
     wire.cut()
-    away = watcher.until(lambda p: bool(p.trouble) and not p.live)
-    assert "does not answer" in away.trouble
+    away = watcher.until(lambda p: bool(p.problem) and not p.live)
+    assert "does not answer" in away.problem
     assert away.usage is not None
     ana.submit(JobAsk(name="meanwhile", command=SLEEP, profile="gpu1"))
     wire.mend()
     back = watcher.until(lambda p: p.live and "meanwhile" in names(p))
-    assert back.trouble == ""
+    assert back.problem == ""
     feed.leave(watcher)
     assert not feed.running
 
 
-def test_without_a_stream_it_asks(feed: Feed, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_stream_it_polls(feed: Feed, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "POLL", 0.3)
 
     async def broken(self: AsyncClient, *_: object):  # type: ignore[no-untyped-def]
@@ -141,7 +141,7 @@ SAVES_SLOWLY = ["sh", "-c", "trap 'sleep 1.5; exit 75' TERM; while :; do sleep 0
 
 
 @pytest.mark.covers("N14", "F40", "N13")
-def test_both_sides_of_a_reclaim_are_told(portal: Portal, feed: Feed, ana: Client, bo: Client) -> None:
+def test_both_sides_of_a_reclaim_are_shown(portal: Portal, feed: Feed, ana: Client, bo: Client) -> None:
     for n in range(3):
         ana.submit(JobAsk(name=f"sweep {n}", profile="gpu3", command=SAVES_SLOWLY))
     mine, theirs = Watcher(), Watcher()

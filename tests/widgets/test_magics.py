@@ -1,4 +1,4 @@
-"""The magics, typed into a real kernel against the real service with real processes."""
+"""The magics in a real kernel, against the real service with real processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def running(
 
 
 def sentence(shown: EngineView) -> str:
-    """The one sentence of a refusal: nothing else may be shown."""
+    """Return the one sentence of a refusal; nothing else may be shown."""
     assert shown.error is not None, shown
     assert shown.out == shown.err == shown.html == ""
     assert "Traceback" not in shown.trouble
@@ -135,7 +135,7 @@ def test_a_dry_run_shows_the_plan_and_submits_nothing(notebook: Notebook, servic
 
 
 @pytest.mark.covers("F44")
-def test_going_over_quota_tells_the_risk(notebook: Notebook, service: Client) -> None:
+def test_going_over_quota_shows_the_risk(notebook: Notebook, service: Client) -> None:
     shown = notebook.run("%%train --profile gpu8\nimport time\ntime.sleep(60)")
     assert "Over quota" in shown.out, shown
     assert "would start from the beginning" in shown.out
@@ -148,18 +148,18 @@ BAD = [
     ("%%train\n\n", "the cell is empty"),
     ("%%train --profile gpu11\n1", "there is no profile 'gpu11' for you. Did you mean gpu1? Yours: gpu1, gpu2"),
     ("%%train --team devops\n1", "you are not in a team 'devops'. Yours: rnd."),
-    ("%%train --files big.bin\n1", "the files are 200 MB in all; a submission may carry 50 MB. Largest: big.bin"),
+    ("%%train --files big.bin\n1", "files are 200 MB in all, and the limit of a submission is 50 MB. Largest: big.bin"),
     ("%%train --with lock\n1", "a lock cannot be pickled"),
     ("%%train --with nothing_like_it\n1", "this notebook has no such variable."),
-    ("%%train --name 'open\n1", "a quote on this line is never closed"),
-    ("%%train --time-limit -5\n1", "'-5' is not a time"),
-    ("%%train --workers 0\n1", "'0' is not a whole number from 1 on"),
+    ("%%train --name 'open\n1", "a quote on this line is not closed"),
+    ("%%train --time-limit -5\n1", "'-5' is not a duration"),
+    ("%%train --workers 0\n1", "'0' is not a whole number of at least 1"),
     ("%%train\nx ==", "line 1 of the cell is not valid Python"),
     ("%job j-none", "there is no job 'j-none' that you may see."),
-    ("%jobs --state sleeping", "there is no state 'sleeping'."),
+    ("%jobs --state sleeping", "unknown state 'sleeping'."),
     ("%jobs --team devops", "devops"),
     ("%logs ../../etc/passwd", "there is no job '../../etc/passwd' that you may see."),
-    ("%cancel nobody", "there is no job 'nobody' that you may see."),
+    ("%cancel unknown", "there is no job 'unknown' that you may see."),
 ]  # fmt: skip
 
 
@@ -220,13 +220,13 @@ def test_interrupting_follow_and_wait_leaves_the_job(notebook: Notebook, service
         notebook.interrupt()
         shown = notebook.finish(id, started_now + 20, started_now)
         assert shown.error is not None
-        assert f"Job {job.id} goes on" in shown.trouble
+        assert f"Job {job.id} continues" in shown.trouble
         assert "Traceback" not in shown.trouble
     assert service.job(job.id).state is State.RUNNING
 
 
 @pytest.mark.covers("N11", "N12", "N10")
-def test_a_rehearsal_saves_and_resumes(notebook: Notebook, service: Client) -> None:
+def test_a_test_of_preemption_saves_and_resumes(notebook: Notebook, service: Client) -> None:
     cell = (
         "import time\nfrom makeway import checkpoint\nstart = 0\nif (found := checkpoint.latest()):\n"
         "    start = int((found / 'step').read_text())\n    print('resumed at', start)\n"
@@ -237,7 +237,7 @@ def test_a_rehearsal_saves_and_resumes(notebook: Notebook, service: Client) -> N
     job = running(service, notebook, cell=cell)
     time.sleep(0.5)
     shown = notebook.run(f"%job {job.id} --preempt-test")
-    assert "Rehearsal" in shown.out, shown.trouble
+    assert "Test of preemption" in shown.out, shown.trouble
     assert "It saved step" in shown.out, shown.out
     again = until(service, job.id, lambda j: j.attempt == 2 and j.state is State.RUNNING)
     assert again.preemptions in (0, 1)
@@ -281,7 +281,7 @@ def test_without_a_portal_local_still_works(tmp_path: Path) -> None:
         alone.close()
 
 
-def test_a_service_that_is_away_is_told(portal: Portal, tmp_path: Path) -> None:
+def test_an_unreachable_service_is_reported(portal: Portal, tmp_path: Path) -> None:
     lost = Notebook(tmp_path, MAKEWAY_URL="http://127.0.0.1:9/services/makeway", JUPYTERHUB_API_TOKEN="x")
     try:
         lost.run("%load_ext makeway")
@@ -296,7 +296,7 @@ def test_a_service_that_is_away_is_told(portal: Portal, tmp_path: Path) -> None:
 def test_waiting_too_long_and_empty_logs_are_sentences(notebook: Notebook, service: Client) -> None:
     job = running(service, notebook)
     shown = notebook.run(f"import makeway\nmakeway.job('{job.id}').wait(0.3, quiet=True)")
-    assert shown.trouble == f"Job {job.id} is still running after 0.3 s; it goes on."
+    assert shown.trouble == f"Job {job.id} is still running after 0.3 s; it continues."
     assert notebook.run("%logs").out == "The log is empty so far.\n"
     assert sentence(notebook.run("%logs --attempt 7")).endswith("has no attempt 7; it was started 1 time.")
     assert "cancelled" in notebook.run("%cancel").text

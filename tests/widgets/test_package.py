@@ -1,4 +1,4 @@
-"""`import makeway` costs nothing, and every name it promises is there."""
+"""`import makeway` loads nothing else, and every exported name exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAVY = ("pydantic", "httpx2", "IPython", "ipywidgets", "cloudpickle", "makeway_
 
 
 def loaded(program: str) -> set[str]:
-    """The modules that a fresh Python has after a program."""
+    """Return the modules that a fresh Python has loaded after a program."""
     command = [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -28,7 +28,7 @@ def test_every_name_is_there(name: str) -> None:
     assert name in dir(makeway)
 
 
-def test_a_wrong_name_is_told() -> None:
+def test_a_wrong_name_is_reported() -> None:
     with pytest.raises(AttributeError, match="makeway has no 'train'; it has Job, JobError"):
         makeway.train  # noqa: B018
 

@@ -1,4 +1,4 @@
-"""What people get wrong when they submit, and the one sentence they read; what travels when they get it right."""
+"""Submissions: what is sent, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def refused(call: Any, *args: Any, **kwargs: Any) -> str:
 
 
 @pytest.mark.usefixtures("folder")
-def test_files_and_folders_travel() -> None:
+def test_files_and_folders_are_sent() -> None:
     files = snapshot.take(["src", "*.sh"])
     assert [(f.path, f.executable) for f in files] == [("run.sh", True), ("src/net.py", False)]
     assert base64.b64decode(files[1].data) == b"depth = 3"
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_pattern_that_finds_nothing_is_told() -> None:
+def test_a_pattern_without_matches_is_refused() -> None:
     assert "--files *.csv: no such file in" in refused(snapshot.take, ["*.csv"])
 
 
@@ -51,8 +51,9 @@ def test_two_hundred_megabytes_are_refused_before_they_are_read(folder: Path) ->
             file.truncate(size * 1_000_000)
     message = refused(snapshot.take, ["*.bin"])
     assert message == (
-        "the files are 201 MB in all; a submission may carry 50 MB. Largest: weights.bin (150 MB), data.bin (50 MB) "
-        "and small.bin (1.0 MB). Leave them out of --files and read them from shared storage inside the job."
+        "the files are 201 MB in all, and the limit of a submission is 50 MB. Largest: weights.bin (150 MB), "
+        "data.bin (50 MB) and small.bin (1.0 MB). Leave them out of --files and read them from shared storage inside "
+        "the job."
     )
 
 
@@ -65,7 +66,7 @@ def test_files_outside_the_folder_are_refused(folder: Path) -> None:
 def test_makeways_own_folder_cannot_be_overwritten(folder: Path) -> None:
     (folder / ".makeway").mkdir()
     (folder / ".makeway/run.py").write_text("")
-    assert ".makeway is Makeway's own" in refused(snapshot.take, [".makeway/run.py"])
+    assert ".makeway is reserved for Makeway" in refused(snapshot.take, [".makeway/run.py"])
 
 
 @pytest.mark.parametrize(
@@ -90,25 +91,25 @@ def test_a_cell_that_can_run_passes(cell: str) -> None:
     payload.check_cell(cell)
 
 
-def test_variables_that_are_not_there_or_cannot_travel() -> None:
+def test_variables_that_are_missing_or_cannot_be_pickled() -> None:
     assert refused(payload.chosen, ["dta"], {"data": 1}) == (
         "--with dta: this notebook has no such variable. Did you mean data?"
     )
     message = refused(payload.pickled, {"lock": threading.Lock()})
     assert message.startswith("--with lock: a lock cannot be pickled (")
     assert message.endswith("Make it inside the cell, or save it to a file and send that with --files.")
-    assert "is too much (limit 50 MB)" in refused(payload.pickled, {"big": bytes(60_000_000)})
+    assert "exceeds the limit of 50 MB" in refused(payload.pickled, {"big": bytes(60_000_000)})
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--name 'my run", "a quote on this line is never closed"),
+        ("--name 'my run", "a quote on this line is not closed"),
         ("--profil gpu1", "'--profil' is not an option. Did you mean --profile?"),
         ("--env LR", "--env LR: write it as NAME=VALUE"),
         ("--with 1x", "--with 1x: that is not the name of a variable"),
-        ("--workers -1", "from 1 on"),
-        ("--workers many", "'many' is not a whole number from 1 on"),
+        ("--workers -1", "of at least 1"),
+        ("--workers many", "'many' is not a whole number of at least 1"),
         ("--profile", "expected one argument"),
         ("stray", "'stray' is not an option"),
     ],
@@ -139,7 +140,7 @@ def test_every_option_is_explained() -> None:
 def test_a_whole_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_TEAM", "rnd")
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/ana/mnist.ipynb")
-    ask = Submission(source="x", files=["src"], variables={"x": 1}, time_limit="2h", priority="high").ask()
+    ask = Submission(source="x", files=["src"], variables={"x": 1}, time_limit="2h", priority="high").request()
     assert [f.path for f in ask.files] == [
         ".makeway/cell.py", ".makeway/run.py", ".makeway/lib.zip", ".makeway/variables.pkl", "src/net.py",
     ]  # fmt: skip
@@ -150,14 +151,14 @@ def test_a_whole_submission(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("details", "says"),
     [
-        ({"priority": "urgent"}, "there is no priority 'urgent'; it is low, normal or high."),
-        ({"time_limit": "soon"}, "'soon' is not a time; write it like 90s, 30m, 2h, 1h30m or 1d."),
+        ({"priority": "urgent"}, "unknown priority 'urgent'. Valid priorities: low, normal, high."),
+        ({"time_limit": "soon"}, "'soon' is not a duration; write it like 90s, 30m, 2h, 1h30m or 1d."),
         ({"time_limit": "0"}, "a time limit of 0 would end the job before it starts"),
-        ({"name": "n" * 201}, "the name has 201 characters; 200 is the most."),
+        ({"name": "n" * 201}, "the name has 201 characters; the limit is 200."),
     ],
 )
-def test_details_that_make_no_sense(details: dict[str, Any], says: str) -> None:
-    assert says in refused(Submission(source="1", **details).ask)
+def test_invalid_details(details: dict[str, Any], says: str) -> None:
+    assert says in refused(Submission(source="1", **details).request)
 
 
 def test_submit_from_python_explains_itself() -> None:
@@ -165,7 +166,7 @@ def test_submit_from_python_explains_itself() -> None:
     assert "there is nothing to run" in refused(submit)
 
 
-def test_outside_a_makeway_notebook_the_way_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_makeway_notebook_the_message_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAKEWAY_URL", raising=False)
     message = refused(submit, "1")
     assert message.startswith("this is not a Makeway notebook: MAKEWAY_URL is not set.")

@@ -1,4 +1,4 @@
-"""A wire to the portal that can be cut and mended."""
+"""Forward connections to the portal, until the wire is cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class Wire:
-    """Passes everything on while it is whole."""
+    """A TCP forwarder that can be cut and mended."""
 
     def __init__(self, url: str) -> None:
         host, _, path = url.removeprefix("http://").partition("/")
@@ -27,7 +27,7 @@ class Wire:
         self._ends.clear()
 
     def mend(self) -> None:
-        """Let everything through again."""
+        """Forward connections again."""
         self._whole = True
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Makeway in the notebook: `%load_ext makeway`, then `%gpus`, `%%train`, `%jobs`.
+"""Use Makeway in a notebook: `%load_ext makeway`, then `%gpus`, `%%train`, `%jobs`.
 
 From Python: `makeway.gpus()`, `makeway.submit(…)`, `makeway.job(id)`, `makeway.jobs()`, `makeway.usage()`, and
-`makeway.checkpoint` inside training code. Importing this package loads nothing else: names are fetched when used.
+`makeway.checkpoint` inside training code. Importing this package loads nothing else: its names are imported when used.
 """
 
 from __future__ import annotations

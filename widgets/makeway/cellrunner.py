@@ -1,8 +1,8 @@
-"""What runs inside a job: executes the submitted cell, keeps its result or its exception.
+"""Run the submitted cell inside a job; write its result or its exception to files.
 
-Standard library only, and shipped with every submission as `.makeway/run.py`, so that the job's Python needs nothing
-of Makeway. Beside it lie `cell.py` (the cell), `variables.pkl` (what `--with` named) and `lib.zip` (a spare
-`makeway.checkpoint` and cloudpickle, used only where the job's Python has none).
+Standard library only, and sent with every submission as `.makeway/run.py`, so that the job's Python needs no Makeway.
+Beside it are `cell.py` (the cell), `variables.pkl` (the variables of `--with`) and `lib.zip` (`makeway.checkpoint` and
+cloudpickle, used only where the job's Python has none).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CELL = os.path.join(HERE, "cell.py")
 
 
 def main() -> int:
-    """Run the cell; 0 when it ended well, 1 after an exception."""
+    """Run the cell; return 0, or 1 after an exception."""
     sys.path[0] = os.getcwd()
     sys.path.append(os.path.join(HERE, "lib.zip"))
     with open(CELL, encoding="utf-8") as file:
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def run_cell(source: str, filename: str, namespace: dict[str, Any]) -> Any:
-    """Execute like a notebook does: the value is that of the last expression, else of the variable `result`."""
+    """Execute a cell as a notebook does; return the value of its last expression, else the variable `result`."""
     tree = ast.parse(source, filename)
     last = tree.body[-1] if tree.body else None
     shown = isinstance(last, ast.Expr) and not source.rstrip().endswith(";")
@@ -111,7 +111,7 @@ def _keep_error(error: BaseException) -> None:
 
 
 def _cell_traceback(error: BaseException) -> str:
-    """The traceback from the cell on: the frames of this file say nothing to anybody."""
+    """Return the traceback without the frames of this file."""
     report = traceback.TracebackException.from_exception(error, limit=-200)
     own = os.path.abspath(__file__)
     seen: set[int] = set()

@@ -1,4 +1,4 @@
-"""Save, leave and go on later: what training code uses so that making way costs it nothing.
+"""Save checkpoints and resume from them, so that a preemption loses no work.
 
     from makeway import checkpoint
 
@@ -6,7 +6,7 @@
         train(step)
 
 `save(folder)` writes the whole state (weights, optimiser, random generators) into `folder`; `load(folder)` reads it.
-When an owner wants the GPU back, the loop saves, leaves, and the job goes on at the same step later. By hand:
+When the job is preempted, the loop saves and ends the process; the job resumes at the same step later. By hand:
 
     for step in range(checkpoint.step_of(checkpoint.latest()), 10_000):
         train(step)
@@ -15,7 +15,7 @@ When an owner wants the GPU back, the loop saves, leaves, and the job goes on at
                 save(folder)
             checkpoint.stop()
 
-Outside of a Makeway job nothing is ever requested and no signal handler is set, so that the same code runs anywhere;
+Outside of a Makeway job nothing is ever requested and no signal handler is set, so the same code runs anywhere;
 checkpoints then go to `./checkpoints`. Standard library only.
 """
 
@@ -40,19 +40,19 @@ from typing import Any
 __all__ = ["Notice", "dir", "latest", "loop", "notice", "on_preempt", "requested", "saved", "saving", "step_of", "stop"]
 
 SAVED_AND_LEFT = 75
-"""The exit code that says: saved because asked to, and left."""
+"""The exit code of a process that saved because of a notice, and ended."""
 KEEP = 2
-"""How many checkpoints `saving` and `loop` keep unless told otherwise."""
+"""The default number of checkpoints that `saving` and `loop` keep."""
 _COMPLETE = re.compile(r"step-(\d+)(?:-r(\d+))?")
 _PARTIAL = re.compile(r"\.saving-\d+-a(\d+)-r(\d+)-p(\d+)-\d+")
 
 dir: Path
-"""Where checkpoints live: the same folder over all attempts of a job. Off the cluster it is made by `saving`."""
+"""The folder of the checkpoints, the same for all attempts of a job. Outside of a job `saving` creates it."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Why this job is asked to make way. Times are Unix seconds; `rehearsal` is true for `%job ID --preempt-test`."""
+    """The notice of a preemption. Times are Unix seconds; `preempt_test` is true for `%job ID --preempt-test`."""
 
     reason: str
     by_team: str | None
@@ -60,16 +60,16 @@ class Notice:
     by_workload: str | None
     at: float
     deadline: float
-    rehearsal: bool = False
+    preempt_test: bool = False
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the job is killed, 0 when they are over."""
+        """Seconds until the job is killed; 0 after the deadline."""
         return max(0.0, self.deadline - time.time())
 
 
 class _Signals:
-    """The handler that notes a signal, and everything it must not do: it only sets a flag."""
+    """The signal handler: it sets a flag and calls the handler that was there before, nothing else."""
 
     def __init__(self) -> None:
         self.at: float | None = None
@@ -78,13 +78,13 @@ class _Signals:
         self._spared = False
 
     def install(self) -> None:
-        """Listen for the job's signals, once; not off the cluster or in a notebook, and not outside the main thread."""
+        """Install the handler once, in a job only (not in a notebook) and in the main thread only."""
         if self._before or not _on_cluster() or threading.current_thread() is not threading.main_thread():
             return
         self.home = os.getpid()
         for name in {"SIGTERM", os.environ.get("MAKEWAY_SIGNAL", "SIGTERM")}:
             number = getattr(signal, name, signal.SIGTERM)
-            if (before := signal.getsignal(number)) is not None:  # None: written in C, could not be called from ours
+            if (before := signal.getsignal(number)) is not None:  # None: written in C, cannot be called from ours
                 self._before[number] = before
                 signal.signal(number, self._handle)
 
@@ -97,9 +97,9 @@ class _Signals:
             before(number, frame)
 
     def _in_a_worker(self, number: int) -> None:
-        """A forked worker outlives the notice (the main process still needs its batches), but not its own end."""
+        """Ignore the notice in a forked worker, whose batches the main process still needs; a second signal ends it."""
         for ours in self._before:
-            signal.signal(ours, signal.SIG_DFL)  # the next one ends it, in whatever it waits for
+            signal.signal(ours, signal.SIG_DFL)  # the next one ends it, whatever it waits for
         if self._spared or not os.path.exists(os.environ.get("MAKEWAY_STOP_FILE", "")):
             os.kill(os.getpid(), number)
         self._spared = True
@@ -112,7 +112,7 @@ _callbacks_lock = threading.RLock()
 
 
 def requested() -> bool:
-    """Say whether this job was asked to save and leave. Cheap: call it after every step, in evaluation loops too."""
+    """Whether this job got the notice to save and end. Cheap: call it after every step, in evaluation loops too."""
     if not _on_cluster():
         return False
     _signals.install()
@@ -120,15 +120,15 @@ def requested() -> bool:
 
 
 def notice() -> Notice | None:
-    """Tell who asked, why, and until when; None while nobody did."""
+    """Return the notice with its reason, its team and its deadline; None while there is none."""
     if not requested():
         return None
     try:
         with open(os.environ["MAKEWAY_STOP_FILE"], encoding="utf-8") as file:
-            said = json.load(file)
-        who = (said.get("by_team"), said.get("by_owner"), said.get("by_workload"))
-        at, deadline = float(said["at"]), float(said["deadline"])
-        return Notice(str(said["reason"]), *who, at, deadline, bool(said.get("rehearsal")))
+            found = json.load(file)
+        preemptor = (found.get("by_team"), found.get("by_owner"), found.get("by_workload"))
+        at, deadline = float(found["at"]), float(found["deadline"])
+        return Notice(str(found["reason"]), *preemptor, at, deadline, bool(found.get("rehearsal")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         at = _signals.at or time.time()
         grace = float(os.environ.get("MAKEWAY_GRACE", "30"))
@@ -136,21 +136,21 @@ def notice() -> Notice | None:
 
 
 def latest() -> Path | None:
-    """Find the newest complete checkpoint of `saving` or `loop`, or None; a half-written one never counts."""
+    """Return the newest complete checkpoint of `saving` or `loop`, or None; a half-written one never counts."""
     _signals.install()
     found = _complete()
     return found[-1] if found else None
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """Tell how many steps a checkpoint has behind it: where to go on; 0 for None."""
+    """Return the number of steps done at a checkpoint, which is where to resume; 0 for None."""
     match = _COMPLETE.fullmatch(checkpoint.name) if checkpoint is not None else None
     return int(match[1]) if match else 0
 
 
 @contextlib.contextmanager
 def saving(step: int, *, keep: int = KEEP) -> Iterator[Path]:
-    """Give a folder to write a checkpoint into; it counts only once the block ended well and everything is on disk.
+    """Yield a folder to write a checkpoint into; it counts once the block has ended and everything is on disk.
 
     `step` is the number of steps done. The newest `keep` checkpoints stay. A crash or an exception in the block leaves
     the checkpoints before it as they were. In a gang, only one worker saves a given step (usually rank 0).
@@ -179,12 +179,12 @@ def saving(step: int, *, keep: int = KEEP) -> Iterator[Path]:
 
 
 def saved(step: int) -> None:
-    """Tell Makeway that a checkpoint of `step` is complete, where something else than `saving` wrote it."""
+    """Report a complete checkpoint of `step` that was not written with `saving`."""
     _report(step=int(step), saved_at=time.time())
 
 
 def stop() -> None:
-    """Leave now, because everything is saved: the process ends with exit code 75. Off the cluster it does nothing."""
+    """End the process with exit code 75, because everything is saved. Outside of a job it does nothing."""
     if not _on_cluster():
         return
     _run_callbacks()
@@ -204,11 +204,11 @@ def loop(
     every: int | None = None,
     keep: int = KEEP,
 ) -> Iterator[Any]:
-    """Go through `steps` (a number or anything iterable), from where the newest checkpoint left off.
+    """Iterate over `steps` (a number or any iterable), starting behind the newest checkpoint.
 
-    `load(folder)` is called first if there is a checkpoint, and what was done is skipped. `save(folder)` is called
-    after every `every` steps, at the end, and when the job is asked to make way; the loop then leaves with code 75.
-    An iterable has to give the same things in the same order each time.
+    `load(folder)` is called first if there is a checkpoint, and the steps done are skipped. `save(folder)` is called
+    after every `every` steps, at the end, and when the job is preempted; the process then ends with code 75.
+    An iterable has to yield the same items in the same order each time.
     """
     if every is not None and every < 1:
         raise ValueError(f"every is {every}; it has to be at least 1 step")
@@ -238,9 +238,9 @@ def loop(
 
 
 def on_preempt(callback: Callable[[Notice], object], *, leave: bool = False) -> None:
-    """Call `callback(notice)` once, in a thread of its own, as soon as this job is asked to make way.
+    """Call `callback(notice)` once, in a thread of its own, as soon as this job is preempted.
 
-    For code that cannot ask `requested()` in its loop. With `leave`, the process ends with exit code 75 after it.
+    For code that cannot call `requested()` in its loop. With `leave`, the process then ends with exit code 75.
     """
     with _callbacks_lock:
         _callbacks.append((callback, leave))
@@ -258,13 +258,13 @@ def _watch() -> None:
 
 
 def _run_callbacks() -> None:
-    """Run what was not run yet; a second caller waits until the first is through."""
+    """Run the callbacks that have not run yet; a second caller waits until the first has finished."""
     with _callbacks_lock:
-        told = notice()
-        while told is not None and _callbacks:
+        received = notice()
+        while received is not None and _callbacks:
             callback, leave = _callbacks.pop(0)
             try:
-                callback(told)
+                callback(received)
             except Exception:
                 sys.excepthook(*sys.exc_info())
                 continue
@@ -279,7 +279,7 @@ def __getattr__(name: str) -> Path:
 
 
 def _on_cluster() -> bool:
-    """Say whether this is a Makeway job; a notebook (and `%%train --local` in it) is none."""
+    """Whether this is a Makeway job; a notebook (and `%%train --local` in it) is none."""
     return bool(os.environ.get("MAKEWAY_STOP_FILE")) and bool(os.environ.get("MAKEWAY_JOB_ID"))
 
 
@@ -288,7 +288,7 @@ def _directory() -> Path:
 
 
 def _complete() -> list[Path]:
-    """List the complete checkpoints, oldest first."""
+    """Return the complete checkpoints, oldest first."""
     found = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in _directory().iterdir():
@@ -298,13 +298,13 @@ def _complete() -> list[Path]:
 
 
 def _free_name(home: Path, step: int) -> Path:
-    """Name the checkpoint: a step that is saved again gets a revision, so that the first one stays whole meanwhile."""
+    """Return the checkpoint's final path; a step that is saved again gets a revision, so that the first one stays."""
     names = (f"step-{step:06d}-r{revision}" if revision else f"step-{step:06d}" for revision in count())
     return next(home / name for name in names if not (home / name).exists())
 
 
 def _remove_stale(home: Path) -> None:
-    """Remove what killed saves left behind: those of earlier attempts, and of processes of this rank that are gone."""
+    """Remove half-written checkpoints of earlier attempts, and of processes of this rank that have ended."""
     for path in home.iterdir():
         if match := _PARTIAL.fullmatch(path.name):
             attempt, rank, pid = match.groups()
@@ -318,7 +318,7 @@ def _mine() -> tuple[str, str]:
 
 
 def _sync(folder: Path) -> None:
-    """Put a folder and everything in it on disk."""
+    """Flush a folder and everything in it to disk."""
     for where, _, names in os.walk(folder):
         for path in [*(os.path.join(where, name) for name in names), where]:
             if not os.path.islink(path):
@@ -337,7 +337,7 @@ def _flush(path: str | Path) -> None:
 
 
 def _report(**news: Any) -> None:
-    """Add to what the launcher and the service read about this job; a failure to tell never harms the training."""
+    """Add to the progress file that the launcher and the service read; a failure never disturbs the training."""
     if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
         return
     with _saves, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Tab completion of options, teams, profiles, states and jobs; it never raises and never keeps you waiting."""
+"""Complete options, teams, profiles, states and jobs; never raises, never blocks for longer than PATIENCE."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .connection import client, configured
 from .options import Line
 
 PATIENCE = 0.8
-"""Seconds that one press of the tab key may wait for the service."""
+"""Seconds that one completion may wait for the service."""
 KEPT = 15.0
-"""Seconds that an answer is used again."""
+"""Seconds for which an answer is cached."""
 
 LINES: dict[str, Callable[[], Line]] = {
     "%%train": options.train,
@@ -29,14 +29,14 @@ LINES: dict[str, Callable[[], Line]] = {
 
 
 class Known:
-    """Names that the service told, fetched beside the kernel and kept for a moment."""
+    """Names from the service, fetched in a background thread and cached for KEPT seconds."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[float, list[str]]] = {}
         self._busy: dict[str, threading.Thread] = {}
 
     def names(self, what: str) -> list[str]:
-        """Teams, profiles or jobs; what was known before when the service is slow."""
+        """Return teams, profiles or jobs; the cached ones if the service is slow."""
         at, names = self._kept.get(what, (0.0, []))
         if not configured() or (at and time.monotonic() - at < KEPT):
             return names
@@ -50,13 +50,13 @@ class Known:
 
     def _fetch(self, what: str) -> None:
         try:
-            self._kept[what] = (time.monotonic(), _ask(what))
+            self._kept[what] = (time.monotonic(), _fetch_names(what))
         except Exception:
-            # Completion is a convenience: an unreachable service is told by the magic itself, not by the tab key.
+            # The magic itself reports an unreachable service; completion only has nothing to offer.
             self._kept.setdefault(what, (0.0, []))
 
 
-def _ask(what: str) -> list[str]:
+def _fetch_names(what: str) -> list[str]:
     if what == "teams":
         return list(client().me().teams)
     if what == "profiles":
@@ -78,7 +78,7 @@ VALUES: dict[str, Callable[[], list[str]]] = {
 
 
 def complete(shell: Any, event: Any) -> list[str]:
-    """IPython's hook: what may stand at the cursor of one of our lines."""
+    """Return the completions at the cursor of one of our magics (IPython's hook)."""
     try:
         words = event.text_until_cursor.split()
         if event.symbol and words:
@@ -96,12 +96,12 @@ def complete(shell: Any, event: Any) -> list[str]:
             found = KNOWN.names("unfinished") + found
         return found
     except Exception:
-        # A broken completion must never get between somebody and their cell.
+        # A completion that fails must not break typing.
         return []
 
 
 def install(shell: Any) -> None:
-    """Register for our magics."""
+    """Register the completions of our magics."""
 
     def completer(_: Any, event: Any) -> list[str]:
         return complete(shell, event)
@@ -111,7 +111,7 @@ def install(shell: Any) -> None:
 
 
 def remove(shell: Any) -> None:
-    """Take them out again."""
+    """Remove the completions of our magics."""
     completers = shell.strdispatchers.get("complete_command")
     for command in LINES:
         if completers is not None:

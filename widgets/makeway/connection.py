@@ -1,4 +1,4 @@
-"""How this kernel reaches the quota service: MAKEWAY_URL and a token, one client for everything."""
+"""Connect this kernel to the quota service: address, token, and one client for everything."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ NOT_CONFIGURED = (
     'or call makeway.connect("URL", "TOKEN"). `%%train --local` works without.'
 )
 
-_given: dict[str, str] = {}
+_explicit: dict[str, str] = {}
 _client: Client | None = None
 _lock = threading.Lock()
 
 
 def connect(url: str, token: str = "") -> None:
     """Use this address and token instead of MAKEWAY_URL and MAKEWAY_TOKEN (or JUPYTERHUB_API_TOKEN)."""
-    _given.update(url=url, token=token)
+    _explicit.update(url=url, token=token)
     _forget()
 
 
 def disconnect() -> None:
-    """Close the connections, and go back to MAKEWAY_URL and MAKEWAY_TOKEN."""
-    _given.clear()
+    """Close the connections and return to MAKEWAY_URL and MAKEWAY_TOKEN."""
+    _explicit.clear()
     _forget()
 
 
 def configured() -> bool:
-    """True when there is an address to talk to."""
-    return bool(_given.get("url") or os.environ.get("MAKEWAY_URL"))
+    """Whether an address is configured."""
+    return bool(_explicit.get("url") or os.environ.get("MAKEWAY_URL"))
 
 
 def client() -> Client:
-    """The client of this kernel; Refused with what to set where there is none."""
+    """Return the client of this kernel; raise Refused with what to set if none is configured."""
     global _client
     url, token = _where()
     with _lock:
@@ -54,19 +54,19 @@ def client() -> Client:
 
 
 def async_client() -> AsyncClient:
-    """A new client for one event loop; close it there."""
+    """Return a new client for one event loop, which has to close it."""
     return AsyncClient(*_where())
 
 
 @lru_cache(maxsize=1)
 def me() -> Me:
-    """Who I am for the service (asked once)."""
+    """Return the caller as the service knows them, fetched once."""
     answer: Me = client().me()
     return answer
 
 
 def explain(error: MakewayError) -> Refused:
-    """An error of the service as the sentence that a notebook shows."""
+    """Return an error of the service as the message that a notebook shows."""
     if isinstance(error, Refused):
         return error
     message = error.message
@@ -80,8 +80,8 @@ def explain(error: MakewayError) -> Refused:
 
 
 def _where() -> tuple[str, str]:
-    url = (_given.get("url") or os.environ.get("MAKEWAY_URL", "")).strip().rstrip("/")
-    token = _given.get("token") or os.environ.get("MAKEWAY_TOKEN") or os.environ.get("JUPYTERHUB_API_TOKEN", "")
+    url = (_explicit.get("url") or os.environ.get("MAKEWAY_URL", "")).strip().rstrip("/")
+    token = _explicit.get("token") or os.environ.get("MAKEWAY_TOKEN") or os.environ.get("JUPYTERHUB_API_TOKEN", "")
     if not url:
         raise Refused(NOT_CONFIGURED, code="not_configured")
     if not url.startswith(("http://", "https://")):

@@ -1,12 +1,13 @@
-"""One live picture of the cluster for all widgets of a kernel, on one background thread.
+"""Keep one live picture of the cluster for all widgets of a kernel, on one background thread.
 
-It follows the service's event stream and asks again what has changed; while the stream is away it asks every few
-seconds instead, and takes the stream up where it stopped. It runs while somebody listens.
+The thread follows the service's event stream and fetches the state after each event; without a stream it polls every
+few seconds, and resumes the stream after the last event it saw. It runs while there is a listener.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,16 +24,17 @@ from .teams import Picture
 Listener = Callable[[Picture], None]
 
 CALM = 0.25
-"""Seconds to gather events before asking: a burst costs one question."""
+"""Seconds between fetches at least: a burst of events costs one."""
 POLL = 5.0
-"""Seconds between questions while there is no stream."""
+"""Seconds between fetches while there is no stream."""
 REST = 60.0
-"""Seconds between questions while the stream is silent."""
-BACK_OFF = 15.0
+"""Seconds between fetches while the stream is silent."""
+LONGEST_PAUSE = 15.0
+"""Seconds between attempts to resume the stream, at most."""
 
 
 class Feed:
-    """Tells its listeners each new picture; the first one starts it, the last one stops it."""
+    """Calls its listeners with each new picture; the first listener starts the thread, the last one ends it."""
 
     def __init__(self, connect: Callable[[], AsyncClient] = async_client) -> None:
         self._connect = connect
@@ -44,7 +46,7 @@ class Feed:
         self.picture = Picture()
 
     def listen(self, listener: Listener) -> None:
-        """Tell `listener` every picture from now on."""
+        """Call `listener` with every picture from now on."""
         with self._lock:
             self._listeners.append(listener)
             if self._thread is None:
@@ -56,7 +58,7 @@ class Feed:
                 listener(self.picture)
 
     def leave(self, listener: Listener) -> None:
-        """Tell `listener` nothing more."""
+        """Stop calling `listener`."""
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
@@ -69,7 +71,7 @@ class Feed:
 
     @property
     def running(self) -> bool:
-        """True while the background thread is at work."""
+        """Whether the background thread runs."""
         return self._thread is not None and self._thread.is_alive()
 
     def _run(self, ready: threading.Event) -> None:
@@ -89,14 +91,14 @@ class Feed:
             changed.set()
             streaming = asyncio.create_task(self._stream(service, changed))
             try:
-                await self._keep_asking(service, changed)
+                await self._fetch_changes(service, changed)
             finally:
                 streaming.cancel()
                 with suppress(asyncio.CancelledError):
                     await streaming
 
     async def _stream(self, service: AsyncClient, changed: asyncio.Event) -> None:
-        """Wake the asking side at each event; come back after a break from the last event seen."""
+        """Set `changed` at each event; after a break resume behind the last event seen."""
         last: int | None = None
         pause = 0.5
 
@@ -112,10 +114,10 @@ class Feed:
                     changed.set()
             self._live = False
             changed.set()
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, BACK_OFF)
+            await asyncio.sleep(pause * random.uniform(0.5, 1))  # kernels do not reconnect all at once
+            pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _keep_asking(self, service: AsyncClient, changed: asyncio.Event) -> None:
+    async def _fetch_changes(self, service: AsyncClient, changed: asyncio.Event) -> None:
         me: Me | None = None
         while True:
             with suppress(TimeoutError):
@@ -125,15 +127,15 @@ class Feed:
             try:
                 if me is None:
                     me = await service.me()
-                self.picture = replace(await _ask(service, me), live=self._live)
+                self.picture = replace(await _fetch(service, me), live=self._live)
             except MakewayError as error:
-                self.picture = replace(self.picture, trouble=_trouble(error), live=self._live)
-            self._tell()
+                self.picture = replace(self.picture, problem=_problem(error), live=self._live)
+            self._notify()
             await asyncio.sleep(CALM)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in tuple(self._listeners):
-            # One widget that cannot draw must not stop the others.
+            # A widget that cannot draw must not stop the others.
             with suppress(Exception):
                 listener(self.picture)
 
@@ -143,7 +145,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> Non
         loop.call_soon_threadsafe(task.cancel)
 
 
-async def _ask(service: AsyncClient, me: Me) -> Picture:
+async def _fetch(service: AsyncClient, me: Me) -> Picture:
     usage, mine, waiting, sessions = await asyncio.gather(
         service.usage(), service.jobs(mine=True, limit=50), service.jobs(state="pending", limit=50), service.sessions()
     )
@@ -158,7 +160,7 @@ async def _ask(service: AsyncClient, me: Me) -> Picture:
     )
 
 
-def _trouble(error: MakewayError) -> str:
+def _problem(error: MakewayError) -> str:
     text = explain(error).message
     return text[:1].upper() + text[1:]
 

@@ -1,4 +1,4 @@
-"""`%%train --local`: the same cell, files and variables, as a process of this notebook; nothing is submitted."""
+"""Run `%%train --local`: the same cell, files and variables as a process of this notebook; nothing is submitted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ JOB_ONLY = (
 
 
 def run(submission: Submission) -> Any:
-    """Run to the end, printing what it prints; its result is returned, its exception raised as the cell's own."""
-    files = submission.travelling()
+    """Run the cell to its end and print its output; return its result, or raise JobError with its exception."""
+    files = submission.collect_files()
     with tempfile.TemporaryDirectory(prefix="makeway-local-") as name:
         folder = Path(name)
         for file in files:
@@ -56,14 +56,14 @@ def _watch(command: list[str], folder: Path, env: dict[str, str]) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        raise Left("Stopped: the cell ran in this notebook, so it has ended.") from None
+        raise Left("Stopped. The cell ran in this notebook, so it has ended.") from None
 
 
 def _failure(code: int, error: Path) -> JobError:
-    """Its traceback was printed already, so this names the exception only."""
+    """Return the cell's exception without its traceback, which was printed already."""
     if error.exists():
-        said = json.loads(error.read_text())
-        return JobError("", said["type"], said["message"])
+        report = json.loads(error.read_text())
+        return JobError("", report["type"], report["message"])
     if code < 0:
         return JobError("", "Killed", f"the cell's process was ended by signal {-code}")
     return JobError("", "Failed", f"the cell ended with exit code {code}")

@@ -1,4 +1,4 @@
-"""The one style of everything Makeway shows in a notebook (looks.css), around each piece of HTML."""
+"""Wrap each piece of HTML that Makeway shows in a notebook in its style sheet (looks.css)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
+from markupsafe import Markup
 
-def dressed(body: str) -> str:
-    """A piece of HTML with its style around it, complete by itself in a saved notebook."""
-    return f'<div class="makeway">{_style()}{body}</div>'
+
+def styled(*body: Markup) -> Markup:
+    """Return HTML with its style sheet, complete by itself in a saved notebook."""
+    return Markup('<div class="makeway">{}{}</div>').format(_style(), Markup("").join(body))
 
 
 @lru_cache(maxsize=1)
-def _style() -> str:
+def _style() -> Markup:
     text = Path(__file__).with_name("looks.css").read_text(encoding="utf-8")
     text = re.sub(r"/[*].*?[*]/", "", text, flags=re.DOTALL)
-    return "<style>" + re.sub(r"\s+", " ", text).strip() + "</style>"
+    return Markup("<style>{}</style>").format(Markup(re.sub(r"\s+", " ", text).strip()))

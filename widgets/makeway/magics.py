@@ -1,4 +1,4 @@
-"""The magics: `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`."""
+"""Define the magics `%gpus`, `%%train`, `%jobs`, `%job`, `%logs`, `%cancel`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
 from makeway_api.errors import MakewayError
 
-from . import completion, local, options, payload, rehearsal, submission, teams, training
+from . import completion, local, options, payload, preemption, submission, teams, training
 from .connection import explain
 from .options import Line
 from .problems import Refused
@@ -17,7 +17,7 @@ from .submission import Plan, Submission
 
 
 def _magic(line: Callable[[], Line]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Parse the line, turn errors into their sentence, and let `?` show the options."""
+    """Return a decorator that parses the line, shows errors as their message, and puts the options into `?`."""
 
     def around(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -27,8 +27,8 @@ def _magic(line: Callable[[], Line]) -> Callable[[Callable[..., Any]], Callable[
                 print(parser.format_help())
                 return None
             try:
-                asked = parser.read(text)
-                return method(self, asked) if cell is None else method(self, asked, cell)
+                args = parser.read(text)
+                return method(self, args) if cell is None else method(self, args, cell)
             except MakewayError as error:
                 raise explain(error) from None
 
@@ -40,7 +40,7 @@ def _magic(line: Callable[[], Line]) -> Callable[[Callable[..., Any]], Callable[
 
 @magics_class
 class MakewayMagics(Magics):
-    """Makeway's magics of one kernel; remembers the last job submitted here."""
+    """Makeway's magics of one kernel, and the id of the last job submitted here."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -49,8 +49,8 @@ class MakewayMagics(Magics):
 
     @line_magic
     @_magic(options.gpus)
-    def gpus(self, asked: Any) -> Any:
-        if asked.live:
+    def gpus(self, args: Any) -> Any:
+        if args.live:
             from .widgets import usage
 
             return usage()
@@ -58,59 +58,59 @@ class MakewayMagics(Magics):
 
     @cell_magic
     @_magic(options.train)
-    def train(self, asked: Any, cell: str = "") -> Any:
+    def train(self, args: Any, cell: str = "") -> Any:
         payload.check_cell(cell)
-        variables = payload.chosen(asked.variables, self.space)
-        wanted = Submission(source=cell, variables=variables, **options.fields(asked))
-        if asked.local and not asked.dry_run:
+        variables = payload.chosen(args.variables, self.space)
+        wanted = Submission(source=cell, variables=variables, **options.fields(args))
+        if args.local and not args.dry_run:
             return local.run(wanted)
-        job = submission.send(wanted, dry_run=asked.dry_run)
+        job = submission.send(wanted, dry_run=args.dry_run)
         if isinstance(job, Plan):
             return job
         self.last = job.id
         if note := submission.risk(job, wanted):
             print(note)
-        return job.wait() if asked.wait else job
+        return job.wait() if args.wait else job
 
     @line_magic
     @_magic(options.jobs)
-    def jobs(self, asked: Any) -> Any:
-        return training.jobs(all=asked.all, team=asked.team, state=asked.state, limit=asked.limit)
+    def jobs(self, args: Any) -> Any:
+        return training.jobs(all=args.all, team=args.team, state=args.state, limit=args.limit)
 
     @line_magic
     @_magic(options.job)
-    def job(self, asked: Any) -> Any:
-        job = training.job(self._id(asked.id))
-        return rehearsal.rehearse(job) if asked.preempt_test else job
+    def job(self, args: Any) -> Any:
+        job = training.job(self._id(args.id))
+        return preemption.run_test(job) if args.preempt_test else job
 
     @line_magic
     @_magic(options.logs)
-    def logs(self, asked: Any) -> None:
-        job = training.job(self._id(asked.id))
-        text = job.logs(follow=asked.follow, attempt=asked.attempt, tail=asked.tail)
+    def logs(self, args: Any) -> None:
+        job = training.job(self._id(args.id))
+        text = job.logs(follow=args.follow, attempt=args.attempt, tail=args.tail)
         if text is not None:
             print(text or "The log is empty so far.", end="" if text.endswith("\n") else "\n")
 
     @line_magic
     @_magic(options.cancel)
-    def cancel(self, asked: Any) -> Any:
-        found = [training.job(id) for id in asked.ids or [self._id(None)]]
+    def cancel(self, args: Any) -> Any:
+        found = [training.job(id) for id in args.ids or [self._id(None)]]
         return training.Jobs(job.cancel() for job in found)
 
     def _id(self, given: str | None) -> str:
         if given or self.last:
             return given or self.last or ""
-        raise Refused("say which job: nothing was submitted from this notebook yet. `%jobs` lists yours.")
+        raise Refused("no job was submitted from this notebook yet, so an id is needed. `%jobs` lists yours.")
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext makeway`."""
+    """Register the magics and their completions (`%load_ext makeway`)."""
     shell.register_magics(MakewayMagics(shell))
     completion.install(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext makeway`."""
+    """Remove the magics and their completions (`%unload_ext makeway`)."""
     for kind, names in {"line": ("gpus", "jobs", "job", "logs", "cancel"), "cell": ("train",)}.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

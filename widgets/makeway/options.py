@@ -1,4 +1,4 @@
-"""What may stand on a magic's line, with the help that `?` shows."""
+"""Define the options of the magics, with the help that `?` shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .words import did_you_mean
 
 
 class Line(argparse.ArgumentParser):
-    """An argument parser that answers in one sentence and never exits."""
+    """An argument parser that raises Refused with one sentence and never exits."""
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         super().__init__(
@@ -25,7 +25,7 @@ class Line(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the line."""
+        """Raise Refused with what is wrong on the line."""
         hint = ""
         if message.startswith("unrecognized arguments: "):
             first = message.split(": ", 1)[1].split()[0]
@@ -34,16 +34,16 @@ class Line(argparse.ArgumentParser):
         raise Refused(f"{self.prog}: {message}.{hint} `{self.prog}?` shows the options.")
 
     def options(self) -> list[str]:
-        """Every option's long name."""
+        """Return the long name of every option."""
         return [o for action in self._actions for o in action.option_strings if o.startswith("--")]
 
     def read(self, line: str) -> argparse.Namespace:
-        """Split a magic's line like a shell does and parse it."""
+        """Return the parsed line, split as a shell would; raise Refused where that fails."""
         try:
             words = shlex.split(line.strip())
         except ValueError:
             raise Refused(
-                f"{self.prog}: a quote on this line is never closed; write names with spaces as --name 'my run'."
+                f"{self.prog}: a quote on this line is not closed; write names with spaces as --name 'my run'."
             ) from None
         return self.parse_args(words)
 
@@ -54,7 +54,7 @@ class Pairs(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, into: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Add one option's words."""
+        """Add the words of one option."""
         pairs = dict(getattr(into, self.dest) or {})
         for word in values:
             key, equals, value = word.partition("=")
@@ -70,7 +70,7 @@ class Names(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, into: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Add one option's names."""
+        """Add the names of one option."""
         found = [name for word in values for name in word.split(",") if name]
         for name in found:
             if not name.isidentifier():
@@ -79,11 +79,11 @@ class Names(argparse.Action):
 
 
 def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
-    """The options that `%%train` and `makeway submit` share; `several` is how many words one `--files` takes."""
+    """Add the options that `%%train` and `makeway submit` share; `several` is the `nargs` of `--files` and `--env`."""
     add = parser.add_argument
-    add("--profile", "-p", metavar="PROFILE", help="what it needs, e.g. gpu1 (default: the team's first job profile)")
-    add("--team", "-t", metavar="TEAM", help="whose quota it uses (default: this notebook's team)")
-    add("--name", "-n", metavar="NAME", default="", help="what the job is called (default: the notebook's name)")
+    add("--profile", "-p", metavar="PROFILE", help="the profile, e.g. gpu1 (default: the team's first job profile)")
+    add("--team", "-t", metavar="TEAM", help="the team whose quota it uses (default: this notebook's team)")
+    add("--name", "-n", metavar="NAME", default="", help="the job's name (default: the notebook's name)")
     add(
         "--files",
         "-f",
@@ -91,32 +91,32 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
         nargs=several,
         action="extend",
         default=[],
-        help="files and folders that travel with it, 50 MB at most",
+        help="files and folders to send along, 50 MB at most",
     )
     add("--env", "-e", metavar="K=V", nargs=several, action=Pairs, default={}, help="environment variables of the job")
-    add("--time-limit", metavar="TIME", help="ends it after this long: 90s, 30m, 2h, 1h30m")
-    add("--priority", metavar="low|normal|high", default="normal", help="its place among your team's own jobs")
-    add("--workers", metavar="N", type=_positive, help="how many workers (default: the profile's)")
+    add("--time-limit", metavar="TIME", help="end the job after this time: 90s, 30m, 2h, 1h30m")
+    add("--priority", metavar="low|normal|high", default="normal", help="its priority among your team's jobs")
+    add("--workers", metavar="N", type=_positive, help="the number of workers (default: the profile's)")
     add(
         "--retries",
         metavar="N",
         type=_positive,
         default=0,
-        help="how often a failed attempt is tried again; making way never counts",
+        help="how often a failed attempt is retried; preemptions never count",
     )
     add("--dry-run", action="store_true", help="show what would happen; submit nothing")
-    add("--wait", "-w", action="store_true", help="follow it until it has ended")
+    add("--wait", "-w", action="store_true", help="wait until it has ended")
 
 
 def train() -> Line:
-    """`%%train`."""
+    """Return the parser of `%%train`."""
     line = Line(
         "%%train",
-        "Submit this cell as a training job and return a Job at once.",
-        "The job runs on its own GPUs, also when this notebook is gone. Its result is the cell's last expression, or\n"
-        "the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only the variables\n"
-        "that --with names. Beyond your team's reservation it borrows idle GPUs and makes way when the owner comes\n"
-        "back: save with makeway.checkpoint and it resumes where it was.\n\n"
+        "Submit this cell as a training job and return the Job at once.",
+        "The job runs on its own GPUs, also after this notebook has ended. Its result is the cell's last expression,\n"
+        "or the variable `result`: job = _ in the next cell, then job.wait().result(). The cell sees only\n"
+        "variables given by --with. Over your team's reservation it borrows idle GPUs and makes way when their\n"
+        "owner needs them: save with makeway.checkpoint, and it resumes from its checkpoint.\n\n"
         "  %%train --profile gpu1 --name 'lr 0.1' --with data,lr --files 'src/*.py'",
     )
     describe(line)
@@ -133,13 +133,13 @@ def train() -> Line:
         "--local",
         "-l",
         action="store_true",
-        help="run the same cell here, as a process of this notebook, and return its result",
+        help="run the cell here, as a process of this notebook, and return its result",
     )
     return line
 
 
 def gpus() -> Line:
-    """`%gpus`."""
+    """Return the parser of `%gpus`."""
     line = Line(
         "%gpus", "Show my teams' GPUs (reserved, limit, used, mine, borrowed, lent, free) and what I can have now."
     )
@@ -148,31 +148,33 @@ def gpus() -> Line:
 
 
 def jobs() -> Line:
-    """`%jobs`."""
+    """Return the parser of `%jobs`."""
     line = Line("%jobs", "List my newest jobs.")
-    line.add_argument("--all", "-a", action="store_true", help="everybody's in my teams")
-    line.add_argument("--team", "-t", metavar="TEAM", help="everybody's in this team")
+    line.add_argument("--all", "-a", action="store_true", help="all jobs of my teams")
+    line.add_argument("--team", "-t", metavar="TEAM", help="all jobs of this team")
     line.add_argument("--state", "-s", metavar="STATE", help="only those in this state, e.g. running")
     line.add_argument("--limit", "-n", metavar="N", type=_positive, default=20, help="how many (default 20)")
     return line
 
 
 def job() -> Line:
-    """`%job`."""
+    """Return the parser of `%job`."""
     line = Line("%job", "Show one job; without an ID the last one submitted here.")
     _id(line)
     line.add_argument(
-        "--preempt-test", action="store_true", help="rehearse: let my own job make way now, and tell what it saved"
+        "--preempt-test",
+        action="store_true",
+        help="test the preemption of my own job: what it saves, how fast, and what is lost",
     )
     return line
 
 
 def logs() -> Line:
-    """`%logs`."""
+    """Return the parser of `%logs`."""
     line = Line("%logs", "Print a job's log; without an ID that of the last one submitted here.")
     _id(line)
     line.add_argument(
-        "--follow", "-f", action="store_true", help="go on as it grows, over all attempts, until the job ends"
+        "--follow", "-f", action="store_true", help="follow it as it grows, over all attempts, until the job ends"
     )
     line.add_argument("--attempt", metavar="N", type=_positive, help="of this attempt (default: the newest)")
     line.add_argument("--tail", "-n", metavar="N", type=_positive, help="only the last N lines so far")
@@ -180,7 +182,7 @@ def logs() -> Line:
 
 
 def cancel() -> Line:
-    """`%cancel`."""
+    """Return the parser of `%cancel`."""
     line = Line("%cancel", "Cancel jobs; their GPUs are free at once. Without an ID the last one submitted here.")
     line.add_argument("ids", metavar="ID", nargs="*", help="ids or names")
     return line
@@ -192,11 +194,11 @@ def _id(line: Line) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
 def fields(options: argparse.Namespace) -> dict[str, Any]:
-    """The options that a Submission takes, from a parsed line."""
+    """Return the options of a parsed line that a Submission takes."""
     names: Sequence[str] = ("profile", "team", "name", "files", "env", "time_limit", "priority", "workers", "retries")
     return {name: getattr(options, name) for name in names}

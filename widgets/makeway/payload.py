@@ -1,4 +1,4 @@
-"""A cell as files: the code, the runner, the pickled variables and a spare library."""
+"""Pack a cell as files: its code, the runner, the pickled variables, and a library for bare Pythons."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from makeway_api.models import FileIn
+from makeway_api.quantities import size
 
 from .problems import Refused
-from .words import did_you_mean, size
+from .words import did_you_mean
 
 FOLDER = ".makeway"
 COMMAND = [sys.executable or "python3", "-u", f"{FOLDER}/run.py"]
@@ -25,7 +26,7 @@ NOTEBOOK_ONLY = re.compile(r"^\s*(?:[!%?]|\w[\w, ]*=\s*[!%])")
 
 
 def check_cell(source: str) -> None:
-    """Refuse a cell that could never run as plain Python, naming the line."""
+    """Raise Refused with the line, if a cell cannot run as plain Python."""
     if not source.strip():
         raise Refused("the cell is empty; write the training code below the %%train line.")
     for n, line in enumerate(source.splitlines(), 1):
@@ -45,7 +46,7 @@ def check_cell(source: str) -> None:
 
 
 def cell_files(source: str, variables: Mapping[str, Any]) -> list[FileIn]:
-    """Everything below `.makeway/` that lets any Python 3.9+ run this cell."""
+    """Return the files below `.makeway/` with which any Python 3.9 or newer runs this cell."""
     files = [
         _file("cell.py", source.encode()),
         _file("run.py", Path(__file__).with_name("cellrunner.py").read_bytes()),
@@ -57,7 +58,7 @@ def cell_files(source: str, variables: Mapping[str, Any]) -> list[FileIn]:
 
 
 def chosen(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of these names; one sentence where there is none."""
+    """Return the notebook's variables of these names; raise Refused for one that it does not have."""
     values: dict[str, Any] = {}
     for name in names:
         if name not in namespace:
@@ -68,7 +69,7 @@ def chosen(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any]
 
 
 def pickled(variables: Mapping[str, Any]) -> dict[str, bytes]:
-    """Each variable by value, functions and classes of the notebook included."""
+    """Return each variable pickled by value, functions and classes of the notebook included."""
     import cloudpickle
 
     out: dict[str, bytes] = {}
@@ -83,7 +84,7 @@ def pickled(variables: Mapping[str, Any]) -> dict[str, bytes]:
             ) from None
         if len(out[name]) > 50_000_000:
             raise Refused(
-                f"--with {name}: {size(len(out[name]))} pickled is too much (limit 50 MB); "
+                f"--with {name}: {size(len(out[name]))} pickled exceeds the limit of 50 MB; "
                 "save it to shared storage and read it inside the job."
             )
     return out
@@ -91,7 +92,7 @@ def pickled(variables: Mapping[str, Any]) -> dict[str, bytes]:
 
 @lru_cache(maxsize=1)
 def _library() -> bytes:
-    """`makeway.checkpoint` and cloudpickle as a zip that the runner puts last on sys.path."""
+    """Return `makeway.checkpoint` and cloudpickle as a zip, which the runner puts last on sys.path."""
     import cloudpickle
 
     buffer = io.BytesIO()

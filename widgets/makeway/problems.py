@@ -1,4 +1,4 @@
-"""What went wrong, said in one sentence instead of a traceback."""
+"""Define the errors that notebooks show as one sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from makeway_api.errors import MakewayError
 
 
 class Refused(MakewayError):
-    """Something that was asked for cannot be done; notebooks show the sentence alone."""
+    """A request that cannot be carried out; notebooks show the message alone."""
 
     def __init__(self, message: str, *, code: str = "refused", status: int = 400) -> None:
         super().__init__(message, code=code, status=status)
@@ -16,21 +16,21 @@ class Refused(MakewayError):
 
 
 class Left(KeyboardInterrupt):
-    """You stopped watching; what you watched goes on."""
+    """The user stopped watching; the job that was watched continues."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class StillRunning(TimeoutError):
-    """A job has not ended in the time that somebody wanted to wait."""
+    """A job has not ended within the timeout."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
 class JobError(RuntimeError):
-    """A job did not end well: the exception of its code, with the traceback as the job saw it."""
+    """A job that failed: the exception of its code, with the traceback from the job."""
 
     def __init__(self, job: str, type: str, message: str, traceback: str = "") -> None:
         super().__init__(f"{type}: {message}" if message else type)

@@ -1,4 +1,4 @@
-"""The files that travel with a job: a snapshot of what the globs name, checked before anything is read."""
+"""Collect the files of a submission: a snapshot of what the globs match, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from makeway_api.models import FileIn
+from makeway_api.quantities import count, listed, size
 
 from .problems import Refused
-from .words import count, listed, size
 
 LIMIT = 50_000_000
 """Bytes of one submission, files and variables together."""
 MOST = 9_000
+"""Files of one submission."""
 SKIPPED = frozenset({"__pycache__", ".git", ".ipynb_checkpoints", ".makeway", ".venv", "node_modules"})
 
 
 def take(patterns: Sequence[str], root: Path | None = None) -> list[FileIn]:
-    """Read the files that the patterns name, relative to `root` (default: here); folders are taken whole."""
+    """Return the files that the patterns match, relative to `root` (default: the working directory); folders whole."""
     base = (root or Path.cwd()).resolve()
     found: dict[str, Path] = {}
     for pattern in patterns:
@@ -32,15 +33,15 @@ def take(patterns: Sequence[str], root: Path | None = None) -> list[FileIn]:
 
 
 def check_size(sizes: dict[str, int], limit: int = LIMIT) -> None:
-    """Refuse what is too much, naming the largest."""
+    """Raise Refused with the largest files, if there are too many or they are too large."""
     total = sum(sizes.values())
     if len(sizes) > MOST:
-        raise Refused(f"{count(len(sizes), 'file')} are too many (at most {MOST}); name fewer with --files.")
+        raise Refused(f"{count(len(sizes), 'file')} exceed the limit of {MOST}; match fewer with --files.")
     if total > limit:
         largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:3]
         named = listed(f"{name} ({size(n)})" for name, n in largest)
         raise Refused(
-            f"the files are {size(total)} in all; a submission may carry {size(limit)}. Largest: {named}. "
+            f"the files are {size(total)} in all, and the limit of a submission is {size(limit)}. Largest: {named}. "
             "Leave them out of --files and read them from shared storage inside the job."
         )
 
@@ -76,7 +77,7 @@ def _relative(path: Path, base: Path, pattern: str) -> str:
             "or read it from shared storage inside the job."
         ) from None
     if name.split("/")[0] == ".makeway":
-        raise Refused(f"--files {pattern}: the folder .makeway is Makeway's own inside a job; use another name.")
+        raise Refused(f"--files {pattern}: inside a job the folder .makeway is reserved for Makeway; use another name.")
     return name
 
 

@@ -1,4 +1,4 @@
-"""From what somebody wants to train to a job in the queue."""
+"""Submit a cell or a command as a job: collect files, build the request, send it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import DryRun, FileIn, JobAsk, Kind, Priority
+from makeway_api.quantities import count, gpus, listed, size
 
 from . import payload, snapshot
 from .connection import client, explain
 from .problems import Refused
-from .words import count, did_you_mean, duration, gpus, listed, seconds, size
+from .words import did_you_mean, seconds
 
 if TYPE_CHECKING:
     from .training import Job
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A cell or a command with everything that travels with it; nothing is read or sent before `ask()`."""
+    """A cell or a command with its files and variables; nothing is read or sent before `request()`."""
 
     source: str = ""
     command: Sequence[str] = ()
@@ -40,8 +42,8 @@ class Submission:
     workers: int | None = None
     retries: int = 0
 
-    def travelling(self) -> list[FileIn]:
-        """Check and read all that the job needs."""
+    def collect_files(self) -> list[FileIn]:
+        """Return every file that the job needs, checked; raise Refused for what cannot be sent."""
         if not self.command:
             payload.check_cell(self.source)
         taken = snapshot.take(self.files)
@@ -50,8 +52,8 @@ class Submission:
         snapshot.check_size(sizes)
         return [*own, *taken]
 
-    def ask(self) -> JobAsk:
-        """The request, complete; Refused with one sentence where something is wrong."""
+    def request(self) -> JobAsk:
+        """Return the complete request; raise Refused where something is wrong."""
         fields: dict[str, Any] = {
             "name": self.name or _notebook_name(),
             "command": list(self.command) or list(payload.COMMAND),
@@ -66,13 +68,13 @@ class Submission:
         if self.time_limit is not None:
             fields["time_limit"] = seconds(str(self.time_limit))
         if len(fields["name"]) > 200:
-            raise Refused(f"the name has {len(fields['name'])} characters; 200 is the most.")
-        return JobAsk(files=self.travelling(), **fields)
+            raise Refused(f"the name has {len(fields['name'])} characters; the limit is 200.")
+        return JobAsk(files=self.collect_files(), **fields)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What submitting would do now; nothing was submitted."""
+    """The answer of a dry run: what submitting would do now."""
 
     answer: DryRun
 
@@ -82,7 +84,7 @@ class Plan:
         lines = [
             f"Dry run: {offer.profile} in {offer.team or 'no team'}. Nothing was submitted.",
             f"  {offer.message}",
-            f"  Carries {count(self.answer.files, 'file')}, {size(self.answer.bytes)}; runs `{runs}`.",
+            f"  Sends {count(self.answer.files, 'file')}, {size(self.answer.bytes)}; runs `{runs}`.",
         ]
         if offer.victims:
             names = listed(f"{v.name or v.id} of {v.team} ({v.owner}, {gpus(v.gpus)})" for v in offer.victims)
@@ -101,10 +103,10 @@ def submit(
     args: Sequence[str] = (),
     **details: Any,
 ) -> Job | Plan:
-    """Submit code (a string), a `script` with `args`, or a `command=[…]`; returns the Job at once.
+    """Submit code (a string), a `script` with `args`, or a `command=[…]`, and return the Job at once.
 
     Details: name, team, profile, files (globs), variables (a dict), env, time_limit, priority, workers, retries.
-    With `dry_run=True` nothing is submitted and the plan comes back.
+    With `dry_run=True` nothing is submitted, and the plan is returned.
     """
     if script is not None:
         details["files"] = [str(script), *details.get("files", ())]
@@ -121,28 +123,28 @@ def submit(
 
 
 def send(submission: Submission, *, dry_run: bool = False) -> Job | Plan:
-    """One request to the service."""
+    """Send one submission; return the Job, or the Plan of a dry run."""
     from .training import Job
 
     service = client()
-    ask = submission.ask()
+    request = submission.request()
     try:
         if dry_run:
-            return Plan(service.dry_run(ask))
-        return Job(service.submit(ask))
+            return Plan(service.dry_run(request))
+        return Job(service.submit(request))
     except MakewayError as error:
-        raise _with_hint(error, ask) from None
+        raise _with_hint(error, request) from None
 
 
 def risk(job: Job, submission: Submission) -> str:
-    """What running over quota means for this job, and the state of its checkpoints; else nothing (row F44)."""
+    """Return what running over quota means for this job (row F44); empty for a job in quota."""
     data = job.data
     if not data.over_quota:
         return ""
-    whose = f"GPUs of {listed(data.borrowed_from)}" if data.borrowed_from else "GPUs that others leave idle"
+    lender = f"GPUs of {listed(data.borrowed_from)}" if data.borrowed_from else "idle GPUs of other teams"
     text = (
-        f"Over quota: {data.team}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on {whose} until "
-        "their owner wants them back; then it is asked to save, leaves, and resumes later by itself. "
+        f"Over quota: {data.team}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on {lender} until "
+        "their owner needs them; then it gets a notice, saves, makes way, and resumes later by itself. "
     )
     if submission.source and not any("checkpoint" in code for code in _code(submission)):
         text += "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
@@ -152,15 +154,15 @@ def risk(job: Job, submission: Submission) -> str:
 
 
 def _code(submission: Submission) -> Iterator[str]:
-    """The cell, and the Python files that travel with it."""
+    """Yield the cell, and the Python files of the submission."""
     yield submission.source
     for file in snapshot.take(submission.files):
         if file.path.endswith(".py"):
             yield base64.b64decode(file.data).decode("utf-8", "replace")
 
 
-def _with_hint(error: MakewayError, ask: JobAsk) -> Refused:
-    """The service's refusal; an unknown profile or team also gets the names that would do."""
+def _with_hint(error: MakewayError, request: JobAsk) -> Refused:
+    """Return the service's refusal; for an unknown profile or team with the names that are available."""
     plain = explain(error)
     if error.status not in (400, 403, 404, 409, 422):
         return plain
@@ -171,14 +173,14 @@ def _with_hint(error: MakewayError, ask: JobAsk) -> Refused:
     teams = caller.teams
     if not teams or caller.admin:
         return plain
-    if ask.team and ask.team not in teams:
-        hint = did_you_mean(ask.team, teams)
-        return Refused(f"you are not in a team {ask.team!r}.{hint} Yours: {listed(teams)}.", code=error.code)
+    if request.team and request.team not in teams:
+        hint = did_you_mean(request.team, teams)
+        return Refused(f"you are not in a team {request.team!r}.{hint} Yours: {listed(teams)}.", code=error.code)
     profiles = [p.name for p in found if Kind.JOB in p.kinds]
-    if ask.profile and ask.profile not in [p.name for p in found]:
+    if request.profile and request.profile not in [p.name for p in found]:
         yours = f"Yours: {listed(profiles)}." if profiles else "None is open to you; ask an administrator."
         return Refused(
-            f"there is no profile {ask.profile!r} for you.{did_you_mean(ask.profile, profiles)} {yours}",
+            f"there is no profile {request.profile!r} for you.{did_you_mean(request.profile, profiles)} {yours}",
             code=error.code,
         )
     return plain
@@ -188,7 +190,7 @@ def _priority(text: str) -> Priority:
     try:
         return Priority(text)
     except ValueError:
-        raise Refused(f"there is no priority {text!r}; it is low, normal or high.") from None
+        raise Refused(f"unknown priority {text!r}. Valid priorities: low, normal, high.") from None
 
 
 def _shown(path: str) -> str:
@@ -196,6 +198,6 @@ def _shown(path: str) -> str:
 
 
 def _notebook_name() -> str:
-    """The notebook's own name, where its server tells it."""
+    """Return the notebook's file name without its suffix, where its server passes it on."""
     stem = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
     return re.sub(r"-[0-9a-f]{8}-[0-9a-f-]{20,}$", "", stem)[:200]

@@ -1,29 +1,35 @@
-"""Who uses what: my teams' quotas, what I can have now, and what is being reclaimed, as text and as HTML."""
+"""Show teams' usage as text and as HTML: quotas, present offers, and both sides of a reclaim."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from html import escape
 
+from makeway_api.bars import Bar, bar, scale
+from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Job, Offer, OfferTable, Session, State, TeamUsage, Usage
+from makeway_api.quantities import gpus, listed, number
+from markupsafe import Markup
 
 from . import bars
 from .connection import client, explain
-from .follow import why_leaving
-from .looks import dressed
+from .follow import preempted_for
+from .looks import styled
 from .view import jobs_rows
-from .words import clock, duration, gpus, listed, number, table
+from .words import clock, table
 
 HEAD = ("TEAM", "RESERVED", "LIMIT", "USED", "MINE", "BORROWED", "LENT", "FREE", "WAITING")
-VIRTUAL = "These GPUs are virtual: this machine has none, and work runs without one."
+VIRTUAL = "These GPUs are virtual: this machine has none, and jobs run without one."
+NO_TEAM = "You are in no team, so no GPUs are reserved for you; ask an administrator to add you to one."
+_MOST_JOBS = 20
+_LINE = Markup("<div>{}</div>")
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The answer to `%gpus`."""
+    """The answer of `%gpus`."""
 
     table: OfferTable
 
@@ -31,25 +37,22 @@ class Gpus:
         teams = self.table.usage
         if not teams:
             return NO_TEAM
-        text = table(HEAD, (row(t) for t in teams), right=frozenset(range(1, len(HEAD))))
+        text = table(HEAD, (row(team) for team in teams), right=frozenset(range(1, len(HEAD))))
         notes = [*borrowing(teams), now_line(self.table), *([VIRTUAL] if self.table.virtual else [])]
         return "\n".join([text, *notes])
 
     def _repr_html_(self) -> str:
         teams = self.table.usage
         if not teams:
-            return dressed(f"<div>{escape(NO_TEAM)}</div>")
-        notes = "".join(f"<div>{escape(line)}</div>" for line in borrowing(teams))
-        now = f'<div class="mw-title">{escape(now_line(self.table))}</div>'
-        return dressed(f"{badge(self.table.virtual)}{usage_table(teams)}{bars.legend()}{notes}{now}")
-
-
-NO_TEAM = "You are in no team, so no GPUs are reserved for you; ask an administrator to add you to one."
+            return str(styled(_LINE.format(NO_TEAM)))
+        notes = [_LINE.format(line) for line in borrowing(teams)]
+        now = Markup('<div class="mw-title">{}</div>').format(now_line(self.table))
+        return str(styled(virtual_badge(self.table.virtual), usage_table(teams), bars.legend(), *notes, now))
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything the live widget shows, at one moment."""
+    """Everything that the live widget shows, at one moment."""
 
     usage: Usage | None = None
     teams: tuple[str, ...] = ()
@@ -57,13 +60,13 @@ class Picture:
     mine: tuple[Job, ...] = ()
     waiting: tuple[Job, ...] = ()
     sessions: tuple[Session, ...] = ()
-    trouble: str = ""
+    problem: str = ""
     live: bool = False
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
 
 def gpus_now() -> Gpus:
-    """Ask the service."""
+    """Return my teams' usage and what I can have now."""
     try:
         return Gpus(client().offers(kind="job"))
     except MakewayError as error:
@@ -71,20 +74,19 @@ def gpus_now() -> Gpus:
 
 
 def row(team: TeamUsage) -> tuple[str, ...]:
-    """One team as text."""
+    """Return one team as text, in the order of HEAD."""
     limit = "none" if team.limit is None else number(team.limit)
     numbers = (team.used, team.mine, team.borrowed, team.lent, team.free, team.waiting)
     return (team.team, number(team.reserved), limit, *(number(n) for n in numbers))
 
 
 def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
-    """Who borrows from whom, a sentence each."""
+    """Return a sentence for each team that borrows, and for each that lends."""
     lines = []
     for team in teams:
         name = team.title or team.team
         if team.borrowed_from:
-            taken = listed(f"{gpus(x.gpus)} from {x.team}" for x in team.borrowed_from)
-            lines.append(f"{name} borrows {taken}.")
+            lines.append(f"{name} borrows {listed(f'{gpus(x.gpus)} from {x.team}' for x in team.borrowed_from)}.")
         if team.lent_to:
             lent = listed(f"{gpus(x.gpus)} to {x.team}" for x in team.lent_to)
             lines.append(f"{name} lends {lent}; a job within its quota gets them back.")
@@ -92,11 +94,11 @@ def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
 
 
 def now_line(offers: OfferTable) -> str:
-    """One line: what a job of mine could have now."""
+    """Return one line with what a job of mine could have now, by team."""
     teams = offers.teams or sorted({o.team for o in offers.offers if o.team})
     parts = [_for_team([o for o in offers.offers if o.team == team]) for team in teams]
-    said = [f"{team}: {part}" if len(teams) > 1 else part for team, part in zip(teams, parts, strict=True) if part]
-    return f"Now: {'; '.join(said)}." if said else "Now: no profile is open to you."
+    shown = [f"{team}: {part}" if len(teams) > 1 else part for team, part in zip(teams, parts, strict=True) if part]
+    return f"Now: {'; '.join(shown)}." if shown else "Now: no profile is open to you."
 
 
 def _for_team(offers: Sequence[Offer]) -> str:
@@ -120,75 +122,83 @@ def _for_team(offers: Sequence[Offer]) -> str:
 # -- HTML --------------------------------------------------------------------------------------------------------
 
 
-def badge(virtual: bool) -> str:
-    """Virtual GPUs are marked wherever they appear."""
-    return f'<span class="mw-chip mw-virtual" title="{escape(VIRTUAL)}">virtual GPUs</span>' if virtual else ""
+def virtual_badge(virtual: bool) -> Markup:
+    """Return the badge that marks virtual GPUs wherever they appear."""
+    text = Markup('<span class="mw-chip mw-virtual" title="{}">virtual GPUs</span>')
+    return text.format(VIRTUAL) if virtual else Markup("")
 
 
-def usage_table(teams: Sequence[TeamUsage], total: float | None = None) -> str:
-    """A bar for each team and its numbers."""
+def usage_table(teams: Sequence[TeamUsage], total: float | None = None) -> Markup:
+    """Return a table with a bar and the numbers of each team, all bars on one scale."""
     size = total if total is not None else max((t.limit or t.used or t.reserved for t in teams), default=0)
-    per_gpu = bars.scale(list(teams), size)
-    heads = "".join(f'<th class="mw-r">{h.capitalize()}</th>' for h in HEAD[1:])
-    body = "".join(_team_row(t, per_gpu, size) for t in teams)
-    return f"<table><thead><tr><th>Team</th><th></th>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    drawn = [bar(team, size) for team in teams]
+    per_gpu = scale(drawn, bars.WIDTH)
+    heads = Markup("").join(Markup('<th class="mw-r">{}</th>').format(head.capitalize()) for head in HEAD[1:])
+    body = Markup("").join(_team_row(each, per_gpu) for each in drawn)
+    return Markup("<table><thead><tr><th>Team</th><th></th>{}</tr></thead><tbody>{}</tbody></table>").format(
+        heads, body
+    )
 
 
-def _team_row(team: TeamUsage, per_gpu: float, total: float) -> str:
-    cells = "".join(f'<td class="mw-r">{text}</td>' for text in row(team)[1:])
-    name = f"<b>{escape(team.title or team.team)}</b>"
+def _team_row(drawn: Bar, per_gpu: float) -> Markup:
+    team = drawn.team
+    cells = Markup("").join(Markup('<td class="mw-r">{}</td>').format(text) for text in row(team)[1:])
+    name = Markup("<b>{}</b>").format(team.title or team.team)
     if team.title not in ("", team.team):
-        name += f' <span class="mw-soft">{escape(team.team)}</span>'
-    return f"<tr><td>{name}</td><td>{bars.bar(team, per_gpu, total)}</td>{cells}</tr>"
+        name += Markup(' <span class="mw-soft">{}</span>').format(team.team)
+    return Markup("<tr><td>{}</td><td>{}</td>{}</tr>").format(name, bars.draw(drawn, per_gpu), cells)
 
 
-def banners(picture: Picture) -> str:
-    """Both sides of a reclaim (row N14): who takes my GPUs and by when, and whose GPUs are on their way to me."""
+def banners(picture: Picture) -> Markup:
+    """Return both sides of a reclaim (row N14): which team takes my GPUs and by when, and which GPUs come to me."""
     lines = []
     for job in picture.mine:
         name = job.name or job.id
         if job.state is State.CHECKPOINTING:
             lines.append(
-                ("", f"Your job {name} makes way {why_leaving(job)}. It resumes by itself when there is room.")
+                ("", f"Your job {name} makes way {preempted_for(job)}. It resumes by itself when GPUs are free.")
             )
         elif job.state is State.PENDING and job.reason and job.reason.code == "reclaiming":
             lines.append(("mw-coming", f"GPUs are on their way to your job {name}: {job.reason.message}"))
     for session in picture.sessions:
         if session.notice and not session.state.ended:
-            who = f" for {session.notice.by_team}" if session.notice.by_team else ""
-            lines.append(
-                (
-                    "mw-away",
-                    f"This notebook has to make way{who}: save your work before {clock(session.notice.deadline)}.",
-                )
-            )
-    return "".join(f'<div class="mw-banner {kind}" role="status">{escape(text)}</div>' for kind, text in lines)
+            team = f" for {session.notice.by_team}" if session.notice.by_team else ""
+            until = clock(session.notice.deadline)
+            lines.append(("mw-away", f"This notebook has to make way{team}: save your work before {until}."))
+    banner = Markup('<div class="mw-banner {}" role="status">{}</div>')
+    return Markup("").join(banner.format(kind, text) for kind, text in lines)
 
 
-def live(picture: Picture, now: datetime) -> str:
-    """The widget's whole content."""
-    parts = [f'<div class="mw-banner mw-away">{escape(picture.trouble)}</div>' if picture.trouble else ""]
-    if picture.usage is None:
-        return dressed(parts[0] or '<div class="mw-soft">Asking the quota service …</div>')
+def live(picture: Picture, now: datetime) -> Markup:
+    """Return the live widget's whole content."""
+    problem = (
+        Markup('<div class="mw-banner mw-away">{}</div>').format(picture.problem) if picture.problem else Markup("")
+    )
     usage = picture.usage
+    if usage is None:
+        return styled(problem or Markup('<div class="mw-soft">Connecting to the quota service …</div>'))
     mine = [t for t in usage.teams if t.team in picture.teams]
     rest = [t for t in usage.teams if t.team not in picture.teams]
-    how = "Live" if picture.live else "Asked every few seconds"
     cluster = f"{number(usage.used)} of {gpus(usage.total)} in use, {number(usage.free)} idle"
-    parts += [
+    mode = "Live" if picture.live else "Updated every few seconds"
+    return styled(
+        problem,
         banners(picture),
-        f'<div><b>GPUs</b> <span class="mw-soft">{cluster}</span> {badge(usage.virtual)}</div>',
-        usage_table([*mine, *rest], usage.total) if usage.teams else f"<div>{escape(NO_TEAM)}</div>",
-        bars.legend() if usage.teams else "",
-        "".join(f"<div>{escape(line)}</div>" for line in borrowing(mine)),
-        _section("My jobs", picture.mine, now, "None is waiting or running.", owner=False),
-        _section("Queue", picture.waiting, now, "Nobody waits.", owner=True),
-        f'<div class="mw-soft">{how}, last change {clock(picture.at)}</div>',
-    ]
-    return dressed("".join(parts))
+        Markup('<div><b>GPUs</b> <span class="mw-soft">{}</span> {}</div>').format(
+            cluster, virtual_badge(usage.virtual)
+        ),
+        usage_table([*mine, *rest], usage.total) if usage.teams else _LINE.format(NO_TEAM),
+        bars.legend() if usage.teams else Markup(""),
+        *(_LINE.format(line) for line in borrowing(mine)),
+        _section("My jobs", picture.mine, now, "No job is waiting or running.", owner=False),
+        _section("Queue", picture.waiting, now, "No job is waiting.", owner=True),
+        Markup('<div class="mw-soft">{}, last change {}</div>').format(mode, clock(picture.at)),
+    )
 
 
-def _section(title: str, jobs: Sequence[Job], now: datetime, none: str, owner: bool) -> str:
-    body = jobs_rows(jobs[:20], now, owner) if jobs else f'<div class="mw-soft">{none}</div>'
-    more = f'<div class="mw-soft">… and {len(jobs) - 20} more</div>' if len(jobs) > 20 else ""
-    return f'<div class="mw-title">{title}</div>{body}{more}'
+def _section(title: str, jobs: Sequence[Job], now: datetime, none: str, owner: bool) -> Markup:
+    soft = Markup('<div class="mw-soft">{}</div>')
+    body = jobs_rows(jobs[:_MOST_JOBS], now, owner) if jobs else soft.format(none)
+    hidden = len(jobs) - _MOST_JOBS
+    more = soft.format(f"… and {hidden} more") if hidden > 0 else Markup("")
+    return Markup('<div class="mw-title">{}</div>').format(title) + body + more

@@ -1,4 +1,4 @@
-"""A training job as an object: ask it, wait for it, read its result; it lives on without your kernel."""
+"""Handle a training job as an object: state, waiting, result, log; the job runs on without this kernel."""
 
 from __future__ import annotations
 
@@ -11,26 +11,29 @@ from datetime import UTC, datetime
 from typing import Any, SupportsIndex, TypeVar, overload
 
 from makeway_api import models
+from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
 from makeway_api.models import Checkpoint, Decision, State
+from makeway_api.quantities import count, listed
 
 from . import view
 from .connection import client, explain, me
-from .follow import Teller, changes, leaving_alone, print_log, read_log
+from .follow import Reporter, changes, leaving_alone, print_log, read_log
 from .problems import JobError, Refused, StillRunning
-from .words import count, did_you_mean, duration, listed, state_word
+from .words import did_you_mean, state_word
 
 T = TypeVar("T")
 
 FRESH = 1.0
-"""Seconds for which a picture of a job may be shown without asking again."""
+"""Seconds for which the last known state of a job is shown without a request."""
 PATIENCE = 2.0
 """Seconds that showing a job may wait for the service; then the last known state is shown."""
 CANCEL_TAKES = 3.0
+"""Seconds that cancelling waits for the end of the job."""
 CLONE_MAY_CHANGE = ("name", "team", "profile", "env", "priority", "time_limit", "workers", "max_failures")
 
 
-def _ask(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+def _call(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         return call(*args, **kwargs)
     except MakewayError as error:
@@ -38,22 +41,22 @@ def _ask(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 class Job:
-    """One job; every question goes to the service, so it may be asked from any kernel at any time."""
+    """One job; its state is read from the service, so any kernel may use it at any time."""
 
     def __init__(self, data: models.Job) -> None:
         self.data: models.Job = data
         self._at = time.monotonic()
 
-    # -- what it is ------------------------------------------------------------------------------------------
+    # -- identity ----------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """The id, for `makeway.job(id)` after a restart."""
+        """Its id, for `makeway.job(id)` after a restart."""
         return self.data.id
 
     @property
     def name(self) -> str:
-        """The name it was submitted with."""
+        """Its name."""
         return self.data.name
 
     @property
@@ -66,73 +69,73 @@ class Job:
         """The profile that fixes its GPUs."""
         return self.data.profile
 
-    # -- how it is, now --------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------
 
     def refresh(self) -> Job:
-        """Ask the service now."""
-        return self._keep(_ask(client().job, self.id))
+        """Read the state from the service."""
+        return self._keep(_call(client().job, self.id))
 
     @property
     def status(self) -> str:
-        """pending, starting, running, checkpointing, succeeded, failed or cancelled."""
+        """Its state: pending, starting, running, checkpointing, succeeded, failed or cancelled."""
         return self.refresh().data.state.value
 
     @property
     def reason(self) -> str:
-        """Why it is as it is, in one sentence."""
+        """The reason of its state, in one sentence."""
         data = self.refresh().data
         return (data.reason.message if data.reason else "") or data.message
 
     @property
     def attempt(self) -> int:
-        """How many times it was started."""
+        """The number of its newest attempt; 0 before the first."""
         return self.refresh().data.attempt
 
     @property
     def preemptions(self) -> int:
-        """How many times it made way."""
+        """The number of its preemptions."""
         return self.refresh().data.preemptions
 
     @property
     def done(self) -> bool:
-        """True when it has ended."""
+        """Whether it has ended."""
         return self.refresh().data.state.ended
 
     def events(self) -> list[Decision]:
-        """Everything that was decided about it, oldest first."""
-        return _ask(client().job_events, self.id)
+        """Return the decisions about it, oldest first."""
+        return _call(client().job_events, self.id)
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The newest checkpoint of each attempt, oldest first."""
+        """Return the newest checkpoint of each attempt, oldest first."""
         data = self.refresh().data
         kept = [a.checkpoint for a in data.attempts if a.checkpoint is not None]
         if data.checkpoint is not None and (not kept or kept[-1] != data.checkpoint):
             kept.append(data.checkpoint)
         return kept
 
-    # -- how it ends -----------------------------------------------------------------------------------------
+    # -- result ------------------------------------------------------------------------------------------------
 
     def wait(self, timeout: float | None = None, *, quiet: bool = False) -> Job:
-        """Block until it has ended, telling each change; TimeoutError after `timeout` seconds.
+        """Wait until it has ended and print each change; raise TimeoutError after `timeout` seconds.
 
-        Interrupting it leaves the job running.
+        An interrupt leaves the job running.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        teller = Teller()
+        reporter = Reporter()
         with leaving_alone(self.id, "waiting"):
             for data in changes(self.id, deadline):
                 self._keep(data)
                 if not quiet:
-                    teller.tell(data)
+                    reporter.report(data)
         if not self.data.state.ended:
             still = state_word(self.data.state, self.data.preemptions)
-            raise StillRunning(f"Job {self.id} is still {still} after {duration(timeout or 0)}; it goes on.")
+            raise StillRunning(f"Job {self.id} is still {still} after {duration(timeout or 0)}; it continues.")
         return self
 
     def result(self, timeout: float | None = None, *, trust: bool = False) -> Any:
-        """Wait for the end and return the cell's last value; raises JobError with its traceback where it failed.
+        """Wait for the end and return the cell's last value; raise JobError with its traceback if it failed.
 
-        A result is a pickle, and reading one runs its author's code: for a colleague's job say `trust=True`.
+        A result is a pickle, and reading one runs its author's code: for a colleague's job pass `trust=True`.
         """
         if not self.refresh().data.state.ended:
             self.wait(timeout, quiet=True)
@@ -140,8 +143,8 @@ class Job:
             raise failure
         if not trust and self.data.owner != me().name:
             raise Refused(
-                f"job {self.id} is {self.data.owner}'s: its result is a pickle, and reading it runs their code in your "
-                "kernel. Call result(trust=True) if that is all right."
+                f"job {self.id} belongs to {self.data.owner}: its result is a pickle, and reading it runs their "
+                "code in your kernel. Call result(trust=True) if you trust it."
             )
         try:
             raw: bytes = client().result(self.id)
@@ -152,7 +155,7 @@ class Job:
         return self._unpickled(raw)
 
     def exception(self) -> JobError | None:
-        """What ended it, or None while it has not ended, or ended well."""
+        """Return the exception that ended it; None while it runs, and if it succeeded."""
         data = self.refresh().data
         if data.state is State.CANCELLED:
             why = data.reason.message if data.reason else data.message
@@ -163,33 +166,33 @@ class Job:
         if error is None:
             code = f" with exit code {data.exit_code}" if data.exit_code is not None else ""
             what = data.message or f"it ended{code}"
-            return JobError(self.id, "Failed", f"job {self.id}: {what}. `%logs {self.id}` tells more.")
+            return JobError(self.id, "Failed", f"job {self.id}: {what}. `%logs {self.id}` shows more.")
         return JobError(self.id, error["type"], error["message"], error["traceback"])
 
     def logs(self, follow: bool = False, attempt: int | None = None, tail: int | None = None) -> str | None:
-        """The log of the newest (or one) attempt as text; with `follow` print it as it grows, until the job ends."""
+        """Return the log of the newest (or one) attempt; with `follow` print it as it grows, until the job ends."""
         if follow:
             print_log(self.id, attempt, tail)
             return None
         return read_log(self.id, attempt, tail)
 
-    # -- what you may do with it -----------------------------------------------------------------------------
+    # -- actions -----------------------------------------------------------------------------------------------
 
     def cancel(self) -> Job:
-        """End it now; its GPUs are free at once. Returns when it has ended, after a few seconds at the latest."""
-        self._keep(_ask(client().cancel, self.id))
+        """Cancel it; its GPUs are free at once. Return when it has ended, after CANCEL_TAKES seconds at the latest."""
+        self._keep(_call(client().cancel, self.id))
         for data in changes(self.id, time.monotonic() + CANCEL_TAKES):
             self._keep(data)
         return self
 
     def resume(self) -> Job:
-        """Put an ended job back into the queue; it goes on from its checkpoint."""
-        return self._keep(_ask(client().resume, self.id))
+        """Requeue an ended job; it continues from its checkpoint."""
+        return self._keep(_call(client().resume, self.id))
 
     def clone(self, n: int = 1, **overrides: Any) -> Clones:
-        """Prepare n copies, changed by name, team, profile, env, priority, time_limit, workers or max_failures."""
+        """Return n copies to submit, changed by `overrides` (CLONE_MAY_CHANGE)."""
         if not 1 <= n <= 1000:
-            raise Refused(f"clone(n={n}): n is from 1 to 1000.")
+            raise Refused(f"clone(n={n}): n must be from 1 to 1000.")
         for key in overrides:
             if key not in CLONE_MAY_CHANGE:
                 hint = did_you_mean(key, CLONE_MAY_CHANGE)
@@ -197,16 +200,16 @@ class Job:
         return Clones(self.id, n, overrides)
 
     def preempt_test(self) -> Job:
-        """Rehearse: it gets the notice, saves, leaves, and is started again."""
-        return self._keep(_ask(client().preempt_test, self.id))
+        """Test its preemption: it gets the notice, saves, makes way, and is requeued."""
+        return self._keep(_call(client().preempt_test, self.id))
 
-    # -- how it looks ----------------------------------------------------------------------------------------
+    # -- display -----------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return view.job_text(self._shown())
 
     def _repr_html_(self) -> str:
-        return view.job_card(self._shown(), datetime.now(UTC))
+        return str(view.job_card(self._shown(), datetime.now(UTC)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and other.id == self.id
@@ -214,21 +217,21 @@ class Job:
     def __hash__(self) -> int:
         return hash(self.id)
 
-    # -- inside ----------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------
 
     def _keep(self, data: models.Job) -> Job:
         self.data, self._at = data, time.monotonic()
         return self
 
     def _shown(self) -> models.Job:
-        """The newest state that can be had without waiting; showing a job never fails."""
+        """Return the newest state that is available within PATIENCE; never raises."""
         if time.monotonic() - self._at > FRESH and not self.data.state.ended:
-            asking = threading.Thread(target=self._ask_quietly, daemon=True, name="makeway-job")
-            asking.start()
-            asking.join(PATIENCE)
+            fetching = threading.Thread(target=self._fetch_quietly, daemon=True, name="makeway-job")
+            fetching.start()
+            fetching.join(PATIENCE)
         return self.data
 
-    def _ask_quietly(self) -> None:
+    def _fetch_quietly(self) -> None:
         with suppress(MakewayError):
             self._keep(client().job(self.id))
 
@@ -253,7 +256,7 @@ class Job:
         except Exception as error:
             raise Refused(
                 f"the result of job {self.id} cannot be read in this kernel ({type(error).__name__}: {error}); "
-                "import what it is made of, then ask again."
+                "import the modules of its classes, then try again."
             ) from None
 
 
@@ -264,8 +267,8 @@ class Clones:
         self.id, self.n, self.overrides = id, n, dict(overrides)
 
     def submit(self) -> Jobs:
-        """Submit them all."""
-        return Jobs(Job(data) for data in _ask(client().clone, self.id, self.n, self.overrides))
+        """Submit the copies."""
+        return Jobs(Job(data) for data in _call(client().clone, self.id, self.n, self.overrides))
 
     def __repr__(self) -> str:
         changed = f" with {listed(f'{k}={v!r}' for k, v in self.overrides.items())}" if self.overrides else ""
@@ -273,7 +276,7 @@ class Clones:
 
 
 class Jobs(list[Job]):
-    """Some jobs, shown as a table."""
+    """A list of jobs that is shown as a table."""
 
     def __init__(self, jobs: Iterable[Job] = (), *, more: bool = False, owner: bool = False) -> None:
         super().__init__(jobs)
@@ -294,18 +297,18 @@ class Jobs(list[Job]):
         return text + ("\n… and older ones: %jobs --limit N" if self.more else "")
 
     def _repr_html_(self) -> str:
-        return view.jobs_table([job.data for job in self], datetime.now(UTC), self.more, self.owner)
+        return str(view.jobs_table([job.data for job in self], datetime.now(UTC), self.more, self.owner))
 
 
 def job(id: str) -> Job:
-    """The job with this id (or this name, if one of mine has it), from any kernel."""
+    """Return the job with this id, or my job with this name or id prefix; raise Refused if there is none."""
     wanted = str(id).strip()
     try:
         return Job(client().job(wanted))
     except MakewayError as error:
-        if error.status not in (404, 422):  # 422: a name with spaces can be no id
+        if error.status not in (404, 422):  # 422: a name with spaces is no id
             raise explain(error) from None
-    mine = _ask(client().jobs, mine=True, limit=200).jobs
+    mine = _call(client().jobs, mine=True, limit=200).jobs
     named = [j for j in mine if j.name == wanted] or [j for j in mine if wanted and j.id.startswith(wanted)]
     if named:
         return Job(named[0])
@@ -316,10 +319,8 @@ def job(id: str) -> Job:
 
 
 def jobs(*, all: bool = False, team: str | None = None, state: str | None = None, limit: int = 20) -> Jobs:
-    """My newest jobs; with `all` those of my teams."""
+    """Return my newest jobs; with `all` those of my teams."""
     if state is not None and state not in set(State):
-        raise Refused(
-            f"there is no state {state!r}.{did_you_mean(state, set(State))} It is one of {listed(State, 'or')}."
-        )
-    page = _ask(client().jobs, team=team, state=state, mine=not (all or team), limit=limit)
+        raise Refused(f"unknown state {state!r}.{did_you_mean(state, set(State))} Valid states: {listed(State)}.")
+    page = _call(client().jobs, team=team, state=state, mine=not (all or team), limit=limit)
     return Jobs((Job(data) for data in page.jobs), more=bool(page.next), owner=bool(all or team))

@@ -1,16 +1,18 @@
-"""How jobs look, as text and as HTML: pure functions of what the service answered, everything from users escaped."""
+"""Show jobs as text and as HTML: pure functions of the service's answers, all user input escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from html import escape
 
+from makeway_api.durations import duration
 from makeway_api.models import Attempt, Job, State
+from makeway_api.quantities import count, gpus, listed, number
+from markupsafe import Markup
 
-from .follow import why_leaving
-from .looks import dressed
-from .words import clock, count, duration, gpus, listed, number, plain, since, state_word, table
+from .follow import preempted_for
+from .looks import styled
+from .words import clock, plain, since, state_word, table
 
 JOB_HEAD = ("ID", "NAME", "STATE", "GPUS", "OWNER", "TEAM", "AGE", "WHY")
 MARKS = {
@@ -26,54 +28,53 @@ MARKS = {
 
 
 def why(job: Job, now: datetime) -> str:
-    """The one sentence that matters about a job in its present state."""
+    """Return the one sentence that matters about a job in its present state."""
     if job.state is State.CHECKPOINTING and job.notice:
-        return f"makes way {why_leaving(job)}"
+        return f"makes way {preempted_for(job)}"
     if job.state is State.PENDING:
-        text = job.reason.message if job.reason else "waits for the next decision"
+        text = job.reason.message if job.reason else "waits for the scheduler"
         if job.reason and job.reason.not_before:
             text += f" Not before {clock(job.reason.not_before)}."
         return text
     if job.state is State.RUNNING:
-        whose = f", borrowed from {listed(job.borrowed_from)}" if job.borrowed_from else ""
-        over = f"over quota{whose}; {checkpoint(job, now)}" if job.over_quota else "in quota"
-        return over
-    said = job.reason.message if job.reason else ""
-    return said or job.message if job.state is State.CANCELLED else job.message or said
+        lender = f", borrowed from {listed(job.borrowed_from)}" if job.borrowed_from else ""
+        return f"over quota{lender}; {checkpoint(job, now)}" if job.over_quota else "in quota"
+    reason = job.reason.message if job.reason else ""
+    return reason or job.message if job.state is State.CANCELLED else job.message or reason
 
 
 def checkpoint(job: Job, now: datetime) -> str:
-    """'last checkpoint: step 12, 4 min ago', or that there is none."""
-    kept = job.checkpoint
-    if kept is None or (kept.step is None and kept.saved_at is None):
+    """Return the newest checkpoint and its age: `last checkpoint: step 12, 4 min ago`."""
+    newest = job.checkpoint
+    if newest is None or (newest.step is None and newest.saved_at is None):
         return "no checkpoint yet"
-    parts = [f"step {kept.step}"] if kept.step is not None else []
-    if kept.saved_at is not None:
-        parts.append(f"{duration(since(kept.saved_at, now))} ago")
+    parts = [f"step {newest.step}"] if newest.step is not None else []
+    if newest.saved_at is not None:
+        parts.append(f"{duration(since(newest.saved_at, now))} ago")
     return f"last checkpoint: {', '.join(parts)}"
 
 
 def named(job: Job) -> str:
-    """The name that somebody gave it, if anybody did."""
+    """Return the name given at submission, or an empty string."""
     return job.name if job.name != job.id else ""
 
 
 def job_row(job: Job, now: datetime) -> tuple[str, ...]:
-    """One line of the table of jobs."""
+    """Return one line of the table of jobs, in the order of JOB_HEAD."""
     word = f"{MARKS[job.state]} {state_word(job.state, job.preemptions, job.attempt)}"
     age = duration(since(job.submitted_at, now))
     return (job.id, named(job) or "–", word, number(job.gpus), job.owner, job.team, age, why(job, now))
 
 
 def jobs_text(jobs: Sequence[Job], now: datetime, owner: bool = False) -> str:
-    """Jobs as a plain table: with `owner` also whose they are."""
+    """Return jobs as a plain table, with their owners if asked for."""
     shown = [n for n, head in enumerate(JOB_HEAD) if owner or head != "OWNER"]
     rows = [[job_row(job, now)[n] for n in shown] for job in jobs]
     return table([JOB_HEAD[n] for n in shown], rows, right=frozenset({3}))
 
 
 def job_text(job: Job) -> str:
-    """A job in a few lines of plain text."""
+    """Return a job in a few lines of plain text."""
     now = datetime.now(job.submitted_at.tzinfo)
     title = f"Job {job.id}" + (f" {job.name!r}" if named(job) else "")
     lines = [f"{title}: {state_word(job.state, job.preemptions, job.attempt)}"]
@@ -82,25 +83,19 @@ def job_text(job: Job) -> str:
 
 
 def facts(job: Job, now: datetime) -> list[tuple[str, str]]:
-    """Label and text of everything worth knowing."""
+    """Return label and text of everything worth showing about a job."""
     virtual = " (virtual)" if job.virtual else ""
     workers = f" over {count(job.workers, 'worker')}" if job.workers > 1 else ""
     found = [("GPUs", f"{gpus(job.gpus)}{virtual}{workers}, profile {job.profile}, team {job.team}, owner {job.owner}")]
     if text := why(job, now):
         found.append(("Why", text))
     if job.placement and job.state.holds_gpus:
-        found.append(
-            (
-                "Where",
-                listed(
-                    f"{g.node} (GPU {', '.join(map(str, g.devices))})" if g.devices else g.node for g in job.placement
-                ),
-            )
-        )
+        nodes = (f"{g.node} (GPU {', '.join(map(str, g.devices))})" if g.devices else g.node for g in job.placement)
+        found.append(("Where", listed(nodes)))
     if job.attempt:
-        made = f", made way {count(job.preemptions, 'time')}" if job.preemptions else ""
+        preempted = f", made way {count(job.preemptions, 'time')}" if job.preemptions else ""
         failed = f", failed {count(job.failures, 'time')}" if job.failures else ""
-        found.append(("Attempt", f"{job.attempt}{made}{failed}"))
+        found.append(("Attempt", f"{job.attempt}{preempted}{failed}"))
     if job.checkpoint is not None:
         found.append(("Checkpoint", checkpoint(job, now).removeprefix("last checkpoint: ")))
     found.append(("Time", times(job, now)))
@@ -108,7 +103,7 @@ def facts(job: Job, now: datetime) -> list[tuple[str, str]]:
 
 
 def times(job: Job, now: datetime) -> str:
-    """Submitted, running since, ended after, and the limit."""
+    """Return when a job was submitted, how long it runs or ran, and its limit."""
     text = f"submitted {duration(since(job.submitted_at, now))} ago"
     if job.ended_at and job.state.ended:
         took = duration(since(job.started_at or job.submitted_at, job.ended_at))
@@ -120,62 +115,84 @@ def times(job: Job, now: datetime) -> str:
 
 # -- HTML --------------------------------------------------------------------------------------------------------
 
+_CARD = Markup(
+    '<div class="mw-card"><div><b>{name}</b> {chip}{virtual} <span class="mw-soft mw-mono">{id}</span></div>'
+    '<table>{rows}</table>{attempts}<div class="mw-soft">As of {now}. '
+    "<span class=\"mw-mono\">makeway.job('{id}')</span> shows its present state.</div></div>"
+)
+_ROW = Markup(
+    '<tr><td class="mw-mono">{id}</td><td>{name}</td><td>{chip}</td><td class="mw-r">{gpus}</td>{owner}'
+    '<td>{team}</td><td class="mw-r">{age}</td><td>{why}</td></tr>'
+)
+_NO_JOBS = Markup(
+    '<div class="mw-soft">No jobs. <span class="mw-mono">%%train</span> at the top of a cell submits one.</div>'
+)
+_OLDER = Markup('<div class="mw-soft">… and older ones: <span class="mw-mono">%jobs --limit N</span></div>')
 
-def chip(job: Job) -> str:
-    """The state as a small label."""
+
+def chip(job: Job) -> Markup:
+    """Return the state as a small label."""
     word = state_word(job.state, job.preemptions, job.attempt)
-    return f'<span class="mw-chip mw-state-{job.state.value}">{MARKS[job.state]} {escape(word)}</span>'
+    return Markup('<span class="mw-chip mw-state-{}">{} {}</span>').format(job.state.value, MARKS[job.state], word)
 
 
-def job_card(job: Job, now: datetime) -> str:
-    """A job as a card that still reads right in a notebook saved a year ago."""
-    virtual = ' <span class="mw-chip mw-virtual">virtual GPUs</span>' if job.virtual else ""
-    name = escape(named(job) or "Job without a name")
-    rows = "".join(f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in facts(job, now))
-    return dressed(
-        f'<div class="mw-card"><div><b>{name}</b> {chip(job)}{virtual} '
-        f'<span class="mw-soft mw-mono">{escape(job.id)}</span></div>'
-        f"<table>{rows}</table>{_attempts(job)}"
-        f'<div class="mw-soft">As of {now.astimezone():%Y-%m-%d %H:%M:%S}. '
-        f"<span class=\"mw-mono\">makeway.job('{escape(job.id)}')</span> asks again.</div></div>"
-    )
-
-
-def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> str:
-    """Jobs as a table."""
-    if not jobs:
-        return dressed(
-            '<div class="mw-soft">No jobs. <span class="mw-mono">%%train</span> at the top of a cell submits one.</div>'
+def job_card(job: Job, now: datetime) -> Markup:
+    """Return a job as a card that still reads right in a notebook saved a year ago."""
+    row = Markup("<tr><th>{}</th><td>{}</td></tr>")
+    return styled(
+        _CARD.format(
+            name=named(job) or "Job without a name",
+            chip=chip(job),
+            virtual=Markup(' <span class="mw-chip mw-virtual">virtual GPUs</span>') if job.virtual else "",
+            id=job.id,
+            rows=Markup("").join(row.format(label, text) for label, text in facts(job, now)),
+            attempts=_attempts(job),
+            now=f"{now.astimezone():%Y-%m-%d %H:%M:%S}",
         )
-    older = '<div class="mw-soft">… and older ones: <span class="mw-mono">%jobs --limit N</span></div>' if more else ""
-    return dressed(jobs_rows(jobs, now, owner) + older)
-
-
-def jobs_rows(jobs: Iterable[Job], now: datetime, owner: bool = False) -> str:
-    """The bare table: with `owner` also whose they are."""
-    head = ["ID", "Name", "State", "GPUs", *(["Owner"] if owner else []), "Team", "Age", "Why"]
-    body = "".join(_row(job, now, owner) for job in jobs)
-    cells = "".join(f"<th{_right(h)}>{h}</th>" for h in head)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _row(job: Job, now: datetime, owner: bool) -> str:
-    who = f"<td>{escape(job.owner)}</td>" if owner else ""
-    return (
-        f'<tr><td class="mw-mono">{escape(job.id)}</td><td>{escape(named(job) or "–")}</td><td>{chip(job)}</td>'
-        f'<td class="mw-r">{number(job.gpus)}</td>{who}<td>{escape(job.team)}</td>'
-        f'<td class="mw-r">{escape(duration(since(job.submitted_at, now)))}</td><td>{escape(why(job, now))}</td></tr>'
     )
 
 
-def _attempts(job: Job) -> str:
+def jobs_table(jobs: Sequence[Job], now: datetime, more: bool = False, owner: bool = False) -> Markup:
+    """Return jobs as a styled table; `more` adds how to list older ones."""
+    if not jobs:
+        return styled(_NO_JOBS)
+    return styled(jobs_rows(jobs, now, owner), _OLDER if more else Markup(""))
+
+
+def jobs_rows(jobs: Iterable[Job], now: datetime, owner: bool = False) -> Markup:
+    """Return the bare table, with the jobs' owners if asked for."""
+    heads = ["ID", "Name", "State", "GPUs", *(["Owner"] if owner else []), "Team", "Age", "Why"]
+    numeric = Markup(' class="mw-r"')
+    cells = (Markup("<th{}>{}</th>").format(numeric if head in ("GPUs", "Age") else "", head) for head in heads)
+    body = (_row(job, now, owner) for job in jobs)
+    table = Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>")
+    return table.format(Markup("").join(cells), Markup("").join(body))
+
+
+def _row(job: Job, now: datetime, owner: bool) -> Markup:
+    return _ROW.format(
+        id=job.id,
+        name=named(job) or "–",
+        chip=chip(job),
+        gpus=number(job.gpus),
+        owner=Markup("<td>{}</td>").format(job.owner) if owner else "",
+        team=job.team,
+        age=duration(since(job.submitted_at, now)),
+        why=why(job, now),
+    )
+
+
+def _attempts(job: Job) -> Markup:
     if len(job.attempts) < 2:
-        return ""
-    rows = "".join(f"<tr><td>{a.number}</td><td>{escape(_story(a))}</td></tr>" for a in job.attempts)
-    return f"<details><summary>{count(len(job.attempts), 'attempt')}</summary><table>{rows}</table></details>"
+        return Markup("")
+    row = Markup("<tr><td>{}</td><td>{}</td></tr>")
+    rows = Markup("").join(row.format(attempt.number, _history(attempt)) for attempt in job.attempts)
+    return Markup("<details><summary>{}</summary><table>{}</table></details>").format(
+        count(len(job.attempts), "attempt"), rows
+    )
 
 
-def _story(attempt: Attempt) -> str:
+def _history(attempt: Attempt) -> str:
     ran = (
         f"ran {duration(since(attempt.started_at, attempt.ended_at))}"
         if attempt.ended_at
@@ -189,7 +206,3 @@ def _story(attempt: Attempt) -> str:
     if attempt.lost_seconds:
         parts.append(f"lost {duration(attempt.lost_seconds)}")
     return ", ".join(parts) + (f": {attempt.message}" if attempt.message else "")
-
-
-def _right(head: str) -> str:
-    return ' class="mw-r"' if head in ("GPUs", "Age") else ""

@@ -1,137 +1,136 @@
-// Follows a start: which phase, what happens in it, until when; and stops exactly the server of this page.
-"use strict";
-(() => {
-  const page = document.getElementById("mw-pending");
-  const bar = document.getElementById("progress-bar");
-  const message = document.getElementById("progress-message");
-  const until = document.getElementById("mw-until");
-  const log = document.getElementById("progress-log");
-  const stop = document.getElementById("stop-server-btn");
-  const again = document.getElementById("mw-again");
-  const phases = [...page.querySelectorAll(".mw-phases li")];
-  const { base, user, server, xsrf } = page.dataset;
-  const seen = new Set();
-  let deadline = null;
-  let over = false;
+// Follows a pending start (phase, message, deadline) and stops exactly the server of this page.
+import { duration } from "./formats.js";
 
-  function showProgress(percent) {
-    bar.style.width = `${percent}%`;
-    bar.parentElement.setAttribute("aria-valuenow", String(percent));
+const page = document.getElementById("mw-pending");
+const bar = document.getElementById("progress-bar");
+const message = document.getElementById("progress-message");
+const until = document.getElementById("mw-until");
+const log = document.getElementById("progress-log");
+const stop = document.getElementById("stop-server-btn");
+const again = document.getElementById("mw-again");
+const phases = [...page.querySelectorAll(".mw-phases li")];
+const { base, user, server, xsrf } = page.dataset;
+const seen = new Set();
+let deadline = null;
+let over = false;
+
+function showProgress(percent) {
+  bar.style.width = `${percent}%`;
+  bar.parentElement.setAttribute("aria-valuenow", String(percent));
+}
+
+function showPhase(name, state = "now") {
+  const at = phases.findIndex((item) => item.dataset.phase === name);
+  if (at < 0) return;
+  seen.add(name);
+  phases.forEach((item, i) => {
+    const before = seen.has(item.dataset.phase) ? "done" : "skipped";
+    item.className = i < at ? before : i === at ? state : "";
+    if (i === at) item.setAttribute("aria-current", "step");
+    else item.removeAttribute("aria-current");
+  });
+}
+
+function write(event) {
+  const line = document.createElement("div");
+  const time = document.createElement("time");
+  time.textContent = new Date().toLocaleTimeString([], { hour12: false });
+  line.append(time, event.message || "");
+  log.append(line);
+}
+
+function countDown() {
+  if (deadline === null || over) {
+    until.hidden = true;
+    return;
   }
+  const seconds = Math.ceil((deadline - Date.now()) / 1000);
+  until.hidden = false;
+  until.textContent = seconds > 0 ? `at the latest in ${duration(seconds)}` : "any moment now";
+}
 
-  function showPhase(name, state = "now") {
-    const at = phases.findIndex((item) => item.dataset.phase === name);
-    if (at < 0) return;
-    seen.add(name);
-    phases.forEach((item, i) => {
-      const before = seen.has(item.dataset.phase) ? "done" : "skipped";
-      item.className = i < at ? before : i === at ? state : "";
-      if (i === at) item.setAttribute("aria-current", "step");
-      else item.removeAttribute("aria-current");
-    });
-  }
+function end(text) {
+  over = true;
+  source.close();
+  countDown();
+  stop.hidden = true;
+  again.hidden = false;
+  message.textContent = text;
+}
 
-  function write(event) {
-    const line = document.createElement("div");
-    const time = document.createElement("time");
-    time.textContent = new Date().toLocaleTimeString([], { hour12: false });
-    line.append(time, event.message || "");
-    log.append(line);
-  }
+function fail(event) {
+  const current = phases.find((item) => item.classList.contains("now"));
+  if (current) current.className = "failed";
+  bar.classList.add("bg-danger");
+  document.getElementById("mw-heading").textContent = "No notebook was started";
+  end((event.message || "The start failed.").replace(/^Spawn failed: /, ""));
+}
 
-  function count() {
-    if (deadline === null || over) {
-      until.hidden = true;
-      return;
-    }
-    const seconds = Math.ceil((deadline - Date.now()) / 1000);
-    until.hidden = false;
-    until.textContent = seconds > 0 ? `at the latest in ${seconds} s` : "any moment now";
-  }
-
-  function end(text, again_too = true) {
+function onEvent(e) {
+  const event = JSON.parse(e.data);
+  if (over) return;
+  if (event.ready) {
+    showProgress(100);
+    phases.forEach((item) => (item.className = seen.has(item.dataset.phase) ? "done" : "skipped"));
+    message.textContent = "Ready. Opening it …";
     over = true;
     source.close();
-    count();
-    stop.hidden = true;
-    again.hidden = !again_too;
-    message.textContent = text;
+    window.location.reload();
+    return;
   }
-
-  function fail(event) {
-    const current = phases.find((item) => item.classList.contains("now"));
-    if (current) current.className = "failed";
-    bar.classList.add("bg-danger");
-    document.getElementById("mw-heading").textContent = "No notebook was started";
-    end((event.message || "The start failed.").replace(/^Spawn failed: /, ""));
+  if (event.message) write(event);
+  if (event.failed) {
+    fail(event);
+    return;
   }
-
-  function onEvent(e) {
-    const event = JSON.parse(e.data);
-    if (over) return;
-    if (event.ready) {
-      showProgress(100);
-      phases.forEach((item) => (item.className = seen.has(item.dataset.phase) ? "done" : "skipped"));
-      message.textContent = "Ready. Opening it …";
-      over = true;
-      source.close();
-      window.location.reload();
-      return;
-    }
-    if (event.message) write(event);
-    if (event.failed) {
-      fail(event);
-      return;
-    }
-    if (event.progress !== undefined) showProgress(event.progress);
-    if (event.phase) {
-      showPhase(event.phase);
-      deadline = event.until ? Date.parse(event.until) : null;
-      count();
-    }
-    if (event.message) message.textContent = event.message;
+  if (event.progress !== undefined) showProgress(event.progress);
+  if (event.phase) {
+    showPhase(event.phase);
+    deadline = event.until ? Date.parse(event.until) : null;
+    countDown();
   }
+  if (event.message) message.textContent = event.message;
+}
 
-  async function stopServer() {
-    over = true; // what the stream says from now on is about a start that nobody wants any more
-    stop.disabled = true;
-    stop.textContent = "Stopping …";
-    message.textContent = "Stopping, and giving back what was reserved …";
-    count();
-    const path = server ? `servers/${encodeURIComponent(server)}` : "server";
-    try {
-      const answer = await fetch(`${base}api/users/${encodeURIComponent(user)}/${path}`, {
-        method: "DELETE",
-        headers: { "X-XSRFToken": xsrf, Accept: "application/json" },
-      });
-      if (!answer.ok) {
-        const problem = await answer.json().catch(() => ({}));
-        throw new Error(problem.message || `the Hub answered ${answer.status}`);
-      }
-      phases.forEach((item) => (item.className = ""));
-      showProgress(0);
-      document.getElementById("mw-heading").textContent = "Stopped";
-      write({ message: "Stopped." });
-      end(
-        answer.status === 202
-          ? "It is stopping; its GPUs are free as soon as it is gone."
-          : "Nothing was started and nothing is reserved for you any more.",
-      );
-    } catch (error) {
-      over = false;
-      stop.disabled = false;
-      stop.textContent = "Stop";
-      message.textContent = `It could not be stopped: ${error.message}. Try again, or stop it on the home page.`;
+async function stopServer() {
+  over = true; // later events belong to a start that is being stopped
+  stop.disabled = true;
+  stop.textContent = "Stopping …";
+  message.textContent = "Stopping and releasing the reserved GPUs …";
+  countDown();
+  const path = server ? `servers/${encodeURIComponent(server)}` : "server";
+  try {
+    const answer = await fetch(`${base}api/users/${encodeURIComponent(user)}/${path}`, {
+      method: "DELETE",
+      headers: { "X-XSRFToken": xsrf, Accept: "application/json" },
+    });
+    if (!answer.ok) {
+      const problem = await answer.json().catch(() => ({}));
+      throw new Error(problem.message || `the Hub answered ${answer.status}`);
     }
+    phases.forEach((item) => (item.className = ""));
+    showProgress(0);
+    document.getElementById("mw-heading").textContent = "Stopped";
+    write({ message: "Stopped." });
+    end(
+      answer.status === 202
+        ? "The server is stopping; its GPUs are free once it has ended."
+        : "Nothing was started, and no GPUs are reserved for you.",
+    );
+  } catch (error) {
+    over = false;
+    stop.disabled = false;
+    stop.textContent = "Stop";
+    message.textContent = `The start could not be stopped: ${error.message}. Try again, or stop it on the home page.`;
   }
+}
 
-  const source = new EventSource(page.dataset.progress);
-  source.onmessage = onEvent;
-  source.onerror = () => {
-    if (over) return;
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 2000);
-  };
-  stop.addEventListener("click", stopServer);
-  setInterval(count, 500);
-  window._jupyterhub_page_loaded = true;
-})();
+const source = new EventSource(page.dataset.progress);
+source.onmessage = onEvent;
+source.onerror = () => {
+  if (over) return;
+  if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 2000);
+};
+stop.addEventListener("click", stopServer);
+setInterval(countDown, 500);
+window._jupyterhub_page_loaded = true;

@@ -1,4 +1,4 @@
-"""What travels over the wire: every noun of the API as a pydantic model.
+"""Define the wire format: every noun of the API as a pydantic model.
 
 GPU quantities are numbers of whole devices (0.5 is half of one), times are ISO 8601 in UTC, durations are
 seconds, memory is MiB. Additive changes only: a notebook of last year must still understand the answers.

@@ -1,4 +1,4 @@
-"""What was decided and what happened."""
+"""Define the decision log and the event feed on the wire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Wire
 
 
 class Decision(Wire):
-    """One line of the decision log: what was decided, by which rule, in one sentence with its numbers (row F23)."""
+    """One line of the decision log: verb, rule, one sentence and its numbers (row F23)."""
 
     id: int
     at: datetime

@@ -1,4 +1,4 @@
-"""What every message is made of: requests, answers, states and reasons."""
+"""Define the base of all messages: requests, answers, states, reasons and problems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ask(BaseModel):
 
 
 class Kind(StrEnum):
-    """What a workload is: an interactive session (build) or a job (training)."""
+    """The kind of a workload: an interactive session (build) or a job (training)."""
 
     SESSION = "session"
     JOB = "job"
@@ -45,12 +45,12 @@ class State(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """True when the workload will never run again by itself."""
+        """Whether the workload never runs again by itself."""
         return self in ENDED
 
     @property
     def holds_gpus(self) -> bool:
-        """True while its placement counts as used."""
+        """Whether its placement counts as used."""
         return self in HOLDS_GPUS
 
 
@@ -67,7 +67,7 @@ class Priority(StrEnum):
 
 
 class Reason(Wire):
-    """Why something is as it is: a code of engine.md §7, one sentence, and the numbers in it."""
+    """The reason of a state: a code of engine.md §7, one sentence, and the numbers in it."""
 
     code: str
     message: str
@@ -76,7 +76,7 @@ class Reason(Wire):
 
 
 class Me(Wire):
-    """Who the caller is for Makeway."""
+    """The caller as Makeway knows them."""
 
     name: str
     admin: bool = False
@@ -97,7 +97,7 @@ class Problem(Wire):
 
 
 class Health(Wire):
-    """Is the service alive (`/healthz`), and does it decide (`/readyz`)."""
+    """Whether the service is alive (`/healthz`) and decides (`/readyz`)."""
 
     ok: bool
     checks: dict[str, str] = Field(default_factory=dict)

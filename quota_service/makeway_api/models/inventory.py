@@ -1,4 +1,4 @@
-"""The cluster on the wire: pools, nodes, devices, profiles and policies."""
+"""Define the cluster on the wire: pools, nodes, devices, profiles and policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Holder(Wire):
 
 
 class Device(Wire):
-    """One GPU of a node: who holds it, if anybody (`holder` is a workload id)."""
+    """One GPU of a node with its holders, by workload."""
 
     index: int
     free: float
@@ -31,7 +31,7 @@ class Device(Wire):
 
 
 class Node(Wire):
-    """A machine of a pool with its devices."""
+    """A node of a pool with its devices."""
 
     name: str
     pool: str
@@ -43,7 +43,7 @@ class Node(Wire):
 
 
 class Pool(Wire):
-    """Like resources."""
+    """A set of equivalent resources."""
 
     name: str
     kind: Literal["static", "autoscaled"] = "static"
@@ -59,7 +59,7 @@ class Pool(Wire):
 
 
 class Profile(Wire):
-    """What one workload needs."""
+    """The resources of one workload."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""The policy document on the wire: versions, mistakes, and what a change would do."""
+"""Define the policy document on the wire: versions, issues, and the effects of a change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PolicyAsk(Ask):
 
 
 class PolicyIssue(Wire):
-    """One thing that is wrong in a policy document."""
+    """One error in a policy document."""
 
     file: str = ""
     line: int | None = None
@@ -37,7 +37,7 @@ class PolicyIssue(Wire):
 
 
 class PolicyCheck(Wire):
-    """What validation found; `ok` means that it can be applied."""
+    """The result of a validation; `ok` means that the document can be applied."""
 
     ok: bool
     issues: list[PolicyIssue] = Field(default_factory=list)
@@ -47,7 +47,7 @@ class PolicyCheck(Wire):
 
 
 class WorkloadEffect(Wire):
-    """One workload that a change touches."""
+    """One workload that a change affects."""
 
     id: str
     name: str
@@ -57,11 +57,13 @@ class WorkloadEffect(Wire):
 
 
 class Preview(Wire):
-    """What a policy change would do now, beyond what happens anyway: once everybody told to leave has left."""
+    """The effects of a policy change beyond what happens anyway, after every victim has made way."""
 
-    starts: list[WorkloadEffect] = Field(default_factory=list, description="who waits now and would run")
-    leaves: list[WorkloadEffect] = Field(default_factory=list, description="who runs now and would be stopped or moved")
+    starts: list[WorkloadEffect] = Field(default_factory=list, description="pending workloads that would run")
+    leaves: list[WorkloadEffect] = Field(
+        default_factory=list, description="running workloads that would be stopped or moved"
+    )
     waits: list[WorkloadEffect] = Field(
-        default_factory=list, description="who would wait, and did not before or for another reason"
+        default_factory=list, description="workloads that would wait, and did not or for another reason"
     )
     refused: list[WorkloadEffect] = Field(default_factory=list, description="sessions that would be refused")

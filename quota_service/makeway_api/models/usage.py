@@ -1,4 +1,4 @@
-"""Who uses what, and what you can have now."""
+"""Define usage and offers on the wire: what teams use, and what a user can have now."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .inventory import Profile
 
 
 class Lending(Wire):
-    """GPUs of one team that run another team's work."""
+    """GPUs of one team that run another team's jobs."""
 
     team: str
     gpus: float
@@ -28,7 +28,7 @@ class TeamUsage(Wire):
     guaranteed: float = Field(description="held by sessions")
     in_quota: float = Field(description="jobs within the reservation")
     borrowed: float = Field(description="over quota")
-    lent: float = Field(description="of the reservation, now running other teams' work")
+    lent: float = Field(description="of the reservation, now running other teams' jobs")
     free: float = Field(description="of the reservation, idle")
     mine: float = 0
     waiting: int = 0
@@ -49,7 +49,7 @@ class Usage(Wire):
 
 
 class Victim(Wire):
-    """A job that would have to make way."""
+    """A job that would make way."""
 
     id: str
     name: str
@@ -59,20 +59,20 @@ class Victim(Wire):
 
 
 class Offer(Wire):
-    """What a user can have now with one profile in one team, from whom, and why not (row N03)."""
+    """What a user can have now with one profile in one team: how soon, which jobs make way, and why not (row N03)."""
 
     profile: str
     team: str | None
     kind: Kind = Kind.SESSION
     code: str = Field(description="ready_now, ready_after_reclaim, waits or refused")
     message: str
-    seconds: int | None = Field(None, description="at most this long until it is there, where it can be known")
+    seconds: int | None = Field(None, description="until it is ready, at most; null where it cannot be known")
     victims: list[Victim] = Field(default_factory=list)
     reason: Reason | None = None
 
 
 class OfferTable(Wire):
-    """Everything the picker shows one user."""
+    """Everything that the picker shows one user."""
 
     user: str
     teams: list[str]
@@ -80,5 +80,5 @@ class OfferTable(Wire):
     offers: list[Offer]
     usage: list[TeamUsage]
     virtual: bool
-    ticket: str | None = Field(None, description="signed, for live updates of this table: ?ticket=… (minutes)")
+    ticket: str | None = Field(None, description="signed, for live updates of this table: ?ticket=…, valid for minutes")
     at: datetime

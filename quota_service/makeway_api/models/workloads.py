@@ -1,4 +1,4 @@
-"""Sessions and jobs on the wire: what is asked for, and how it is doing."""
+"""Define sessions and jobs on the wire: requests, states, attempts and logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Checkpoint(Wire):
 
 
 class Notice(Wire):
-    """A running job was asked to make way."""
+    """The notice that a running workload has to make way; `rehearsal`: a test of preemption by its owner."""
 
     reason: str
     by_team: str | None = None
@@ -38,7 +38,7 @@ class Notice(Wire):
 
 
 class SessionAsk(Ask):
-    """A lease, asked for by the spawner on behalf of a user (scope `reserve`)."""
+    """A request for a lease, by the spawner on behalf of a user (scope `reserve`)."""
 
     user: UserName
     server: str = Field("", max_length=255)
@@ -56,6 +56,10 @@ class Session(Wire):
     profile: str
     team: str | None
     gpus: float
+    cpu: float = Field(0, description="cores; 0: the spawner's own setting")
+    memory: int = Field(0, description="MiB; 0: the spawner's own setting")
+    profile_title: str = ""
+    team_title: str = ""
     preemptible: bool = False
     state: State
     phase: str
@@ -72,7 +76,7 @@ class Session(Wire):
 
 
 class FileIn(Ask):
-    """One file of a submission, laid out below the job's working directory."""
+    """One file of a submission, written below the job's working directory."""
 
     path: str = Field(min_length=1, max_length=1024)
     data: str = Field(description="base64")
@@ -80,7 +84,7 @@ class FileIn(Ask):
 
 
 class JobAsk(Ask):
-    """A training job."""
+    """A request for a training job."""
 
     name: str = Field("", max_length=200)
     team: str | None = Field(None, max_length=63, description="default: the caller's only team")
@@ -91,7 +95,7 @@ class JobAsk(Ask):
     workers: int | None = Field(None, ge=1, le=100_000)
     priority: Priority = Priority.NORMAL
     time_limit: int | None = Field(None, ge=1, le=366 * 86400)
-    max_failures: int = Field(0, ge=0, le=1000, description="how often a failed attempt is tried again")
+    max_failures: int = Field(0, ge=0, le=1000, description="how often a failed attempt is retried")
     source: str = Field("", max_length=10_000_000, description="the cell as written, shown on the job's page")
     clone_of: str | None = Field(None, max_length=63)
     dry_run: bool = False
@@ -113,7 +117,7 @@ class Attempt(Wire):
 
 
 class Job(Wire):
-    """A training job as everybody sees it."""
+    """A training job."""
 
     id: str
     name: str
@@ -142,31 +146,31 @@ class Job(Wire):
     attempts: list[Attempt] = Field(default_factory=list)
     command: list[str] = Field(default_factory=list)
     source: str = ""
-    private: bool = Field(False, description="its log, result, files and code are not for you to read")
+    private: bool = Field(False, description="the caller may not read its log, result, files and code")
     clone_of: str | None = None
     virtual: bool = False
     version: int = 0
 
 
 class DryRun(Wire):
-    """What submitting would do now."""
+    """The effects that submitting a job would have now."""
 
     offer: Offer
     command: list[str]
     files: int
     bytes: int
-    risk: str = Field("", description="what running over quota means, where it would")
+    risk: str = Field("", description="what running over quota would mean for it; empty in quota")
 
 
 class JobPage(Wire):
-    """Some jobs, newest first; `next` is the cursor of the page after."""
+    """A page of jobs, newest first; `next` is the cursor of the next page."""
 
     jobs: list[Job]
     next: str | None = None
 
 
 class LogChunk(Wire):
-    """Part of a job's log. Ask again from `next_offset`; `eof` means that nothing will follow."""
+    """Part of a job's log; the next part starts at `next_offset`, and after `eof` there is none."""
 
     attempt: int
     offset: int

@@ -173,6 +173,8 @@ class Backend(Protocol):
     """The methods that the service needs of a backend. All may be repeated; none blocks the event loop for long."""
 
     name: str
+    shared: bool
+    """whether every replica's backend shows the same attempts, and observing them changes nothing"""
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` (thread-safe, cheap) whenever `observe` would return something new."""

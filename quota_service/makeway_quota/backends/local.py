@@ -35,6 +35,7 @@ class LocalBackend:
     """Starts, watches and ends jobs on this machine; see `base.Backend` for what each method promises."""
 
     name = "local"
+    shared = False
 
     def __init__(
         self,

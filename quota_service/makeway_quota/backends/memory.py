@@ -42,6 +42,7 @@ class MemoryBackend:
     """
 
     name = "memory"
+    shared = False
 
     def __init__(
         self,

@@ -1,12 +1,13 @@
-"""What the backend is told, worked out from the store and from what the backend reports.
+"""Order the backend and the Hub to do what the store has decided and the backend does not report yet.
 
-Every order may be repeated, so nothing here has to be remembered over a restart.
+Called by the loop. Every order may be repeated, so nothing here has to be remembered over a restart, and every order
+goes through one door (`_order`), which is closed to a replica that does not lead.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..backends.base import (
@@ -22,18 +23,19 @@ from ..backends.base import (
 )
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
-from .hub_client import HubApi, HubUnreachable
+from .hub_servers import HubServers
+from .leader import Leader
 from .leases import end_session
 from .reconcile import HOLDS, ChangeSet, decide
 
-log = logging.getLogger("makeway.orders")
+log = logging.getLogger("makeway.actuate")
 
 ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
 
 @dataclass(slots=True)
 class Started:
-    """The attempts that a cycle has started since it looked, and what of it could not be done, for the store."""
+    """The attempts that a cycle has started since it observed, and the starts that failed, for the store."""
 
     attempts: set[tuple[str, int]] = field(default_factory=set)
     expected: set[tuple[str, int]] = field(default_factory=set)
@@ -42,41 +44,55 @@ class Started:
 
 
 class Actuator:
-    """Starts, notices, kills and forgets whatever the store say that the machines do not yet do."""
+    """Starts, notices, kills and forgets attempts, and stops servers, until the world is as the store has it."""
 
-    def __init__(self, store: Store, backend: Backend, hub: HubApi | None) -> None:
+    def __init__(self, store: Store, backend: Backend, leader: Leader, servers: HubServers | None = None) -> None:
         self._store = store
         self._backend = backend
-        self._hub = hub
+        self._leader = leader
+        self._servers = servers
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
 
-    async def begin(self, rows: Iterable[Workload], now: float, started_now: Started) -> None:
-        """Start at once what was just written to be starting; `give` then leaves that alone."""
+    def restart(self) -> None:
+        """Forget which orders were given: a new term gives them again where the world still needs them."""
+        self._noticed.clear()
+        self._failing.clear()
+
+    async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
+        """Start at once what was just committed as starting; `give` then leaves that alone."""
         for row in rows:
             if row.kind == "job" and row.state == "starting" and not row.cancel_requested:
-                started_now.attempts.add((row.id, row.attempt))
-                await self._start(started_now.failed, row, now)
+                started.attempts.add((row.id, row.attempt))
+                await self._start(started.failed, row, now)
 
-    async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float, started_now: Started) -> ChangeSet:
-        """Tell the backend everything else; answer what could not be done, for the store.
+    async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started) -> ChangeSet:
+        """Send all other orders; return what could not be done, for the store.
 
         `rows` are at least all that may hold something.
         """
-        change_set = started_now.failed
+        change_set = started.failed
         reported = {(a.workload, a.attempt): a for a in seen.attempts}
         for row in rows.values():
-            if row.state not in HOLDS or (row.id, row.attempt) in started_now.attempts:
-                continue  # what was started_now a moment ago is not in what was seen
-            if row.kind == "session":
-                await self._session(change_set, row, now)
-            else:
-                await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started_now.expected)
+            if row.state not in HOLDS or (row.id, row.attempt) in started.attempts:
+                continue  # an attempt that was started in this cycle is not in what was seen
+            if row.kind == "job":
+                await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started.expected)
+        self._sessions(change_set, [row for row in rows.values() if row.kind == "session" and row.state in HOLDS], now)
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         return change_set
+
+    async def purge(self, workload: str) -> None:
+        """Remove everything that the backend keeps for a workload."""
+        await self._order(lambda: self._backend.purge(workload))
+
+    async def _order(self, order: Callable[[], Awaitable[None]]) -> None:
+        """Send one order: the only place that changes the world. NotLeading unless this replica leads."""
+        async with self._leader.acting():
+            await order()
 
     async def _job(
         self,
@@ -86,10 +102,11 @@ class Actuator:
         now: float,
         expected: Collection[tuple[str, int]],
     ) -> None:
+        key = (row.id, row.attempt)
         if seen is None:
-            if (row.id, row.attempt) in expected:
+            if key in expected:
                 if row.cancel_requested:
-                    await self._told("killed", (row.id, row.attempt), self._backend.kill(row.id, row.attempt))
+                    await self._try("killed", key, lambda: self._backend.kill(*key))
                 return
             if row.cancel_requested:
                 message = f"{row.name or row.id} of {row.owner} was cancelled before it started."
@@ -99,24 +116,23 @@ class Actuator:
             return
         if seen.phase not in ALIVE:
             return
-        key = (row.id, row.attempt)
         if row.cancel_requested:
-            await self._told("killed", key, self._backend.kill(*key))
+            await self._try("killed", key, lambda: self._backend.kill(*key))
             return
         notice = row.notice
         if notice is None or self._noticed.get(key) == notice.at:
             return
-        if await self._told("given its notice", key, self._backend.notice(*key, _notice(notice))):
+        if await self._try("given its notice", key, lambda: self._backend.notice(*key, _notice(notice))):
             self._noticed[key] = notice.at
 
     async def _start(self, change_set: ChangeSet, row: Workload, now: float) -> None:
         try:
-            await self._backend.start(self._order(row))
+            await self._order(lambda: self._backend.start(self._start_order(row)))
         except (BackendError, OSError) as error:
-            message = f"{row.name or row.id} of {row.owner} could not be started: {_said(error)}"
+            message = f"{row.name or row.id} of {row.owner} could not be started: {_sentence(error)}"
             change_set.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
 
-    def _order(self, row: Workload) -> StartOrder:
+    def _start_order(self, row: Workload) -> StartOrder:
         def files() -> tuple[JobFile, ...]:
             return tuple(JobFile(f.path, f.data, f.executable) for f in self._store.files(row.id))
 
@@ -137,46 +153,47 @@ class Actuator:
             files=files,
         )
 
-    async def _session(self, change_set: ChangeSet, row: Workload, now: float) -> None:
-        """A preemptible session that had its notice: at the deadline its server is stopped through the Hub."""
-        if row.notice is None or now < row.notice.deadline:
-            return
-        message = f"{row.owner}'s preemptible session made way for {row.notice.by_team or 'other work'}."
-        if self._hub is not None:
-            try:
-                await self._hub.stop_server(row.owner, row.server)
-            except HubUnreachable as error:
-                log.warning("The session of %s could not be stopped: %s", row.owner, error)
-                return
-        change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
+    def _sessions(self, change_set: ChangeSet, rows: Iterable[Workload], now: float) -> None:
+        """Stop the servers of preemptible sessions whose notice has run out.
+
+        A session holds its GPUs until the Hub lists its server no more. Without a Hub there is no server to wait for.
+        """
+        late = {row.id: row for row in rows if row.notice is not None and now >= row.notice.deadline}
+        gone = set(late)
+        if self._servers is not None:
+            gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
+        for row in (late[id] for id in sorted(gone)):
+            by_team = row.notice.by_team if row.notice else None
+            message = f"{row.owner}'s preemptible session made way for {by_team or 'other work'}."
+            change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
 
     async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
-        """An attempt that the store know to be over, or do not know at all."""
+        """Stop and forget an attempt that is over in the store, or not in it at all."""
         if row is not None and row.attempt == seen.attempt and row.state in HOLDS:
             return
         key = (seen.workload, seen.attempt)
         if seen.phase in ALIVE:
             if key not in self._failing:
                 log.warning("Attempt %s of %s runs but should not: it is stopped", seen.attempt, seen.workload)
-            await self._told("stopped", key, self._backend.kill(*key))
+            await self._try("stopped", key, lambda: self._backend.kill(*key))
         else:
-            await self._told("forgotten", key, self._backend.forget(*key))
+            await self._try("forgotten", key, lambda: self._backend.forget(*key))
 
-    async def _told(self, what: str, key: tuple[str, int], order: Awaitable[None]) -> bool:
-        """Give an order about one attempt; where it cannot be done all others go on, and it is given again."""
+    async def _try(self, what: str, key: tuple[str, int], order: Callable[[], Awaitable[None]]) -> bool:
+        """Send an order about one attempt; one that fails is repeated in the next cycle and hinders no other."""
         try:
-            await order
+            await self._order(order)
         except (BackendError, OSError) as error:
             if self._failing.get(key) != what:
-                log.warning("Attempt %s of %s could not be %s: %s", key[1], key[0], what, _said(error))
+                log.warning("Attempt %s of %s could not be %s: %s", key[1], key[0], what, _sentence(error))
             self._failing[key] = what
             return False
         self._failing.pop(key, None)
         return True
 
 
-def _said(error: Exception) -> str:
-    """What an error says to people: of the system's own only the words, and the file."""
+def _sentence(error: Exception) -> str:
+    """Return an error as a sentence for people: of the system's own only the words, and the file."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error) or type(error).__name__

@@ -9,19 +9,23 @@ from dataclasses import dataclass
 from ..backends.base import Backend
 from ..config import ServiceConfig
 from ..store.store import Store
-from .hub_client import HubApi
+from .change_feed import ChangeFeed
+from .hub_servers import HubServers
+from .leader import Leader
 from .leases import Leases
 from .world import World
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The parts of one service. `clock` gives Unix seconds."""
+    """The parts of one service. `clock` returns Unix seconds; `feed` is None where there is one replica only."""
 
     config: ServiceConfig
     store: Store
     backend: Backend
     world: World
     leases: Leases
-    hub: HubApi | None = None
+    leader: Leader
+    servers: HubServers | None = None
+    feed: ChangeFeed | None = None
     clock: Callable[[], float] = time.time

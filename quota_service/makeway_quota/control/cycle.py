@@ -1,8 +1,9 @@
-"""Observe, plan, apply, and again: the one writer of decisions.
+"""Observe, reconcile, plan, apply, actuate, and again: the one writer of decisions.
 
 A cycle is level-triggered: any number of wake-ups collapse into one, and a cycle over an unchanged world changes
-nothing. Every decision is in the store before the backend hears of it, and what the backend is told follows from the
-change_set alone, so that a service killed between any two lines converges when it is started again.
+nothing. Every decision is in the store before the backend hears of it, and orders follow from the stored change sets
+alone, so that a service killed between any two lines converges when it is started again. Only the leader runs cycles;
+a follower observes, so that its pages show the nodes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import time
 from contextlib import suppress
 
 from ..backends.base import BackendError
-from ..metrics import CYCLE_SECONDS, count_decisions
-from ..store.errors import Deposed
+from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
+from ..store.errors import Deposed, NotLeading
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
@@ -33,41 +34,49 @@ CATCH_UP = 0.5
 """Seconds after which reasons that could not all be written are looked at again."""
 
 PART = 200
-"""Changes of a plan that are written and done together: where hundreds start at once, the first need not wait for the
-last to be written."""
+"""Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
+the last to be written."""
+
+DRAIN_EVERY = 30.0
+"""Seconds after which a follower drops what was collected for a cycle."""
 
 MOST_ROUNDS = 5
-"""Turns in a row without looking at the clock, where each one changed something."""
+"""Cycles in a row without a pause, while each one changes something."""
 
 
 class Loop:
-    """The service's heart: woken by requests and by the backend, and at least every `tick` seconds."""
+    """The service's heart: woken by requests, by the backend and by other replicas, at least every `tick` seconds."""
 
     def __init__(self, parts: Components) -> None:
         self.store = parts.store
         self.backend = parts.backend
         self.world = parts.world
         self.leases = parts.leases
-        self.orders = Actuator(parts.store, parts.backend, parts.hub)
+        self.leader = parts.leader
+        self.servers = parts.servers
+        self.feed = parts.feed
+        self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers)
         self.tick = parts.config.tick_seconds
         self.lost_budget = parts.config.max_failures_lost
         self.clock = parts.clock
         self.term: int | None = None
+        """the term that the last cycle was run in, None while this replica follows"""
         self.cycles = 0
         self.last_cycle_at: float | None = None
 
         self._planner = Planner(parts.world)
         self._reasons = Reasons()
         self._wake = asyncio.Event()
-        self._told = False
+        self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
+        self._drained_at = 0.0
 
     def wake(self) -> None:
-        """Ask for a cycle soon; may be called from any thread, any number of times."""
+        """Request a cycle soon; may be called from any thread, any number of times."""
         loop = self._loop
-        if loop is not None and not loop.is_closed() and not self._told:
-            self._told = True  # until the cycle that follows begins to look
+        if loop is not None and not loop.is_closed() and not self._woken:
+            self._woken = True  # until the next cycle begins to observe
             loop.call_soon_threadsafe(self._wake.set)
 
     def stop(self) -> None:
@@ -76,7 +85,7 @@ class Loop:
         self._wake.set()
 
     async def run(self) -> None:
-        """Turn until stopped. A cycle that fails is logged, told by `/readyz`, and tried again a second later."""
+        """Run cycles until stopped. A cycle that fails is logged, shown by `/readyz`, and repeated a second later."""
         self._loop = asyncio.get_running_loop()
         collect_less()
         self.backend.on_change(self.wake)
@@ -87,39 +96,82 @@ class Loop:
                     await self._wake.wait()
             if self._stopping:
                 break
-            self._told = False
+            self._woken = False
             self._wake.clear()
             try:
-                await self.converge()
+                await self._once()
                 self.world.failure = None
-            except Deposed:
-                raise
+            except Deposed as error:
+                self.leader.step_down(str(error), error.term)
+            except NotLeading as error:
+                log.warning("A cycle was broken off: %s", error)
             except Exception as error:
-                log.exception("A cycle failed; it is tried again")
+                log.exception("A cycle failed; it is repeated")
                 self.world.failure = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(1.0)
                 self._wake.set()
 
+    async def _once(self) -> None:
+        """Lead or follow, whichever is this replica's part now."""
+        term = self.leader.term
+        if term is None:
+            await self.follow()
+            return
+        if term != self.term:
+            await self.take_over(term)
+        await self.converge()
+
+    async def take_over(self, term: int) -> None:
+        """Begin a term: read everything that was committed before, and forget what an earlier term had in memory."""
+        if self.feed is not None:
+            await self.feed.catch_up()
+        self._planner.restart()
+        self._reasons = Reasons()
+        self.world.attention.everything()
+        self.actuator.restart()
+        self.leases.restart()
+        self.term = term
+        LEADER.set(1)
+
+    async def follow(self) -> None:
+        """Observe without acting, where observing changes nothing, and drop what only a cycle would use."""
+        self.term = None
+        LEADER.set(0)
+        self._reasons.behind = False
+        if self.servers is not None:
+            self.servers.stop({})
+        if self.backend.shared:
+            self.world.see(await self.backend.observe(self.world.since))
+        rows = await self.world.rows()
+        if time.monotonic() - self._drained_at > DRAIN_EVERY:
+            self._drained_at = time.monotonic()
+            self.world.news(rows, self.clock())
+            self.world.attention.everything()
+            self.world.attention.rows()
+            self.world.attention.done()
+        self.cycles += 1
+        self.last_cycle_at = time.monotonic()
+
     async def converge(self) -> None:
-        """Turn until nothing changes any more (at most MOST_ROUNDS times)."""
+        """Run cycles until nothing changes any more (at most MOST_ROUNDS times)."""
         for _ in range(MOST_ROUNDS):
-            began = time.monotonic()
+            started_at = time.monotonic()
             if not await self.cycle():
                 return
-            await asyncio.sleep(max(0.0, began + MIN_CYCLE_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, started_at + MIN_CYCLE_SECONDS - time.monotonic()))
         self._wake.set()
 
     async def cycle(self) -> bool:
-        """Look, reconcile, plan, write, act once; answer whether the store changed."""
-        began = time.perf_counter()
+        """Observe, reconcile, plan, apply and actuate once; return whether the store changed."""
+        started_at = time.perf_counter()
         attention = self.world.attention
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows()
-        settled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget)
-        note_launched(settled, attention.unwritten(now))
-        expired = await self.leases.reconcile((await self.world.attended()).values(), now)
-        changed = await self._commit(settled, now) | await self._commit(expired, now)
+        reconciled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget)
+        note_launched(reconciled, attention.unwritten(now))
+        expired = self.leases.reconcile((await self.world.attended()).values(), now)
+        changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         plan = await self._planner.plan(rows, now)
         change_set = change_set_of(
@@ -130,30 +182,28 @@ class Loop:
             reasons=self._reasons,
             names=names_of(self.world.document.policies, rows),
         )
-        started_now = Started()
-        changed |= await self._carry_out(change_set, started_now, now)
+        started = Started()
+        changed |= await self._carry_out(change_set, started, now)
         await self.world.attended()  # with the commits so far
-        started_now.expected = attention.expected(now)
-        failed = await self.orders.give(attention.rows(), attention.seen(now), now, started_now)
+        started.expected = attention.expected(now)
+        failed = await self.actuator.give(attention.rows(), attention.seen(now), now, started)
         attention.ordered(now)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
         attention.done()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
-        CYCLE_SECONDS.observe(time.perf_counter() - began)
+        CYCLE_SECONDS.observe(time.perf_counter() - started_at)
         return changed
 
-    async def _carry_out(self, change_set: ChangeSet, started_now: Started, now: float) -> bool:
-        """Write a plan down part by part, and start what each part starts; answer whether the store changed."""
+    async def _carry_out(self, change_set: ChangeSet, started: Started, now: float) -> bool:
+        """Commit a plan part by part, and start what each part starts; return whether the store changed."""
         changed = False
         for part in change_set.parts(PART):
             if await self._commit(part, now):
                 changed = True
                 rows = await self.world.attended()
-                await self.orders.begin(
-                    [rows[c.workload] for c in part.changes if c.workload in rows], now, started_now
-                )
+                await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
         return changed
 
     async def _commit(self, change_set: ChangeSet, now: float) -> bool:
@@ -166,20 +216,22 @@ class Loop:
         return bool(applied)
 
     async def _keep_histories(self, now: float, at_once: bool = False) -> None:
-        """Write what was borrowed, where it is not what it would be without a word."""
+        """Write what was borrowed, where it is not what the last value has decayed to."""
         milli = self.world.accounting.news(at_once)
         if milli is not None:
             await asyncio.to_thread(self.store.keep_histories, milli, now=now, term=self.term)
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Let the jobs save and stop, or leave them running, and write down how they ended."""
+        """Close the backend; a leader with `stop_jobs` waits until the jobs have saved, and records how they ended."""
+        leads = self.term is not None and self.leader.term == self.term
         try:
-            await self.backend.close(stop_jobs=stop_jobs)
-            if stop_jobs:
+            await self.backend.close(stop_jobs=stop_jobs and leads)
+            if stop_jobs and leads:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
                 await self._commit(reconcile(rows, seen, now=self.clock(), lost_budget=self.lost_budget), self.clock())
                 await self.world.rows()
-            await self._keep_histories(self.clock(), at_once=True)
-        except (BackendError, Deposed, OSError) as error:
+            if leads:
+                await self._keep_histories(self.clock(), at_once=True)
+        except (BackendError, NotLeading, OSError) as error:
             log.warning("Stopping the jobs did not go as it should: %s", error)

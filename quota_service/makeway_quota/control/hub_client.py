@@ -1,21 +1,33 @@
-"""What the service asks the Hub: who is in which group, which servers run, and to stop one."""
+"""Read groups and servers from the Hub's REST API, and stop servers.
+
+Every call ends within `CALL_SECONDS`, however slowly the Hub answers. The scheduling cycle never waits for one:
+`hub_servers.py` calls from tasks of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import httpx2
 
+CALL_SECONDS = 10.0
+"""The longest that one request may take, from its first byte to its last."""
+
+PAGE = 200
+PAGINATION = "application/jupyterhub-pagination+json"
+
 
 class HubUnreachable(Exception):
-    """The Hub does not answer, so nothing is known."""
+    """The Hub does not answer, or answers with an error: its servers are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubUser:
-    """A person as the Hub knows them."""
+    """A user as the Hub knows them."""
 
     name: str
     groups: tuple[str, ...]
@@ -23,21 +35,22 @@ class HubUser:
 
 
 class HubApi:
-    """The Hub's REST API with the service's own token; group answers are kept for a few seconds."""
+    """The Hub's REST API with the service's own token; group answers are cached for a few seconds."""
 
-    def __init__(self, url: str, token: str, *, keep_seconds: float = 5.0) -> None:
+    def __init__(self, url: str, token: str, *, keep_seconds: float = 5.0, timeout: float = CALL_SECONDS) -> None:
         self._http = httpx2.AsyncClient(
-            base_url=url.rstrip("/"), headers={"Authorization": f"token {token}"}, timeout=10.0
+            base_url=url.rstrip("/"), headers={"Authorization": f"token {token}"}, timeout=timeout
         )
+        self._timeout = timeout
         self._keep = keep_seconds
         self._users: dict[str, tuple[float, HubUser | None]] = {}
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def user(self, name: str) -> HubUser | None:
-        """Tell a user's groups, or None where the Hub knows nobody by that name; HubUnreachable otherwise."""
+        """Return a user with their groups, None where the Hub has no such user; HubUnreachable otherwise."""
         kept = self._users.get(name)
         if kept and kept[0] > time.monotonic():
             return kept[1]
@@ -50,40 +63,66 @@ class HubApi:
         self._users[name] = (time.monotonic() + self._keep, user)
         return user
 
+    async def servers_of(self, name: str) -> frozenset[str]:
+        """Return the names of a user's servers that are up, starting or stopping; never from the cache."""
+        answer = await self._get(f"/users/{quote(name, safe='')}")
+        return frozenset(answer.get("servers") or ()) if isinstance(answer, dict) else frozenset()
+
     async def active_servers(self) -> set[tuple[str, str]]:
-        """Every (user, server name) that is up, starting or stopping; HubUnreachable when nobody can say."""
+        """Return every (user, server name) that is up, starting or stopping, from all pages of the Hub's list.
+
+        A user may be missing where the list changes between two pages: ask `servers_of` before concluding from that.
+        """
         found: set[tuple[str, str]] = set()
-        offset = 0
+        offset, limit = 0, PAGE
         while True:
-            page = await self._get("/users", params={"state": "active", "offset": offset, "limit": 200})
-            users = page if isinstance(page, list) else []
+            page = await self._get("/users", {"state": "active", "offset": offset, "limit": limit}, PAGINATION)
+            users, following = _page(page, offset)
             for user in users:
                 found.update((user["name"], name) for name in (user.get("servers") or {}))
-            if len(users) < 50:
+            if following is None or following[0] <= offset:
                 return found
-            offset += len(users)
+            offset, limit = following
 
     async def stop_server(self, user: str, server: str) -> None:
-        """Ask the Hub to stop a server; one that is not there is fine, HubUnreachable where it is not stopped."""
-        path = f"/users/{quote(user, safe='')}/servers/{quote(server, safe='')}" if server else None
-        path = path or f"/users/{quote(user, safe='')}/server"
-        try:
-            response = await self._http.delete(path)
-        except httpx2.TransportError as error:
-            raise HubUnreachable(str(error)) from error
+        """Request the stop of a server, which may go on for a while (202); HubUnreachable where the Hub refuses."""
+        path = f"/users/{quote(user, safe='')}/server"
+        if server:
+            path += f"s/{quote(server, safe='')}"
+        response = await self._request("DELETE", path)
         if not response.is_success and response.status_code != 404:
             raise HubUnreachable(f"the Hub answered {response.status_code}")
 
-    async def _get(self, path: str, params: dict[str, object] | None = None) -> dict | list | None:  # type: ignore[type-arg]
-        try:
-            response = await self._http.get(path, params=params)  # type: ignore[arg-type]
-        except httpx2.TransportError as error:
-            raise HubUnreachable(str(error) or type(error).__name__) from error
+    async def _get(self, path: str, params: dict[str, Any] | None = None, accept: str = "application/json") -> Any:
+        """Return the answer's JSON, None for 404."""
+        response = await self._request("GET", path, params=params, headers={"Accept": accept})
         if response.status_code == 404:
             return None
         if not response.is_success:
             raise HubUnreachable(f"the Hub answered {response.status_code}")
         try:
-            return response.json()  # type: ignore[no-any-return]
+            return response.json()
         except ValueError as error:
-            raise HubUnreachable("what answered at the Hub's address is not the Hub") from error
+            raise HubUnreachable("the answer from the Hub's address is not JSON: is it the Hub's API?") from error
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._http.request(method, path, **more)
+        except (TimeoutError, httpx2.TimeoutException) as error:
+            raise HubUnreachable(f"no answer within {self._timeout:g} s") from error
+        except httpx2.TransportError as error:
+            raise HubUnreachable(str(error) or type(error).__name__) from error
+
+
+def _page(answer: Any, offset: int) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
+    """Return one page's users, and the next page's (offset, limit); None after the last.
+
+    Hubs before 2.0 answer with a bare list: there the next page begins after it, and an empty one ends the list.
+    """
+    if isinstance(answer, list):
+        return answer, (offset + len(answer), PAGE) if answer else None
+    if not isinstance(answer, dict) or not isinstance(answer.get("items"), list):
+        raise HubUnreachable("the Hub's list of users has a form that this service does not know")
+    following = (answer.get("_pagination") or {}).get("next")
+    return answer["items"], (int(following["offset"]), int(following["limit"])) if following else None

@@ -1,62 +1,77 @@
-"""Whose notebooks are still there: leases end unless they are renewed, and the Hub has the last word.
+"""End the leases of notebooks that are gone: a lease ends unless it is renewed, and the Hub has the last word.
 
-A lease is timed on the monotonic clock from its last renewal, so that a clock that jumps takes nobody's GPU away.
+A lease is timed on the monotonic clock from its last renewal, so that a clock that jumps takes no session's GPUs away.
 Before one ends the Hub is asked: an active server keeps it; where the Hub cannot be reached only a notebook that
 never started loses it, because a GPU must never be given out twice.
+
+The leader ends leases. A renewal that reaches another replica is written to the database (`unwritten`), where the
+leader sees that the time of the lease is another than before (`written`).
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ..store.records import Change, Workload
-from .hub_client import HubApi, HubUnreachable
+from .hub_servers import HubServers
 from .reconcile import ChangeSet, decide
-
-log = logging.getLogger("makeway.leases")
 
 SESSION_LIVE = ("pending", "starting", "running", "checkpointing")
 
 
 class Leases:
-    """The renewals that were seen since this process started; every lease begins fresh with it."""
+    """The renewals that this process saw; every lease begins fresh with it, and with each term."""
 
-    def __init__(self, seconds: float, hub: HubApi | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float, servers: HubServers | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.seconds = seconds
-        self._hub = hub
+        self._servers = servers
         self._clock = clock
         self._renewed: dict[str, float] = {}
+        self._unwritten: set[str] = set()
+        self._written: dict[str, float | None] = {}
 
     def renew(self, id: str) -> None:
         """Count a lease as renewed now."""
         self._renewed[id] = self._clock()
+        self._unwritten.add(id)
 
-    def expired(self, rows: Iterable[Workload]) -> list[Workload]:
-        """Tell the sessions that nobody renewed in time; those seen for the first time count as renewed."""
-        now = self._clock()
-        live = {row.id: row for row in rows if row.kind == "session"}
-        self._renewed = {id: at for id, at in self._renewed.items() if id in live}
-        late = []
-        for id, row in live.items():
-            if now - self._renewed.setdefault(id, now) > self.seconds:
-                late.append(row)
-        return late
+    def restart(self) -> None:
+        """Count every lease as renewed now: a new leader knows nothing of the renewals before its term."""
+        self._renewed.clear()
+        self._written.clear()
 
-    async def reconcile(self, rows: Iterable[Workload], now: float) -> ChangeSet:
-        """End the leases of servers that are gone; a Hub that knows better keeps them."""
+    def unwritten(self) -> set[str]:
+        """Return the leases that were renewed here since the last call."""
+        renewed, self._unwritten = self._unwritten, set()
+        return renewed
+
+    def written(self, times: Mapping[str, float | None]) -> None:
+        """Count the leases as renewed now whose time in the database is another than when it was read last.
+
+        The times are compared with each other only, never with a clock.
+        """
+        for id, at in times.items():
+            if id in self._written and self._written[id] != at:
+                self._renewed[id] = self._clock()
+        self._written = dict(times)
+
+    def reconcile(self, rows: Iterable[Workload], now: float) -> ChangeSet:
+        """Return the ends of the leases whose servers are gone; those that the Hub has to be asked about first wait."""
         change_set = ChangeSet()
-        late = self.expired(rows)
-        if not late:
-            return change_set
-        active = await self._active()
-        for row in late:
-            there = (row.owner, row.server) in active if active is not None else row.server_started
-            if there:
-                self.renew(row.id)
+        late = self._late(rows)
+        if self._servers is not None:
+            self._servers.keep({(row.owner, row.server) for row, _ in late})
+        for row, since in late:
+            state = "unreachable" if self._servers is None else self._servers.state((row.owner, row.server), since)
+            if state == "unknown":
                 continue
-            known = "the Hub has no such server" if active is not None else "the Hub cannot be reached"
+            if state == "active" or (state == "unreachable" and row.server_started):
+                self._renewed[row.id] = self._clock()
+                continue
+            known = "the Hub has no such server" if state == "gone" else "the Hub cannot be reached"
             message = (
                 f"The lease of {row.owner}'s session was not renewed for {self.seconds:g} s and {known}: "
                 f"its GPUs are free again."
@@ -66,14 +81,21 @@ class Leases:
             )
         return change_set
 
-    async def _active(self) -> set[tuple[str, str]] | None:
-        if self._hub is None:
-            return None
-        try:
-            return await self._hub.active_servers()
-        except HubUnreachable as error:
-            log.warning("Leases cannot be checked with the Hub: %s", error)
-            return None
+    def _late(self, rows: Iterable[Workload]) -> list[tuple[Workload, float]]:
+        """Return the sessions that were not renewed in time, each with the moment when its lease ran out.
+
+        A session that is seen for the first time counts as renewed.
+        """
+        now = self._clock()
+        self._unwritten.clear()  # the leader has them already
+        live = {row.id: row for row in rows if row.kind == "session"}
+        self._renewed = {id: at for id, at in self._renewed.items() if id in live}
+        late = []
+        for id, row in live.items():
+            ends = self._renewed.setdefault(id, now) + self.seconds
+            if now > ends:
+                late.append((row, ends))
+        return late
 
 
 def end_session(row: Workload, now: float, code: str, message: str) -> Change:

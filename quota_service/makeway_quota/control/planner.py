@@ -26,6 +26,10 @@ class Planner:
         self._built_at = 0.0
         self._one = asyncio.Lock()
 
+    def restart(self) -> None:
+        """Drop the engine: this replica did not plan for a while, so the next decision looks at everything."""
+        self._incremental = None
+
     async def plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
         """Return the plan for the world as it is now. After a failure the engine's state is built anew."""
         async with self._one:

@@ -10,6 +10,7 @@ from .index.nodes import Allocation, Part, PoolState, placement_of
 from .index.pending import Alike, Pending
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
+from .progress import Progress
 from .rules.consolidation import Moving
 from .rules.hold import Hold
 from .rules.quota import Account
@@ -43,23 +44,31 @@ class PlanBuilder:
         self.returned: list[tuple[Queue, str]] = []
         """The queue and owner of each start that was withdrawn since the queues were last looked at."""
         self.groups: list[Alike] = []
-        """What those are told who wait for the same reason."""
+        """The reasons, each with the workloads that wait for it."""
         self._instead: dict[str, Waiting] = {}
-        self.decisions = 0
-        self.eased = 0
-        """How many times somebody left, moved or was struck out, which may make room for others."""
-        self.raised = 0
-        """How many starts put their team above its reservation, so that it may be asked for GPUs."""
+        self.progress = Progress()
         self.ahead: dict[str, list[str]] = {}
         """Pool to those that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
         """Pool to what is kept there for the one that waited too long."""
 
+    def lift_holds(self) -> None:
+        """Release the GPUs that are held; the holds stay known."""
+        for held in self.holds.values():
+            held.lift()
+
+    def drop_holds(self) -> None:
+        """Release the GPUs that are held, for good."""
+        self.lift_holds()
+        self.holds = {}
+
     def start(self, workload: Workload, allocation: Allocation, in_quota: bool) -> None:
-        """Note a start."""
+        """Record a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
-        self.raised += any(0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool))
+        self.progress.raised += any(
+            0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)
+        )
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
         values: dict[str, Number] = {
             "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
@@ -84,10 +93,10 @@ class PlanBuilder:
             {"gpus": number(allocation.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
         )
         self.ahead.setdefault(pool, []).append(workload.id)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def widen(self, allocation: Allocation) -> None:
-        """Note that a gang starts with more workers than it needs."""
+        """Record that a gang starts with more workers than it needs."""
         start = self.started[allocation.workload.id]
         numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
         fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
@@ -95,11 +104,11 @@ class PlanBuilder:
         self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
 
     def withdraw(self, workload: Workload) -> None:
-        """Strike a start out: somebody with a better right turned out to need these GPUs."""
+        """Withdraw a start: a workload with a better right needs these GPUs."""
         start = self.started.pop(workload.id)
         self.ahead[start.pool].remove(workload.id)
-        self.decisions += 1
-        self.eased += 1
+        self.progress.decisions += 1
+        self.progress.eased += 1
 
     def evict(self, asking: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a workload, in this order; they were evicted in the cluster already."""
@@ -133,8 +142,8 @@ class PlanBuilder:
             why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
             self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
-        self.decisions += 1
-        self.eased += 1
+        self.progress.decisions += 1
+        self.progress.eased += 1
 
     def _rule(self, asking: Preemptor, account: Account) -> str:
         """Return the code of the rule by which work of an account is evicted."""
@@ -191,14 +200,14 @@ class PlanBuilder:
                 (Fact("moves", values),),
                 {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
             )
-        self.decisions += 1
-        self.eased += 1
+        self.progress.decisions += 1
+        self.progress.eased += 1
 
     def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
         """Record that a workload starts at its nomination as soon as what terminates there has left."""
         self.nominated[workload.id] = workload, queue
         self.ahead.setdefault(pool.pool.name, []).append(workload.id)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def _write_nominations(self) -> None:
         """Write where the nominated workloads start, when, and for which workloads they wait."""
@@ -232,10 +241,10 @@ class PlanBuilder:
         )
 
     def spare(self, workload: Workload) -> None:
-        """Strike out that a workload is evicted or moves."""
+        """Remove the eviction or move of a workload."""
         self.evicted.pop(workload.id, None)
         self.moved.pop(workload.id, None)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def keep_workers(self, allocation: Allocation, parts: tuple[Part, ...]) -> None:
         """Record that a gang that shrinks goes on with these parts."""
@@ -244,7 +253,7 @@ class PlanBuilder:
         frees = number(allocation.amount - allocation.need.gpus * len(parts))
         numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
         self.moved[move.id] = replace(move, to=placement_of(parts), facts=facts, numbers=numbers)
-        self.decisions += 1
+        self.progress.decisions += 1
 
     def _in_the_way(
         self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]
@@ -272,11 +281,11 @@ class PlanBuilder:
         return Fact("by_victim", {**values, "team": account.policy.name, "gpus": number(allocation.amount)})
 
     def wait(self, waiting: Waiting) -> None:
-        """Note that a workload waits, and why."""
+        """Record that a workload waits, and why."""
         self.waiting[waiting.id] = waiting
 
     def wait_instead(self, waiting: Waiting) -> None:
-        """Tell one of a queue something better than the others."""
+        """Record a better reason for one workload than for the others of its queue."""
         self._instead[waiting.id] = waiting
 
     def _pending(self) -> Pending:
@@ -325,7 +334,7 @@ def _touches(allocation: Allocation, part: Part) -> bool:
 
 
 def quota_numbers(account: Account, pool: str, non_preemptible: bool) -> tuple[int, int]:
-    """Give (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
+    """Return (reserved, used) of the line that decides in this pool: the tightest of those that reserve."""
     guarantor = account.guarantor(pool)
     if guarantor is None:
         return 0, account.in_pool.get(pool, 0)

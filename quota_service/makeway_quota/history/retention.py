@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ..backends.base import BackendError
 from ..config import ServiceConfig
-from ..store.errors import Deposed, StoreError
+from ..store.errors import NotLeading, StoreError
 from ..store.pruning import Sweep
 from ..store.store import Store
 
@@ -129,7 +129,7 @@ class Retention:
                 if self._monotonic() >= due and self._term() is not None:
                     due = self._monotonic() + EVERY_SECONDS
                     await self.sweep()
-            except Deposed:
+            except NotLeading:
                 pass  # the next pass is the new leader's
             except (StoreError, OSError) as error:
                 log.warning("What is too old could not be removed; the next try is in 10 min: %s", error)

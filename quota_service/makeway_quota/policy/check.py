@@ -13,6 +13,7 @@ from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable
 
 AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
 NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
+MAX_LEVELS = 20
 NO_POOL = "no pool is named; name one, or remove the key to mean all"
 
 
@@ -37,8 +38,10 @@ def check(document: Document, entries: Entries, sizes: Mapping[str, int] | None)
         yield from _profile(loc, profile, entries)
     for loc, policy in entries.policies.values():
         yield from _policy(loc, policy, entries)
-    every_pool = len(entries.pools) == len(entries.top.pools)
-    for message, policy_name, line in overcommitted(document, sizes) if every_pool else ():
+    sound = len(entries.pools) == len(entries.top.pools) and all(
+        len(_line(name, entries)) <= MAX_LEVELS for name in entries.policies
+    )
+    for message, policy_name, line in overcommitted(document, sizes) if sound else ():
         loc = entries.policies[policy_name][0]
         yield loc if line is None else (*loc, "quotas", line, "reserved"), message
 
@@ -117,12 +120,20 @@ def _parent(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Prob
         known = [name for name in entries.policies if name != policy.name]
         yield loc, f"there is no policy {quote(policy.parent)}; {did_you_mean(policy.parent, known)}"
         return
-    line, above = [policy.name], policy.parent
-    while above in entries.policies and above not in line:
+    line = _line(policy.name, entries)
+    if entries.policies[line[-1]][1].parent == policy.name:
+        yield loc, f"the parents form a circle: {' → '.join([*line, policy.name])}; remove one of them"
+    elif len(line) > MAX_LEVELS:
+        yield loc, f"more than {MAX_LEVELS} policies are above this one; nest fewer"
+
+
+def _line(name: str, entries: Entries) -> list[str]:
+    """Return a policy and those above it, each once, at most one more than MAX_LEVELS."""
+    line, above = [name], entries.policies[name][1].parent or ""
+    while above in entries.policies and above not in line and len(line) <= MAX_LEVELS:
         line.append(above)
         above = entries.policies[above][1].parent or ""
-    if above == policy.name:
-        yield loc, f"the parents form a circle: {' → '.join([*line, policy.name])}; remove one of them"
+    return line
 
 
 def overcommitted(document: Document, sizes: Mapping[str, int] | None) -> Iterator[tuple[str, str, int | None]]:

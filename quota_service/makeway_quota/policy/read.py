@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from ..engine.state import Policy, Pool, Profile, Settings
@@ -11,14 +12,12 @@ from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, DocumentTable
 from .source import Source, Unreadable, parse
-from .tables import Table, validate_partly
+from .tables import ENOUGH, Table, validate_partly
 
 T = TypeVar("T", bound=Table)
 E = TypeVar("E", DocumentPool, DocumentProfile, DocumentPolicy)
 Sizes = Mapping[str, int] | Callable[[Document], Mapping[str, int]]
 MAX_BYTES = 1_000_000
-ENOUGH = 1000
-"""Problems after which the rest is not read."""
 
 
 def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Document:
@@ -41,7 +40,7 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Do
         reader.section(DocumentPolicy, "policies", top.policies),
     )
     document = _document(settings, entries)
-    found = check(document, entries, sizes(document) if callable(sizes) else sizes)
+    found = islice(check(document, entries, sizes(document) if callable(sizes) else sizes), ENOUGH)
     problems = reader.problems + [problem for problem in found if not reader.has_problem_at(problem[0])]
     if problems:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))

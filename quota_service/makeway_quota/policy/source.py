@@ -48,6 +48,7 @@ class Source:
         self._repeated: list[tuple[int, str]] = []
         self._text = text
         self._root: yaml.Node | None = None
+        self._pairs: dict[int, dict[Any, tuple[Any, Any]]] = {}
         self.value: Any = _json(text) if text.startswith("{") else None
         if self.value is None:
             self.value = self._yaml()
@@ -76,8 +77,10 @@ class Source:
             if isinstance(part, int) and isinstance(node, yaml.SequenceNode):
                 found = [(item, item) for item in node.value[part : part + 1]]
             else:
-                pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-                found = [pair for pair in pairs if pair[0].value == part]
+                if isinstance(node, yaml.MappingNode) and id(node) not in self._pairs:
+                    self._pairs[id(node)] = {key.value: (key, value) for key, value in node.value}
+                pair = self._pairs.get(id(node), {}).get(part)
+                found = [pair] if pair else []
             if not found:
                 break
             steps.append(found[-1])

@@ -15,6 +15,8 @@ from .issues import Loc, Problem, closest, did_you_mean, quote
 
 T = TypeVar("T")
 M = TypeVar("M", bound="Table")
+ENOUGH = 1000
+"""Problems of a document after which the rest is not explained."""
 
 
 class Table(BaseModel):
@@ -91,9 +93,9 @@ def validate_partly(model: type[M], value: Any, context: dict[str, Any]) -> tupl
     try:
         return model.model_validate(value, context=context), []
     except ValidationError as invalid:
-        problems = list(explain(model, invalid))
-    for loc, _ in problems:
-        _remove(value, loc)
+        problems = explain(model, invalid)
+        for error in invalid.errors(include_url=False, include_context=False, include_input=False):
+            _remove(value, error["loc"])
     try:
         return model.model_validate(value, context=context), problems
     except ValidationError:
@@ -112,10 +114,9 @@ def _remove(value: Any, loc: Loc) -> None:
         value.pop(loc[keys[-1]], None)
 
 
-def explain(model: type[Table], invalid: ValidationError) -> Iterator[Problem]:
-    """Yield each problem of a table with its place."""
-    for error in invalid.errors(include_url=False):
-        yield error["loc"], _message(model, error)
+def explain(model: type[Table], invalid: ValidationError) -> list[Problem]:
+    """Return the problems of a table with their places, at most ENOUGH."""
+    return [(error["loc"], _message(model, error)) for error in invalid.errors(include_url=False)[:ENOUGH]]
 
 
 def _message(model: type[Table], error: ErrorDetails) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from makeway_api.models import Device, Holder, Kind, Node, Policy, Pool, Profile, QuotaLine, State
-from pydantic import TypeAdapter
 
 from ..control.read_model import NodeKey, NodeUse, ReadModel
 from ..engine.state import Policy as EnginePolicy
@@ -16,7 +17,25 @@ from .caller import Caller
 from .context import Context
 from .views import gpu
 
-POOLS = TypeAdapter(list[Pool])
+MOST_KEPT = 100_000
+"""Nodes in memory as the API shows them, those that are gone included"""
+
+
+@dataclass
+class ShownNode:
+    """A node as the API shows it, made once for each change of the node."""
+
+    use: NodeUse
+
+    @cached_property
+    def model(self) -> Node:
+        """Return the node."""
+        return node_model(self.use)
+
+    @cached_property
+    def json(self) -> bytes:
+        """Return the node as JSON."""
+        return self.model.model_dump_json().encode()
 
 
 class InventoryService:
@@ -24,23 +43,32 @@ class InventoryService:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._nodes: dict[NodeKey, tuple[NodeUse, Node]] = {}
+        self._nodes: dict[NodeKey, ShownNode] = {}
 
     async def pools(self, caller: Caller) -> list[Pool]:
         """Return every pool with its nodes and devices, and which workloads hold them."""
         return self._pools(await self._context.models.current())
 
     async def pools_json(self, caller: Caller) -> bytes:
-        """Return `pools` as JSON, written once for each version of the read model."""
+        """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""
         model = await self._context.models.current()
         if "pools" not in model.answers:
-            model.answers["pools"] = await self._context.call(lambda: POOLS.dump_json(self._pools(model)))
+            model.answers["pools"] = await self._context.call(self._json, model)
         return model.answers["pools"]
+
+    def _json(self, model: ReadModel) -> bytes:
+        found = []
+        for pool in model.document.pools:
+            uses = model.nodes[pool.name]
+            head = self._pool(pool, uses, whole=False).model_dump_json(exclude={"nodes"}).encode()
+            nodes = b",".join([self._node(use).json for use in uses])
+            found.append(b'%s,"nodes":[%s]}' % (head[:-1], nodes))
+        return b"[%s]" % b",".join(found)
 
     def _pools(self, model: ReadModel) -> list[Pool]:
         return [self._pool(pool, model.nodes[pool.name]) for pool in model.document.pools]
 
-    def _pool(self, pool: EnginePool, uses: Sequence[NodeUse]) -> Pool:
+    def _pool(self, pool: EnginePool, uses: Sequence[NodeUse], *, whole: bool = True) -> Pool:
         return Pool.model_construct(
             name=pool.name,
             kind=pool.kind,
@@ -52,17 +80,17 @@ class InventoryService:
             used=gpu(sum(use.used for use in uses)),
             free=gpu(sum(use.free for use in uses if use.seen.ready)),
             profiles=list(pool.profiles),
-            nodes=[self._node(use) for use in uses],
+            nodes=[self._node(use).model for use in uses] if whole else [],
         )
 
-    def _node(self, use: NodeUse) -> Node:
+    def _node(self, use: NodeUse) -> ShownNode:
         key = (use.seen.name, use.seen.pool)
         known = self._nodes.get(key)
-        if known is None or known[0] is not use:
-            if len(self._nodes) > 100_000:
-                self._nodes.clear()
-            known = self._nodes[key] = (use, node_model(use))
-        return known[1]
+        if known is None or known.use is not use:
+            if len(self._nodes) >= MOST_KEPT:
+                self._nodes = {}
+            known = self._nodes[key] = ShownNode(use)
+        return known
 
     async def profiles(self, caller: Caller) -> list[Profile]:
         """Return the profiles that the caller may use (administrators: all)."""

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from makeway_api.errors import MakewayError
+
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
 from ..engine.rules.what_if import WhatIf
@@ -19,7 +21,7 @@ from ..engine.state import Kind, Snapshot
 from .context import Context
 from .refusals import busy
 
-SHARE = 0.12
+SHARE = 0.15
 """The part of a processor that what-ifs may take"""
 BURST = 1.0
 """Seconds of processor time that may be used at once"""
@@ -29,8 +31,10 @@ CHEAP = 0.02
 """Seconds: an answer that took less is never given again once something changed"""
 OLDEST = 2.0
 """Seconds that an answer may be older than the last change while there is budget"""
-MOST_WAITING = 64
+MOST_WAITING = 512
 """Questions that wait for the engine; beyond, a question without any earlier answer is refused"""
+LONGEST = 10.0
+"""Seconds that a question without an earlier answer waits for the first one"""
 RENEW_AFTER = 3600.0
 """Seconds after which the engine is built anew"""
 MOST_KEPT = 20_000
@@ -94,14 +98,12 @@ class OfferEngine:
         self._version = 0
         self._shown_at = self._built_at = clock()
 
-    def question(self, team: str, profile: str, kind: Kind, owner: str) -> Question:
-        """Return the question of a user; sessions of all owners are alike unless users share fairly."""
-        alike = kind == "session" and not self._context.document.settings.user_fairness
-        return Question(team, profile, kind, "" if alike else owner)
-
-    async def answer(self, question: Question) -> Answer:
-        """Return what the request would get now; a slow answer may be some seconds old."""
+    async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
+        """Return what a request would get now; a slow answer may be some seconds old."""
         model = await self._context.models.current()
+        return await self._answer(question_of(model, team, profile, kind, owner), model)
+
+    async def _answer(self, question: Question, model: ReadModel) -> Answer:
         known = self._known.get(question)
         if known is not None and known.version == model.version and self._clock() - known.at < LASTS:
             return known
@@ -109,13 +111,16 @@ class OfferEngine:
         if task is None and len(self._under_way) >= MOST_WAITING:
             if known is not None:
                 return known
-            raise busy("Too many offers are being computed: try again in a moment.", "offers_busy", 503, 2)
+            raise _busy()
         if task is None:
             task = self._under_way[question] = asyncio.create_task(self._compute(question))
             task.add_done_callback(lambda done: self._done(question, done))
         if known is not None and known.took > CHEAP and self._may_wait(known):
             return known
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.wait_for(asyncio.shield(task), LONGEST)
+        except TimeoutError:
+            raise _busy() from None
 
     def _may_wait(self, known: Answer) -> bool:
         """Whether an old answer will do: it is young, or the budget is used up."""
@@ -168,3 +173,18 @@ class OfferEngine:
             self._what_if, self._built_at = WhatIf(snapshot), now
         else:
             self._what_if.renew(snapshot)
+
+
+def question_of(model: ReadModel, team: str, profile: str, kind: Kind, owner: str) -> Question:
+    """Return the question of a user.
+
+    The owner matters for jobs, which wait in line with others, and while another session of the team is pending.
+    """
+    alike = kind == "session" and not any(
+        row.team == team and row.state == "pending" for row in model.sessions.values()
+    )
+    return Question(team, profile, kind, "" if alike else owner)
+
+
+def _busy() -> MakewayError:
+    return busy("Too many offers are being computed: try again in a moment.", "offers_busy", 503, 2)

@@ -46,8 +46,7 @@ class OfferService:
                 continue
             places += [(team, profile.name) for team in teams if document.queue_open(team, profile.name)]
         engine = self._engine
-        questions = [engine.question(*place, wanted.value, user) for place in places]
-        answers = await asyncio.gather(*map(engine.answer, questions))
+        answers = await asyncio.gather(*(engine.answer(*place, wanted.value, user) for place in places))
         offers += [await self._offer(answer.offer, wanted) for answer in answers]
         model = await context.models.current()
         order = {profile.name: rank for rank, profile in enumerate(profiles)}
@@ -63,7 +62,7 @@ class OfferService:
 
     async def offer(self, team: str, profile: str, kind: Kind, user: str) -> tuple[Offer, bool]:
         """Return what one request would get, and whether it would run in quota."""
-        answer = await self._engine.answer(self._engine.question(team, profile, kind.value, user))
+        answer = await self._engine.answer(team, profile, kind.value, user)
         return await self._offer(answer.offer, kind), answer.offer.in_quota
 
     async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:

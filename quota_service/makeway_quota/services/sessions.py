@@ -180,7 +180,10 @@ class SessionService:
 
     def _session(self, row: Workload) -> Session:
         context = self._context
-        return views.session(row, virtual=context.world.virtual and row.gpus > 0, url=context.config.public_url)
+        facts = context.document.profile_facts.get(row.profile)
+        titles = (facts.title if facts else row.profile, context.title(row.team))
+        virtual = context.world.virtual and row.gpus > 0
+        return views.session(row, virtual=virtual, url=context.config.public_url, titles=titles)
 
 
 def _beyond_cap(user: str, full: TooMany) -> MakewayError:

@@ -23,7 +23,7 @@ from .offers import OfferService
 from .refusals import refuse
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import check_process, new_job, read_files
-from .user_limits import Reservation
+from .user_limits import Reservation, bytes_of
 
 FIRST_DECISION = 0.15
 """Seconds that a submission waits for its first decision, so that the answer can say more than `pending`."""
@@ -55,7 +55,7 @@ class SubmissionService:
         if ask.dry_run:
             return await self._dry_run(caller, ask, team, profile.name, sum(len(data) for _, data, _ in files))
         await context.learn_limits()
-        with context.limits.submitting(caller.name, 1) as reservation:
+        with context.limits.submitting(caller.name, 1, bytes_of(ask.command, ask.env)) as reservation:
             return await self._add(caller, ask, team, profile, files, reservation)
 
     async def clone(self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any]) -> list[Job]:
@@ -75,7 +75,7 @@ class SubmissionService:
         if "files" in overrides:
             files = await context.call(read_files, ask, context.config.max_files_bytes)
         await context.learn_limits()
-        with context.limits.submitting(caller.name, many) as reservation:
+        with context.limits.submitting(caller.name, many, bytes_of(ask.command, ask.env)) as reservation:
             first = await self._add(caller, ask, team, profile, files, reservation)
             rest = [self._add(caller, ask, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
             return [first, *await asyncio.gather(*rest)]

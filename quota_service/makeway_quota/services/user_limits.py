@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,9 @@ from ..store.records import Workload
 from ..store.store import Store
 from ..wording import count
 from .refusals import busy, refuse
+
+MOST_BYTES = 64 * 2**20
+"""Bytes of commands and environments of one person's pending jobs: they are kept in memory"""
 
 
 @dataclass(slots=True)
@@ -57,9 +60,10 @@ class UserLimits:
         self._clock = clock
         self._guard = threading.Lock()
         self._versions: dict[str, int] = {}
-        self._waits: dict[str, str] = {}
-        """job id to owner, for jobs that wait"""
+        self._waits: dict[str, tuple[str, int]] = {}
+        """job id to owner and bytes, for jobs that wait"""
         self._pending: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._arriving: Counter[str] = Counter()
         self._expected: dict[str, Reservation] = {}
         self._buckets: dict[str, Bucket] = {}
@@ -90,22 +94,26 @@ class UserLimits:
                     self._less(self._arriving, reservation.user)
                 if row.kind != "job" or self._versions.get(row.id, -1) >= row.version:
                     continue
-                if (owner := self._waits.pop(row.id, None)) is not None:
-                    self._less(self._pending, owner)
+                if (waited := self._waits.pop(row.id, None)) is not None:
+                    self._less(self._pending, waited[0])
+                    self._less(self._bytes, *waited)
                 if row.state == "pending":
-                    self._waits[row.id] = row.owner
+                    size = bytes_of(row.command, row.env)
+                    self._waits[row.id] = row.owner, size
                     self._pending[row.owner] += 1
+                    self._bytes[row.owner] += size
                 if row.live or not self._known:
                     self._versions[row.id] = row.version
                 else:
                     self._versions.pop(row.id, None)
 
     @contextmanager
-    def submitting(self, user: str, many: int) -> Iterator[Reservation]:
-        """Reserve room for `many` jobs while they are written; refuse them if they exceed a limit."""
+    def submitting(self, user: str, many: int, size: int = 0) -> Iterator[Reservation]:
+        """Reserve room for `many` jobs of `size` bytes each while they are written; refuse what exceeds a limit."""
         reservation = Reservation(user, many, self._expected)
         with self._guard:
             self._check_pending(user, many)
+            self._check_bytes(user, many * size)
             self._check_rate(user, many)
             self._arriving[user] += many
         try:
@@ -128,6 +136,19 @@ class UserLimits:
                 pending=there,
                 submitted=many,
                 most=most,
+            )
+
+    def _check_bytes(self, user: str, size: int) -> None:
+        there = self._bytes[user]
+        if self._most_pending and size and there + size > MOST_BYTES:
+            raise refuse(
+                f"The commands and environments of {user}'s pending jobs have {there // 2**20} MiB, and "
+                f"{MOST_BYTES // 2**20} MiB is the most for one person: put long ones into a file of the job.",
+                "pending_too_large",
+                429,
+                bytes=there,
+                submitted=size,
+                limit_bytes=MOST_BYTES,
             )
 
     def _check_rate(self, user: str, many: int) -> None:
@@ -176,3 +197,8 @@ class UserLimits:
         counter[name] -= by
         if counter[name] <= 0:
             del counter[name]
+
+
+def bytes_of(command: Iterable[str], env: Mapping[str, str]) -> int:
+    """Return the characters of a command and an environment."""
+    return sum(map(len, command)) + sum(len(name) + len(value) for name, value in env.items())

@@ -130,8 +130,8 @@ def attempt_model(row: AttemptRow) -> Attempt:
     )
 
 
-def session(row: Workload, *, virtual: bool, url: str) -> Session:
-    """Return a session with its lease."""
+def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", "")) -> Session:
+    """Return a session and its lease as the API shows it; `titles` are those of its profile and its team."""
     return Session(
         id=row.id,
         user=row.owner,
@@ -139,6 +139,10 @@ def session(row: Workload, *, virtual: bool, url: str) -> Session:
         profile=row.profile,
         team=row.team,
         gpus=gpu(row.gpus * row.workers),
+        cpu=row.cpu / 1000,
+        memory=row.memory,
+        profile_title=titles[0],
+        team_title=titles[1],
         preemptible=row.preemptible,
         state=State(row.state),
         phase=phase(row),

@@ -6,12 +6,16 @@ import json
 from pathlib import Path
 from typing import IO
 
-from ..engine import schedule
+from ..engine import reference, schedule
 from .reader import SnapshotError, read_snapshot
 from .report import plan_as_json, plan_as_text, titles
 from .writer import snapshot_as_document, write_snapshot
 
+ENGINES = {"fast": schedule, "reference": reference.schedule}
+"""The engine that the service runs, and the same rules in plain code."""
+
 __all__ = [
+    "ENGINES",
     "SnapshotError",
     "plan_as_json",
     "plan_as_text",
@@ -23,7 +27,7 @@ __all__ = [
 ]
 
 
-def plan_command(argv_path: str, format: str, out: IO[str]) -> int:
+def plan_command(argv_path: str, format: str, out: IO[str], engine: str = "fast") -> int:
     """Write the plan for a snapshot file as `text` or `json`, and return 0; or one line on bad input, and 2."""
     try:
         snapshot = read_snapshot(Path(argv_path).read_text(encoding="utf-8"), argv_path)
@@ -34,7 +38,7 @@ def plan_command(argv_path: str, format: str, out: IO[str]) -> int:
     except SnapshotError as error:
         out.write(f"makeway-quota plan: {error}\n")
         return 2
-    plan = schedule(snapshot)
+    plan = ENGINES[engine](snapshot)
     if format == "json":
         out.write(json.dumps(plan_as_json(plan, titles(snapshot)), indent=2, ensure_ascii=False) + "\n")
     else:

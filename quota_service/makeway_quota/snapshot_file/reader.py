@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
 
 from pydantic import ValidationError
 
@@ -12,8 +11,6 @@ from ..policy.issues import Issue, Loc, Problem, did_you_mean, in_order, place, 
 from ..policy.source import Unreadable, parse
 from ..policy.tables import Table, explain
 from .models import FileTable
-
-ENOUGH = 1000
 
 
 class SnapshotError(ValueError):
@@ -35,7 +32,7 @@ def read_snapshot(text: str, file: str = "snapshot") -> Snapshot:
         table = FileTable.model_validate(source.value)
         problems = list(_inconsistencies(table))
     except ValidationError as invalid:
-        problems = list(islice(explain(FileTable, invalid), ENOUGH))
+        problems = explain(FileTable, invalid)
     if problems:
         raise SnapshotError(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
     return table.as_value(Snapshot)

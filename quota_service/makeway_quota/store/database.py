@@ -3,7 +3,8 @@
 SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDIATE, so that two never deadlock;
 `synchronous=NORMAL`, because a commit then survives any death of the service, and costs 0.1 ms instead of a disk
 flush. A power cut may take the last moments' commits, but on one machine it takes the jobs they speak of as well.
-PostgreSQL: writers take one advisory lock, so that event ids are committed in their order and none is ever missed.
+PostgreSQL: writers take one advisory lock, so that event ids are committed in their order and none is ever missed; each
+commit notifies the other replicas, which then read what changed (`follow`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
+from .connections import postgres_engine
 from .errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -33,24 +36,42 @@ PRAGMAS = ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=NORMAL", 
 WRITERS = 0x4D414B45
 """The advisory lock that PostgreSQL writers take ("MAKE")."""
 
+CHANNEL = "makeway"
+BEGIN_WRITE = text(f"SELECT pg_advisory_xact_lock({WRITERS}), pg_notify('{CHANNEL}', :origin)")
+
 
 class Database:
-    """Transactions, one writer at a time, and the listeners that are called after each write."""
+    """Transactions, one writer at a time, and the listeners that are called after each commit.
+
+    `origin` tells the commits of this process from those of other replicas.
+    """
 
     def __init__(self, url: URL) -> None:
         self.url = url
         self.sqlite = url.get_backend_name() == "sqlite"
         self.engine = engine_for(url)
+        self.origin = uuid.uuid4().hex
         self._writing = threading.Lock()
         self._wrote = Outcome()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
+        self._closed = False
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection, those in use as soon as their transaction ends."""
+        self._closed = True
         self.engine.dispose()
 
+    @contextmanager
+    def _connected(self) -> Iterator[Connection]:
+        with self.engine.connect() as connection:
+            try:
+                yield connection
+            finally:
+                if self._closed and not connection.invalidated:
+                    connection.detach()  # else it would go back into the pool that was closed
+
     def on_commit(self, callback: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
-        """Call back after each write with what it said it changed, in the order of the commits; the answer ends that.
+        """Call `callback` after each commit with the rows that it changed, in commit order; return how to end that.
 
         It is called before the next write may begin, so a listener must be quick and must not write.
         """
@@ -63,25 +84,41 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Look at one consistent state."""
-        with self._explained(), self.engine.connect() as connection, connection.begin():
+        """Read one consistent state."""
+        with self._explained(), self._connected() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self, changed: Sequence[Any] = (), *, quiet: bool = False) -> Iterator[Connection]:
-        """Change something, all or nothing, one writer at a time; then call the listeners, unless `quiet`."""
+        """Write all or nothing, one writer at a time; then call the listeners with `changed`, unless `quiet`."""
         with self._explained(), self._writing, self._wrote.watched():
-            with self.engine.connect() as plain:
+            with self._connected() as plain:
                 connection = plain.execution_options(makeway_writes=True)
                 with connection.begin():
                     if not self.sqlite:
-                        connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
+                        connection.execute(BEGIN_WRITE, {"origin": self.origin})
                     yield connection
-            for listener in () if quiet else self._listeners:
-                try:
-                    listener(changed)
-                except Exception:
-                    log.exception("A listener of the store failed")
+            if not quiet:
+                self._call_listeners(changed)
+
+    def follow(self, read: Callable[[Connection], Sequence[Any] | None]) -> None:
+        """Read what other replicas committed, then call the listeners with the rows, unless `read` returned None.
+
+        No commit of this process comes between the read and the calls, so the listeners hear of each row in the order
+        of its versions.
+        """
+        with self._explained(), self._writing:
+            with self._connected() as connection, connection.begin():
+                changed = read(connection)
+            if changed is not None:
+                self._call_listeners(changed)
+
+    def _call_listeners(self, changed: Sequence[Any]) -> None:
+        for listener in self._listeners:
+            try:
+                listener(changed)
+            except Exception:
+                log.exception("A listener of the store failed")
 
     def run_script(self, statements: str) -> None:
         """Run statements of SQLite outside a transaction, while nothing else writes."""
@@ -95,7 +132,7 @@ class Database:
                 connection.close()
 
     def failure(self) -> str | None:
-        """Return what is wrong with the last write, or None; it never waits, so that anybody may ask at any time."""
+        """Return what is wrong with the last write, or None; it never waits, so that it may be called at any time."""
         return self._wrote.failure()
 
     def probe(self, older_than: float) -> None:
@@ -105,7 +142,7 @@ class Database:
                 pass
 
     def size(self) -> int:
-        """Tell the bytes on disk."""
+        """Return the bytes on disk."""
         if self.sqlite:
             path = Path(self.url.database or "")
             return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
@@ -156,7 +193,7 @@ class Outcome:
 
 
 def parse(url: str) -> URL:
-    """Read a database URL; StoreError says what a good one looks like."""
+    """Parse a database URL; StoreError shows what a good one looks like."""
     hint = "give sqlite:////full/path/makeway.sqlite or postgresql+psycopg://user:password@host/database"
     try:
         parsed = make_url(url)
@@ -173,9 +210,9 @@ def parse(url: str) -> URL:
 
 
 def engine_for(url: URL, *, migrating: bool = False) -> Engine:
-    """Make the SQLAlchemy engine with the settings told above; foreign keys rest while tables are rebuilt."""
+    """Return the SQLAlchemy engine with the settings above; without foreign keys while tables are rebuilt."""
     if url.get_backend_name() != "sqlite":
-        return create_engine(url, poolclass=NullPool) if migrating else create_engine(url, pool_pre_ping=True)
+        return create_engine(url, poolclass=NullPool) if migrating else postgres_engine(url)
     create_private(Path(url.database or ""))
     arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False}
     if migrating:
@@ -185,7 +222,7 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
     foreign_keys = "OFF" if migrating else "ON"
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves
+        connection.isolation_level = None  # SQLAlchemy's "begin" event issues BEGIN, see below
         for pragma in (*PRAGMAS, f"foreign_keys={foreign_keys}"):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -199,7 +236,7 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
 
 
 def create_private(path: Path) -> None:
-    """Create an empty database that only its owner can read: it holds everybody's code."""
+    """Create an empty database that only its owner can read: it holds the code of all users."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
@@ -207,7 +244,7 @@ def create_private(path: Path) -> None:
 
 
 def explain(url: URL, error: DBAPIError) -> str:
-    """Say in one sentence what the database said, without the statement and its values."""
+    """Return the database's error in one sentence, without the statement and its values."""
     place = url.render_as_string(hide_password=True)
-    said: Any = str(error.orig).strip().splitlines()
-    return f"the database {place} cannot do this: {said[0] if said else type(error.orig).__name__}"
+    lines: Any = str(error.orig).strip().splitlines()
+    return f"the database {place} cannot do this: {lines[0] if lines else type(error.orig).__name__}"

@@ -28,12 +28,16 @@ class TooMany(StoreError):
         self.most = most
 
 
-class Deposed(StoreError):
-    """Another service leads; this one must stop deciding."""
+class NotLeading(StoreError):
+    """This replica does not lead (any more), so it must neither decide nor act."""
+
+
+class Deposed(NotLeading):
+    """Another replica has taken a newer term."""
 
     def __init__(self, term: int, newest: int, holder: str) -> None:
         super().__init__(
-            f"term {term} is over: {holder or 'another service'} holds term {newest}; this service stops deciding"
+            f"term {term} is over: {holder or 'another replica'} holds term {newest}; this one stops deciding"
         )
         self.term = term
         self.newest = newest

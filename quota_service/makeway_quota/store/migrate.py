@@ -1,4 +1,4 @@
-"""Bring the tables up to date: one transaction, under a lock, whoever comes first."""
+"""Bring the tables up to date, in one transaction and under a lock: the first replica upgrades, the others wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def upgrade(url: URL) -> None:
 
 
 def alembic_config(connection: Connection) -> Config:
-    """Tell alembic where the migrations lie and which connection to use."""
+    """Return alembic's configuration: the folder of the migrations, and the connection."""
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

@@ -35,11 +35,13 @@ metadata = MetaData(
 )
 Serial = BigInteger().with_variant(Integer, "sqlite")
 """SQLite counts by itself only in a column that is called INTEGER."""
-LIVE_ROW = text("state IN ('pending', 'starting', 'running', 'checkpointing')")
-"""Word for word the condition of the partial indexes: SQLite uses them only for a query that repeats it."""
+LIVE_ROW = text("ended_at IS NULL")
+ENDED_ROW = text("ended_at IS NOT NULL")
+"""Word for word the conditions of the partial indexes: SQLite uses them only for a query that repeats them.
+
+`writes.change` keeps `ended_at` in step with the state. A list of states as condition made every update a third slower.
+"""
 LIVE_SESSION = text("kind = 'session' AND state IN ('pending', 'starting', 'running', 'checkpointing')")
-ENDED_ROW = text("state IN ('succeeded', 'failed', 'cancelled', 'stopped')")
-HAS_ENDED = text("ended_at IS NOT NULL")
 
 
 def where(condition: TextClause) -> dict[str, Any]:
@@ -109,7 +111,7 @@ workloads = Table(
     Index("ix_workloads_ended_state", "state", "submitted_at", **where(ENDED_ROW)),
     Index("ix_workloads_ended_owner", "owner", "state", "submitted_at", **where(ENDED_ROW)),
     Index("ix_workloads_ended_team", "team", "state", "submitted_at", **where(ENDED_ROW)),
-    Index("ix_workloads_ended_at", "ended_at", **where(HAS_ENDED)),
+    Index("ix_workloads_ended_at", "ended_at", **where(ENDED_ROW)),
     Index("uq_workloads_live_session", "owner", "server", unique=True, **where(LIVE_SESSION)),
 )
 

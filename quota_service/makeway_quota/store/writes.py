@@ -1,4 +1,4 @@
-"""What can be changed in the store: every INSERT, UPDATE and DELETE."""
+"""Insert and update records; called by `store.py` within a transaction. Removals are in `pruning.py`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows
 from .errors import Conflict, Deposed, TooMany
-from .many import Many
-from .records import Cap, Change, File, NewDecision, PolicyVersion, Workload
+from .many import Lookup, Many
+from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c
 ADD_WORKLOADS = Many(insert(workloads))
 ADD_ATTEMPTS = Many(insert(attempts))
-ADD_DECISION = insert(decisions)
+ADD_DECISIONS = Many(insert(decisions))
 ADD_EVENT = insert(events)
 ADD_EVENTS = Many(ADD_EVENT)
 SET_WORKLOADS = Many(update(workloads).where(workloads.c.id == bindparam("one")))
@@ -31,6 +31,7 @@ CLOSE_ATTEMPTS = Many(
         == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
     )
 )
+NUMBERS = Lookup(A.workload, A.workload, A.number)
 SHARE_FILES = insert(files).from_select(
     ["workload", "path", "executable", "blob"],
     select(bindparam("new", type_=Text), files.c.path, files.c.executable, files.c.blob).where(
@@ -112,9 +113,9 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     if added:
         values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
-    told = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
-    if told:
-        connection.execute(insert(sources), told)
+    given = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
+    if given:
+        connection.execute(insert(sources), given)
     write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     for submission in added:
         if submission.files_of is not None:
@@ -131,7 +132,7 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
 
 
 def digests(given: Sequence[tuple[str, bytes, bool]]) -> dict[File, str]:
-    """Name every file's content; ValueError for a path that cannot be stored or comes twice."""
+    """Return files with the digests of their content; ValueError for a path that is not storable or comes twice."""
     found: dict[File, str] = {}
     paths: set[str] = set()
     for path, data, executable in given:
@@ -150,8 +151,10 @@ def lead(connection: Connection, term: int) -> None:
         raise Deposed(term, newest, holder)
 
 
-def change(connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload]) -> list[Workload]:
-    """Apply those whose expectation holds and answer what these workloads are now.
+def change(
+    connection: Connection, changes: Sequence[Change], known: Mapping[str, Workload], now: float
+) -> list[Workload]:
+    """Apply the changes whose expectation holds and return what these workloads are now.
 
     `known` saves reading: rows that were read or written before, used where their version is still the same.
     """
@@ -167,6 +170,8 @@ def change(connection: Connection, changes: Sequence[Change], known: Mapping[str
     before = reads.current(connection, ids, known)
     numbers = _attempt_numbers(connection, [c.workload for c in changes if c.open_attempt])
     applied = [c for c in changes if c.workload in before and expected(c, before[c.workload], numbers)]
+    for c in applied:
+        _keep_end(columns[c.workload], before[c.workload], now)
     changed = [after(before[c.workload], columns[c.workload]) for c in applied]
     _update(connection, SET_WORKLOADS, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
     _update(connection, CLOSE_ATTEMPTS, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
@@ -186,13 +191,21 @@ def _update(connection: Connection, statement: Many, values: Iterable[dict[str, 
         statement.run(connection, group)
 
 
+def _keep_end(columns: dict[str, object], before: Workload, now: float) -> None:
+    """Set `ended_at` where a change sets the state alone: it is null exactly while the workload is live."""
+    if "state" in columns or "ended_at" in columns:
+        ended = columns.get("state", before.state) in ENDED
+        if ended != (columns.get("ended_at", before.ended_at) is not None):
+            columns["ended_at"] = now if ended else None
+
+
 def after(now: Workload, columns: Mapping[str, object]) -> Workload:
-    """Tell what a workload is once these columns are set."""
+    """Return a workload with these columns set and the next version."""
     return rows.changed(now, rows.decode(columns))
 
 
 def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bool:
-    """Say whether the workload is still what the change was decided on."""
+    """Whether the workload is still what the change was decided on."""
     if change.expect_version is not None and change.expect_version != now.version:
         return False
     if change.expect_states is not None and now.state not in change.expect_states:
@@ -204,44 +217,41 @@ def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bo
 
 
 def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[str, int]]:
-    found: set[tuple[str, int]] = set()
-    for begin in range(0, len(ids), 500):
-        query = select(A.workload, A.number).where(A.workload.in_(ids[begin : begin + 500]))
-        found.update((workload, number) for workload, number in connection.execute(query).all())
-    return found
+    return {(workload, number) for workload, number in NUMBERS.run(connection, ids)}
 
 
-def tell_workloads(connection: Connection, changed: Iterable[Workload], now: float) -> None:
-    """Write an event for every workload that is not what it was."""
-    told = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
-    ADD_EVENTS.run(connection, told)
+def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewDecision], now: float) -> None:
+    """Write decisions to their log, and an event for every changed workload and every decision."""
+    news = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
+    if made:
+        facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
+        ids = _decision_ids(connection, len(made))
+        ADD_DECISIONS.run(connection, [_decision(id, each, now) for id, each in zip(ids, facts, strict=True)])
+        news += [
+            _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
+            for id, new, each in zip(ids, made, facts, strict=True)
+        ]
+    ADD_EVENTS.run(connection, news)
 
 
-def decide(connection: Connection, made: Sequence[NewDecision], now: float) -> None:
-    """Write decisions to the log, and an event for each."""
-    if not made:
-        return
-    facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
-    values = [
-        {
-            **{name: rows.clean(value) for name, value in each.items()},
-            "at": now,
-            "numbers": rows.to_json(each["numbers"]),
-        }
-        for each in facts
-    ]
-    ids = connection.execute(ADD_DECISION.returning(decisions.c.id, sort_by_parameter_order=True), values).scalars()
-    told = [
-        _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
-        for new, each, id in zip(made, facts, ids, strict=True)
-    ]
-    ADD_EVENTS.run(connection, told)
+def _decision_ids(connection: Connection, count: int) -> Sequence[int]:
+    """Return the ids of the next decisions; asking for them costs less than reading back what the database chose."""
+    if connection.dialect.name == "sqlite":
+        last = connection.exec_driver_sql("SELECT seq FROM sqlite_sequence WHERE name = 'decisions'").scalar() or 0
+        return range(last + 1, last + 1 + count)
+    query = "SELECT nextval(pg_get_serial_sequence('decisions', 'id')) FROM generate_series(1, %s)"
+    return [int(id) for id in connection.exec_driver_sql(query, (count,)).scalars()]
+
+
+def _decision(id: int, facts: Mapping[str, Any], now: float) -> dict[str, object]:
+    values = {name: rows.clean(value) for name, value in facts.items()}
+    return {"id": id, **values, "at": now, "numbers": rows.to_json(facts["numbers"])}
 
 
 def add_event(
     connection: Connection, kind: str, team: str | None, owner: str | None, data: Mapping[str, Any], now: float
 ) -> int:
-    """Write one event and answer its id."""
+    """Write one event and return its id."""
     key = connection.execute(ADD_EVENT, _event(kind, team, owner, None, data, now)).inserted_primary_key
     return 0 if key is None else int(key[0])
 
@@ -272,7 +282,7 @@ def add_policy(connection: Connection, new: PolicyVersion, base: int | None) -> 
 
 
 def keep_histories(connection: Connection, milli: Mapping[str, float], now: float) -> None:
-    """Write what every policy borrowed of late, instead of what was there."""
+    """Replace the decayed over-quota use of every policy."""
     connection.execute(delete(histories))
     if milli:
         values = [{"policy": rows.clean(policy), "milli": each, "at": now} for policy, each in milli.items()]
@@ -280,7 +290,7 @@ def keep_histories(connection: Connection, milli: Mapping[str, float], now: floa
 
 
 def take_term(connection: Connection, holder: str, now: float) -> int:
-    """Begin the next term."""
+    """Insert the next term and return it."""
     newest, _ = reads.newest_term(connection)
     connection.execute(insert(terms), {"term": newest + 1, "holder": rows.clean(holder), "at": now})
     connection.execute(delete(terms).where(terms.c.term < newest - 100))

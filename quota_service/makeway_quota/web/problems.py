@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from makeway_api.errors import MakewayError
 from makeway_api.models import Problem
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,11 @@ def answer(problem: Problem, headers: dict[str, str] | None = None) -> Response:
         plain = Problem(title=problem.title, status=problem.status, code=problem.code, detail=_clean(problem.detail))
         body = plain.model_dump_json().encode("utf-8")
     return Response(body, status_code=problem.status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def json_of(model: BaseModel, status: int = 200) -> Response:
+    """Return a model of the API as a response; FastAPI would validate and convert it once more."""
+    return Response(model.model_dump_json(), status_code=status, media_type="application/json")
 
 
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""How the launcher is started: as `python -m makeway.launcher`, or by the path of its folder."""
+"""Start the launcher, as `python -m makeway.launcher` or by the path of its folder."""
 
 from __future__ import annotations
 

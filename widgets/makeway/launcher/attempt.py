@@ -1,4 +1,4 @@
-"""One attempt of a job as its launcher sees it: the order, the folders, and the claim that makes it the only one."""
+"""Hold one attempt of a job in its launcher: the order, the folders, and the claim that makes the launcher unique."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
-    """Write a file so that a reader finds the old or the new content, never half of one."""
+    """Write a JSON file atomically: a reader finds the old or the new content."""
     temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(value, file)
@@ -18,7 +18,7 @@ def write_json(path: str, value: dict[str, Any]) -> None:
 
 
 def read_json(path: str) -> dict[str, Any]:
-    """Read a JSON object; an absent or broken file counts as empty."""
+    """Return the object of a JSON file; empty if the file is absent or broken."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -28,20 +28,20 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 def start_time(pid: int) -> int:
-    """Tell when a process started, in clock ticks since the boot: with the pid, it names a process for good."""
+    """Return a process's start time in clock ticks since boot, which identifies it together with the pid."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return int(file.read().rpartition(")")[2].split()[19])
 
 
 def boot_id() -> str:
-    """Name this boot of the machine: pids and start times of another one mean nothing."""
+    """Return the id of this boot of the machine: pids and start times of another boot mean nothing."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
     return ""
 
 
 class Attempt:
-    """One attempt of a job: its order, and where its files are.
+    """One attempt of a job: its order and its folders.
 
     JOB/work (the working directory), JOB/checkpoints (the same over all attempts), JOB/attempt-N (log, reports).
     """
@@ -55,11 +55,11 @@ class Attempt:
         self.home = os.path.join(self.job, f"attempt-{self.number}")
 
     def path(self, name: str) -> str:
-        """Name a file of this attempt."""
+        """Return the path of a file of this attempt."""
         return os.path.join(self.home, name)
 
     def claim(self) -> bool:
-        """Be the one launcher of this attempt, for ever; False when there was one before."""
+        """Become the only launcher of this attempt; return False if there was one before."""
         for directory in (self.work, self.checkpoints, self.home):
             os.makedirs(directory, mode=0o700, exist_ok=True)
         mine = self.path(f"launcher.json.{os.getpid()}")
@@ -72,8 +72,8 @@ class Attempt:
             os.unlink(mine)
         return True
 
-    def lay_out(self, stream: BinaryIO) -> None:
-        """Write the order's files below the working directory; what an earlier attempt left there stays."""
+    def write_files(self, stream: BinaryIO) -> None:
+        """Write the order's files below the working directory; files of an earlier attempt stay."""
         for entry in self.order.get("files", ()):
             data = stream.read(int(entry["size"]))
             path = os.path.normpath(os.path.join(self.work, entry["path"]))
@@ -88,14 +88,14 @@ class Attempt:
             os.replace(f"{path}.part", path)
 
     def inherit_progress(self) -> None:
-        """Start from what the attempt before had saved: its checkpoint is still there."""
+        """Take over the progress of the previous attempt, whose checkpoint is still there."""
         before = read_json(os.path.join(self.job, f"attempt-{self.number - 1}", "progress.json"))
         kept = {str(key): before[key] for key in ("step", "saved_at") if key in before}
         if kept and not os.path.exists(self.path("progress.json")):
             write_json(self.path("progress.json"), kept)
 
     def environment(self, worker: dict[str, Any]) -> dict[str, str]:
-        """Everything that the job finds in its environment."""
+        """Return the environment of one worker."""
         order = self.order
         own = {
             "MAKEWAY_JOB_ID": order["workload"],

@@ -1,4 +1,4 @@
-"""The job's processes: started, signalled, collected, and none left behind."""
+"""Start, signal, reap and kill the job's processes, so that none is left behind."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ KILL_SECONDS = 5.0
 
 
 class Children:
-    """The workers that were started, and everything below them: orphans come to this process, whatever they did."""
+    """The workers and all their descendants: orphans are reparented to this process (a subreaper)."""
 
     def __init__(self) -> None:
         self.workers: list[int] = []
         self.codes: dict[int, int] = {}
-        """exit codes of the workers that ended, negative for a signal"""
+        """Exit codes of the workers that ended, negative for a signal."""
         self.alone = False
-        """True once nothing at all is left below this process"""
+        """Whether no descendant of this process is left."""
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start(self, command: list[str], env: dict[str, str]) -> int:
-        """Start a worker as a session and process group of its own; answers the end of the pipe it prints to.
+        """Start a worker as a session and process group of its own; return the read end of its output's pipe.
 
-        OSError with the command's name when it cannot be started.
+        Raises OSError with the command's name if it cannot be started.
         """
         output, output_end = os.pipe()
         failure, failure_end = os.pipe()
@@ -52,7 +52,7 @@ class Children:
                 os.killpg(pid, number)
 
     def reap(self) -> None:
-        """Collect every child and orphan that ended."""
+        """Reap every child and orphan that has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -65,7 +65,7 @@ class Children:
                 self.codes[pid] = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
     def kill_everything(self) -> None:
-        """Kill the groups, and whatever else descends from this process, until nothing is left (5 s at most)."""
+        """Kill the groups and all other descendants until none is left, for KILL_SECONDS at most."""
         ends = time.monotonic() + KILL_SECONDS
         self.reap()
         while not self.alone and time.monotonic() < ends:
@@ -80,14 +80,14 @@ class Children:
             self.reap()
 
     def exit_code(self) -> int:
-        """Sum up the workers' exit codes: a failure of its own first, then a kill, then `saved and left`."""
+        """Return the attempt's exit code: a worker's own failure first, then a kill, then 75 (saved and ended)."""
         codes = [self.codes.get(pid, -signal.SIGKILL) for pid in self.workers]
         failed = [code for code in codes if code not in (0, 75, -signal.SIGKILL)]
         return failed[0] if failed else min(codes) if -signal.SIGKILL in codes else max(codes)
 
 
 def _become(command: list[str], env: dict[str, str], output: int, failure: int) -> NoReturn:
-    """Turn this fresh child into the job; never returns."""
+    """Turn this child into the worker; never returns."""
     try:
         os.setsid()
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -107,7 +107,7 @@ def _become(command: list[str], env: dict[str, str], output: int, failure: int) 
 
 
 def _descendants() -> list[int]:
-    """Find every process below this one, wherever it moved itself."""
+    """Return the pids of all descendants, whatever session or group they are in."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""What a job prints, kept within bounds however much it is."""
+"""Keep a job's output within a size limit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import threading
 from .attempt import Attempt
 
 LIMIT = 64 * 2**20
-"""Bytes that are kept unless the order says otherwise."""
+"""The default limit in bytes."""
 
 
 class Log:
-    """A job's output, bounded: the first half of the limit and the newest quarter at least; the middle is dropped.
+    """A job's output: the first half of the limit and at least the newest quarter; the middle is dropped.
 
-    `log` holds the head; `log.OFFSET` are pieces of the tail, named after the place of their first byte.
+    `log` is the head; `log.OFFSET` are pieces of the tail, named by the offset of their first byte.
     """
 
     def __init__(self, attempt: Attempt, limit: int) -> None:
@@ -29,24 +29,29 @@ class Log:
         self._newest = b""
 
     def write(self, data: bytes) -> None:
-        """Append; a full disk loses output, never the job."""
+        """Append output; a full disk loses output, never the job."""
         with self._lock:
-            self._newest = (self._newest + data)[-4096:]
-            with contextlib.suppress(OSError):
-                while data:
-                    if self._room <= 0:
-                        self._next_piece()
-                    part, data = data[: self._room], data[self._room :]
-                    self._file.write(part)
-                    self._at += len(part)
-                    self._room -= len(part)
+            self._write(data)
 
-    def say(self, sentence: str) -> None:
-        """Add a line of our own."""
-        self.write(f"makeway: {sentence}\n".encode())
+    def _write(self, data: bytes) -> None:
+        self._newest = (self._newest + data)[-4096:]
+        with contextlib.suppress(OSError):
+            while data:
+                if self._room <= 0:
+                    self._next_piece()
+                part, data = data[: self._room], data[self._room :]
+                self._file.write(part)
+                self._at += len(part)
+                self._room -= len(part)
+
+    def note(self, sentence: str) -> None:
+        """Append a line of the launcher's own, marked with `makeway:`; it never continues a line of the job."""
+        with self._lock:
+            start = b"" if not self._newest or self._newest.endswith((b"\n", b"\r")) else b"\n"
+            self._write(start + f"makeway: {sentence}\n".encode())
 
     def last_lines(self, count: int) -> list[str]:
-        """Give the newest lines of the output, without ours."""
+        """Return the newest lines of the job's output, without the launcher's own."""
         lines = self._newest.decode("utf-8", "replace").replace("\r", "\n").splitlines()
         return [line for line in lines if line.strip() and not line.startswith("makeway: ")][-count:]
 

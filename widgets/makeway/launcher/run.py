@@ -1,4 +1,4 @@
-"""An attempt from its order to its report: start, wait, make way, kill, tell."""
+"""Run an attempt from its order to its report: start, wait, pass on the notice, kill, report."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .children import Children
 from .log import LIMIT, Log
 
 SAVED_AND_LEFT = 75
-"""The exit code of a job that saved because it was asked to, and left."""
+"""The exit code of a job that saved because of a notice, and ended."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
-LOOK_EVERY = 5.0
-"""Seconds between looks for a notice that came without a signal."""
+NOTICE_POLL = 5.0
+"""Seconds between reads of a notice that came without a signal."""
 
 
 def main(argv: list[str]) -> int:
-    """Run one attempt as ordered; the answer is the command's exit code (0 when somebody else runs it already)."""
+    """Run one attempt as ordered; return the command's exit code, 0 if another launcher runs the attempt already."""
     paths = [word for word in argv if not word.startswith("--")]
     if len(paths) != 1:
         print("usage: launcher.py ORDER [--detach]    (ORDER: a file, or - for standard input)", file=sys.stderr)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def _detach() -> int:
-    """Go on in a child that no terminal and no service owns; this process ends when the job has started."""
+    """Continue in a child of its own session; this process ends when the job has started."""
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
@@ -61,7 +61,7 @@ def _close_standard_streams() -> None:
 
 
 class Run:
-    """One attempt under way: its processes, its notice, and the report at the end."""
+    """One running attempt: its processes, its notice, and the report at the end."""
 
     def __init__(self, attempt: Attempt, stream: BinaryIO, started: int | None) -> None:
         self.attempt = attempt
@@ -74,16 +74,16 @@ class Run:
         self.signal = _signal_named(str(self.order.get("signal", "SIGTERM")))
         self.children = Children()
         self.notice: dict[str, Any] = {}
-        self.leave_by: float | None = None
+        self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = False
         self._pumps: list[threading.Thread] = []
 
     def run(self) -> int:
-        """Start the command, stay until nothing of it is left, and report."""
+        """Start the command, wait until none of its processes is left, and report; return the exit code."""
         try:
             os.umask(int(self.order.get("umask", 0o022)))
             with self.stream:
-                self.attempt.lay_out(self.stream)
+                self.attempt.write_files(self.stream)
             self.attempt.inherit_progress()
             os.chdir(self.attempt.work)
             for worker in self.order.get("workers") or [{}]:
@@ -91,7 +91,7 @@ class Run:
         except OSError as error:
             self.children.kill_everything()
             sentence = "could not start: " + _why(error)
-            self.log.say(sentence)
+            self.log.note(sentence)
             return self._report(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127, sentence)
         finally:
             if self.started is not None:
@@ -113,7 +113,7 @@ class Run:
         write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
 
     def _pump(self, output: int, prefix: bytes) -> None:
-        """Copy a worker's output to the log; in a gang only whole lines, so that no two ranks share one."""
+        """Copy a worker's output to the log; in a gang by whole lines, so that no line mixes two ranks."""
         held = b""
         with os.fdopen(output, "rb", buffering=0) as file:
             while data := file.read(65536):
@@ -128,7 +128,7 @@ class Run:
             self.log.write(prefix + held + b"\n")
 
     def _wait(self) -> None:
-        """Wait for the end. Limits run on the monotonic clock: a clock that is set takes nobody's time to save."""
+        """Wait for the end. Limits use the monotonic clock, so that setting the wall clock costs no time to save."""
         limit = float(self.order.get("time_limit") or 0.0)
         ends = time.monotonic() + limit if limit else None
         self.children.reap()
@@ -137,35 +137,35 @@ class Run:
             if ends is not None and now >= ends and not self.notice:
                 self.timed_out = True
                 reason = f"time limit of {limit:g} s reached"
-                self._make_way(self._own_notice(reason), reason)
-            if self.leave_by is not None and now >= self.leave_by:
+                self._preempt(self._own_notice(reason), reason)
+            if self.kill_at is not None and now >= self.kill_at:
                 self.killed = True
                 return
-            moments = [moment for moment in (self.leave_by, None if self.notice else ends) if moment is not None]
-            patience = min([LOOK_EVERY, *(max(0.0, moment - now) for moment in moments)])
+            moments = [moment for moment in (self.kill_at, None if self.notice else ends) if moment is not None]
+            patience = min([NOTICE_POLL, *(max(0.0, moment - now) for moment in moments)])
             caught = signal.sigtimedwait(SIGNALS, patience)
             self.children.reap()
-            self._heed(caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT))
+            self._read_notice(caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT))
 
-    def _heed(self, told: bool) -> None:
-        """Read what the service left for us; a plain SIGTERM without a word is the machine's own notice."""
+    def _read_notice(self, signalled: bool) -> None:
+        """Read the service's notice; a SIGTERM without one means that the machine is stopping."""
         given = read_json(self.attempt.path("notice.json"))
         if given.get("kill"):
             self.cancelled = True
             self.notice = {**self.notice, "deadline": 0.0}
-            self.leave_by = 0.0
+            self.kill_at = 0.0
         elif given and isinstance(given.get("deadline"), (int, float)):
-            self._make_way(given, f"asked to make way: {given.get('reason') or 'no reason given'}")
-        elif told and not self.notice:
-            reason = "the machine that it runs on is stopping"
-            self._make_way(self._own_notice(reason), f"asked to make way: {reason}")
+            self._preempt(given, f"notice: {given.get('reason') or 'no reason given'}")
+        elif signalled and not self.notice:
+            reason = "the machine is stopping"
+            self._preempt(self._own_notice(reason), f"notice: {reason}")
 
     def _own_notice(self, reason: str) -> dict[str, Any]:
         now = time.time()
         return {"reason": reason, "at": now, "deadline": now + self.grace}
 
-    def _make_way(self, notice: dict[str, Any], sentence: str) -> None:
-        """Write the stop file, then send the signal, once; a repeated notice can only shorten the time."""
+    def _preempt(self, notice: dict[str, Any], sentence: str) -> None:
+        """Write the stop file and send the signal, once; a repeated notice can only bring the deadline forward."""
         if self.notice and notice["deadline"] >= self.notice["deadline"]:
             return
         first = not self.notice
@@ -173,14 +173,16 @@ class Run:
         with contextlib.suppress(OSError):
             write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
         seconds = _time_left(notice, self.grace)
-        self.leave_by = time.monotonic() + seconds
-        self.log.say(f"{sentence}; it has {round(seconds, 1):g} s to save and leave")
+        self.kill_at = time.monotonic() + seconds
+        self.log.note(f"{sentence}; it has {round(seconds, 1):g} s to save and end")
         if first:
             self.children.signal(self.signal)
 
     def _over(self) -> bool:
-        """Say whether the attempt is done: all workers ended, or one failed; a shell that our own signal ended
-        does not count while what it started is still saving."""
+        """Whether the attempt is over: all workers ended, or one failed.
+
+        A shell that our own signal ended does not count while a process that it started is still saving.
+        """
         if self.children.alone:
             return True
         codes = list(self.children.codes.values())
@@ -192,11 +194,11 @@ class Run:
         return not any(code in ours for code in codes) or self._acknowledged_in_writing()
 
     def _acknowledged_in_writing(self) -> bool:
-        said = read_json(self.attempt.path("progress.json")).get("acknowledged_at")
-        return isinstance(said, (int, float)) and said >= float(self.notice.get("at", 0.0)) - 1.0
+        at = read_json(self.attempt.path("progress.json")).get("acknowledged_at")
+        return isinstance(at, (int, float)) and at >= float(self.notice.get("at", 0.0)) - 1.0
 
     def _acknowledged(self, code: int) -> bool:
-        """Say whether the job left by itself because it was asked to."""
+        """Whether the job ended by itself because of the notice."""
         if not self.notice or self.timed_out or self.killed:
             return False
         return code == SAVED_AND_LEFT or self._acknowledged_in_writing()
@@ -226,7 +228,7 @@ class Run:
         return code if code >= 0 else 128 - code
 
     def _message(self, code: int) -> str:
-        """Say in a line how it ended."""
+        """Return in one line how the attempt ended."""
         step = read_json(self.attempt.path("progress.json")).get("step")
         saved = "" if step is None else f"saved at step {step}"
         if self.cancelled:
@@ -235,8 +237,8 @@ class Run:
             return "; ".join(filter(None, [str(self.notice["reason"]), "killed" if self.killed else "", saved]))
         if self.killed:
             seconds = self.notice["deadline"] - self.notice.get("at", self.began)
-            text = f"did not leave within {round(seconds, 1):g} s and was killed"
-            self.log.say(text)
+            text = f"did not end within {round(seconds, 1):g} s and was killed"
+            self.log.note(text)
             return f"{text}; {saved or 'no checkpoint'}"
         if code in (0, SAVED_AND_LEFT) or self._acknowledged(code):
             return saved
@@ -271,7 +273,7 @@ def _how(code: int) -> str:
 
 
 def _time_left(notice: dict[str, Any], grace: float) -> float:
-    """Seconds that a notice still gives. Where the clock was set since it was written, all of them."""
+    """Return the seconds until a notice's deadline; all of them if the clock was set since it was written."""
     at = notice.get("at")
     given = max(0.0, notice["deadline"] - at) if isinstance(at, (int, float)) else grace
     passed = time.time() - at if isinstance(at, (int, float)) else 0.0

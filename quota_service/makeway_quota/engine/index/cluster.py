@@ -48,15 +48,15 @@ class Cluster:
         self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
         """The profiles whose work jobs may not stop at once."""
         self.rankings: dict[tuple[object, ...], Any] = {}
-        """What a search for victims learned that the next one may use."""
+        """Rankings of nodes by their victims, which the next search may use."""
         self.answers: dict[tuple[object, ...], Any] = {}
-        """What was found out about the finished plan, for those who wait and ask the same."""
+        """Answers about the finished plan, shared by the workloads that wait for the same."""
         self.rooms = Rooms()
-        """What room there is and will be for a need in a pool, kept from one decision to the next."""
+        """The room that there is and will be for a need in a pool, kept from one cycle to the next."""
         self.absent: dict[str, set[str]] = {}
         """Nodes that are not in the inventory, and the ids of admitted workloads whose placement names them."""
         self.endings: dict[Line, Any] = {}
-        """Who ends when under a limit, kept likewise."""
+        """When the allocations under a limit end, kept likewise."""
         self.stoppable: dict[str, dict[str, int]] = {}
         """Pool to policy to the lowest priority among its work there that may be stopped."""
         self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
@@ -107,7 +107,7 @@ class Cluster:
     # Looking things up
 
     def need(self, workload: Workload) -> Need:
-        """Give what a workload asks for."""
+        """Return what a workload requests."""
         w = workload
         key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid)
         need = self._needs.get(key)
@@ -116,7 +116,7 @@ class Cluster:
         return need
 
     def account(self, workload: Workload) -> Account:
-        """Give the account that a workload counts on."""
+        """Return the account that a workload counts on."""
         found = self.ledger.accounts.get(workload.policy)
         return found if found is not None else self.ledger.account(workload.policy)
 
@@ -133,7 +133,7 @@ class Cluster:
         return self._serving[profile]
 
     def priority(self, workload: Workload) -> int:
-        """Give the priority that a workload has now: one lower once it ran long, so that shorter work gets its turn."""
+        """Return the present priority of a workload: one lower once it ran for `yields_after`."""
         return workload.priority - (workload.id in self.yielding)
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
@@ -154,7 +154,7 @@ class Cluster:
         return workload.started_at is None or self.now - workload.started_at < least
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
-        """Give the lowest priority among the work that a team may stop for its own in these pools; else NOBODY."""
+        """Return the lowest priority among the work that a policy may evict for its own in these pools; else NOBODY."""
         found = NOBODY
         if self.settings.in_team_preemption:
             for pool in pools:
@@ -164,21 +164,21 @@ class Cluster:
         return found
 
     def grace(self, workload: Workload) -> float:
-        """Give how long a workload may take to save and leave."""
+        """Return how many seconds a workload may take to save and leave."""
         profile = self.profiles.get(workload.profile)
         return profile.grace if profile and profile.grace is not None else self.settings.grace
 
     def time_limit(self, workload: Workload) -> float | None:
-        """Give the longest time that one attempt may take; None where nothing limits it."""
+        """Return the longest time that one attempt may take; None where nothing limits it."""
         profile = self.profiles.get(workload.profile)
         return workload.time_limit if workload.time_limit is not None else profile.time_limit if profile else None
 
     def waits_too_long(self, workload: Workload) -> bool:
-        """Say whether a workload has waited so long that GPUs are held for it."""
+        """Whether a workload has waited so long that GPUs are held for it."""
         return self.now - workload.submitted_at >= self.settings.starvation_after
 
     def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
-        """Say whether `amount` more would exceed the pool's own cap."""
+        """Whether `amount` more would exceed the pool's capacity."""
         capacity = pool.pool.capacity
         if capacity is None:
             return False
@@ -189,7 +189,7 @@ class Cluster:
     # The moves
 
     def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
-        """Give GPUs to a workload, now."""
+        """Start a workload on GPUs that are free now."""
         allocation = self._allocation(workload, need, parts)
         allocation.fresh = True
         self.allocations[workload.id] = self.fresh[workload.id] = allocation
@@ -201,7 +201,7 @@ class Cluster:
         return allocation
 
     def widen(self, allocation: Allocation, part: Part) -> None:
-        """Give one more worker to a gang that was just started."""
+        """Start one more worker of a gang that was just started."""
         amount = part.milli * len(part.devices)
         allocation.parts = (*allocation.parts, part)
         allocation.amount += amount
@@ -220,7 +220,7 @@ class Cluster:
             part.node.allocations.pop(allocation.workload.id, None)
 
     def leave(self, allocation: Allocation) -> None:
-        """Tell a workload to go: what it holds is part of the future, not of now."""
+        """Mark an allocation as terminating: what it holds is part of the future, not of now."""
         allocation.terminating = True
         self._told[allocation.workload.id] = allocation
         self.record(allocation, terminating=allocation.amount)
@@ -283,7 +283,7 @@ class Cluster:
             del lowest[workload.policy]
 
     def note(self, allocation: Allocation) -> None:
-        """Note on the limits that count somebody that its end is another than before."""
+        """Record on the limits that count an allocation that its end has changed."""
         for line in self.account(allocation.workload).limiting(allocation.pool.pool.name):
             line.changes += 1
 

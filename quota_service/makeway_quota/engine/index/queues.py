@@ -94,6 +94,14 @@ class Queue:
             self._members = tuple(workload for line in self.lines.values() for workload in line)
         return self._members
 
+    def has_members(self) -> bool:
+        """Whether any workload still waits in it."""
+        return any(self.lines.values())
+
+    def in_quota_somewhere(self) -> bool:
+        """Whether one of the queue would be within the reservation in one of its pools."""
+        return self.total <= max([self.account.unreserved(pool.pool.name, self.non_preemptible) for pool in self.pools])
+
     def join(self, workload: Workload) -> None:
         """Take somebody in, between two decisions."""
         line = self.lines.setdefault(workload.owner, [])

@@ -15,18 +15,18 @@ class Unschedulable:
     """Says which queues find no room, and nobody whom they could ask; for as long as the same is held."""
 
     def __init__(self, cluster: Cluster, builder: PlanBuilder) -> None:
-        self.cluster, self.builder, self.seen = cluster, builder, builder.decisions
+        self.cluster, self.builder, self.seen = cluster, builder, builder.progress.decisions
         self.kept = {hold.queue.number for hold in builder.holds.values()}
         """The numbers of the queues for which something is held."""
         self.room: dict[int, bool] = {}
         self.asking: dict[tuple[int, int, int], bool] = {}
 
     def __call__(self, queue: Queue) -> bool:
-        """Say whether nothing can be done for anybody in a queue, as things are."""
+        """Whether no workload of a queue can start or evict, as things are."""
         builder = self.builder
-        if self.seen != builder.decisions:
+        if self.seen != builder.progress.decisions:
             self.room, self.asking = {}, {}
-            self.seen = builder.decisions
+            self.seen = builder.progress.decisions
         room = self.room.get(queue.wish)
         if room is None:
             room = self.room[queue.wish] = self._room(queue)
@@ -40,7 +40,7 @@ class Unschedulable:
         return any(self._looks_past(pool) or enough(pool, queue.need) for pool in queue.pools)
 
     def _looks_past(self, pool: PoolState) -> bool:
-        """Say whether somebody may use what is held in a pool: who ends before it is needed."""
+        """Whether work that ends in time may use what is held in a pool."""
         hold = self.builder.holds.get(pool.pool.name)
         return hold is not None and not (hold.there and hold.until is None)
 
@@ -50,7 +50,7 @@ class Unschedulable:
         return [pool for pool in queue.pools if pool.pool.name not in holds] if holds else queue.pools
 
     def _may_ask(self, queue: Queue) -> bool:
-        """Say whether its team runs something for it to stop, and that would be enough."""
+        """Whether its policy runs work that it may evict, and that would be enough."""
         pools = self._open(queue)
         if not pools or self.cluster.lowest(queue.account.policy.name, pools) >= queue.priority:
             return False
@@ -60,7 +60,7 @@ class Unschedulable:
         return self.asking[asked]
 
     def _enough(self, queue: Queue, pool: PoolState) -> bool:
-        """Say whether there could be room in a pool once all of its team is gone that counts less (whole GPUs only)."""
+        """Whether there could be room in a pool without the lower-priority work of its policy (whole GPUs only)."""
         whole = queue.need.whole
         if not whole:
             return True

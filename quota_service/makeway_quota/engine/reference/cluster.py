@@ -199,8 +199,8 @@ class Cluster:
 
     def suits(self, node: str, need: Need) -> bool:
         """Whether workers of a need may run on a node at all."""
-        suited = not need.models or self.nodes[node].model in need.models
-        return self.usable(node) and suited and node not in need.avoid
+        suited = self.usable(node) and (not need.models or self.nodes[node].model in need.models)
+        return suited and node not in need.avoid
 
     def nodes_of(self, pool: str) -> list[str]:
         """Return the names of a pool's nodes, in order."""

@@ -41,9 +41,8 @@ class Option:
     @property
     def key(self) -> Key:
         """Return the order of options: GPUs interrupted per worker gained, GPUs that go elsewhere, order of leaving."""
-        moved = [(a, parts) for a, parts in zip(self.chosen, self.going, strict=True) if not a.fresh]
-        cost = sum(a.amount for a, _ in moved) / self.gain
-        relocated = sum(a.need.gpus * len(parts) for a, parts in moved)
+        cost = sum(a.amount for a in self.chosen if not a.fresh) / self.gain
+        relocated = sum(a.need.gpus * len(parts) for a, parts in zip(self.chosen, self.going, strict=True))
         position = list(self.p.cluster.nodes).index(self.node)
         return cost, relocated, sorted(order(self.p, a) for a in self.chosen), position
 
@@ -115,7 +114,7 @@ def _option(p: Preemptor, node: str, staying: Sequence[Allocation]) -> Option | 
         gain += 1
     going: list[tuple[Part, ...]] = [a.on(node) for a in chosen]
     for at, allocation in enumerate(chosen):
-        for part in sorted(allocation.on(node), key=lambda each: each.worker) if not allocation.fresh else ():
+        for part in sorted(allocation.on(node), key=lambda each: each.worker):
             less = tuple(each for each in going[at] if each is not part)
             if less and _room_of_parts(p, node, chosen, [*going[:at], less, *going[at + 1 :]]) >= have + gain:
                 going[at] = less
@@ -147,7 +146,7 @@ def _lightest(p: Preemptor, node: str, workers: int, staying: Sequence[Allocatio
 def _may_move(p: Preemptor, job: Allocation) -> bool:
     workload = job.workload
     if job.fresh:
-        return len({part.node for part in job.parts}) == 1
+        return True
     if workload.non_preemptible or workload.kind != "job":
         return False
     profile = p.cluster.profiles.get(workload.profile)

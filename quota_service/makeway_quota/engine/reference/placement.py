@@ -26,7 +26,7 @@ def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[
     pack = cluster.pools[pool].strategy == "pack"
     if need.least > 1:
         found = _gang(cluster, ground, need, later)
-    elif pack and not later and (mix := _mix(cluster, pool)):
+    elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
         return _packed(cluster, ground, need, mix)
     else:
         name = _one(cluster, ground, need, pack)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from ..plan import Code
 from ..request import Need
-from ..rules.order import rank_in_profile
 from ..state import Profile, Workload
 from .cluster import Cluster
 from .quota import Request, owner_usage, shares
@@ -115,7 +114,8 @@ def rank(cluster: Cluster, policy: str, profile: Profile | None, pool: str) -> t
     """Return the rank of the profile in the pool and of the policy in the profile; unnamed ones come last."""
     names = cluster.pools[pool].profiles
     in_pool = names.index(profile.name) if profile is not None and profile.name in names else len(set(names))
-    return in_pool, rank_in_profile(profile, policy) if profile is not None else 0
+    ranks = profile.policies if profile is not None else ()
+    return in_pool, next((at for at, names in enumerate(ranks) if policy in names), len(ranks))
 
 
 def full_rank(cluster: Cluster, queue: Queue, pool: str) -> tuple[int, int, int]:

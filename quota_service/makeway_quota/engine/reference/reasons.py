@@ -90,7 +90,7 @@ def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
 def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     if not any(each.pool == pool for each in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
         return None
-    return ("held", "promise") if _fits(cluster, pool, queue.need, cluster.open) else None
+    return ("held", "nomination") if _fits(cluster, pool, queue.need, cluster.open) else None
 
 
 def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:

@@ -13,7 +13,20 @@ from .cluster import Allocation, Left, Part
 from .placement import count_workers, find
 from .queues import Key
 from .quota import allowed, limiting, over_limit
-from .victims import Member, Preemptor, Victims, candidates, legal_order, order, set_key, shrunk, stopped, without
+from .victims import (
+    Member,
+    Preemptor,
+    Victims,
+    candidates,
+    entitled,
+    items,
+    legal_order,
+    order,
+    set_key,
+    shrunk,
+    stopped,
+    without,
+)
 
 MOST_COMBINATIONS = 1024
 """Up to so many combinations are all looked at; beyond, a stated greedy is followed."""
@@ -147,7 +160,8 @@ def _on_one_node(p: Preemptor, able: Sequence[Allocation]) -> Iterator[Victims]:
         if here and p.cluster.suits(node, p.need):
             found += _on_node(p, node, here, 1, ())
     unique = {frozenset((m.allocation.id, m.gone) for m in victims): victims for victims in found}
-    return iter(sorted(unique.values(), key=lambda s: set_key(p, s)))
+    ordered = sorted(unique.values(), key=lambda s: set_key(p, s))
+    return (s for s in ordered if not any(fits(p, less) for less in _spared(p, s)))  # less may do on another node
 
 
 def _on_node(p: Preemptor, node: str, here: Sequence[Allocation], workers: int, chosen: Victims) -> list[Victims]:
@@ -231,13 +245,27 @@ def _joined(p: Preemptor, victims: Victims, unit: Member) -> Victims:
 def _walk(p: Preemptor, units: Sequence[Member], enough: Test, chosen: Victims = ()) -> Victims | None:
     """Evict one unit after the other, each if it is legal then, until it is enough; then spare what is needless."""
     victims: Victims = ()
+    gone = [(member.allocation, member.amount) for member in chosen]
     for unit in units:
-        more = _joined(p, victims, unit)
-        if _counts_on_limit(p, victims, unit) and legal_order(p, (*chosen, *more)) is not None:
-            victims = more
+        given = next((m.gone for m in victims if m.allocation is unit.allocation), ())
+        amounts = [amount for amount, _ in items(unit)][len(given) if unit.whole else 0 :]
+        if _counts_on_limit(p, victims, unit) and (more := _legal_next(p, unit.allocation, amounts, gone)):
+            victims, gone = _joined(p, victims, unit), more
             if enough(victims):
                 return _without_needless(p, victims, enough)
     return None
+
+
+def _legal_next(
+    p: Preemptor, victim: Allocation, amounts: Iterable[int], gone: Sequence[tuple[Allocation, int]]
+) -> list[tuple[Allocation, int]] | None:
+    """Return what is gone once a candidate gives up these amounts one by one; None if one of them is not legal."""
+    after = list(gone)
+    for amount in amounts:
+        if not entitled(p, victim, after):
+            return None
+        after.append((victim, amount))
+    return after
 
 
 def _counts_on_limit(p: Preemptor, victims: Victims, unit: Member) -> bool:

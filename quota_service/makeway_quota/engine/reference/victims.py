@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..request import Need
@@ -86,19 +86,16 @@ Victims = tuple[Member, ...]
 
 
 def without(cluster: Cluster, victims: Iterable[Member], released: bool = False) -> Cluster:
-    """Return the cluster once these were evicted; `released`: and are gone."""
+    """Return the cluster once these were evicted; `released`: and are gone, but for the places where gangs go on."""
     trial = cluster.copy()
     for member in victims:
         victim = member.allocation
-        if victim.fresh or (released and member.whole):
+        if victim.fresh or released:
             del trial.running[victim.id]
-        elif released:
-            parts = renumbered(member.kept)
-            trial.running[victim.id] = replace(trial.allocation(victim.workload, parts), pool=victim.pool)
         else:
             trial.terminating.add(victim.id)
-            if not member.whole:
-                trial.nominate(victim.workload, renumbered(member.kept))
+        if member.kept:
+            trial.nominate(victim.workload, renumbered(member.kept))
     return trial
 
 
@@ -163,7 +160,7 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     rest = sorted(
         (amount, block, order(p, member.allocation), at)
         for at, member in enumerate(victims)
-        for amount, block in _items(member)
+        for amount, block in items(member)
     )
     gone: list[tuple[Allocation, int]] = []
     done: list[int] = []
@@ -177,7 +174,7 @@ def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     return tuple(victims[at] for at in dict.fromkeys(done))
 
 
-def _items(member: Member) -> list[tuple[int, bool]]:
+def items(member: Member) -> list[tuple[int, bool]]:
     """Split a member into (milli-GPUs, whether it is a block): extra workers one by one, the rest at once."""
     victim = member.allocation
     extra = len(member.gone) if not member.whole else 0 if victim.fresh else len(victim.parts) - victim.need.least

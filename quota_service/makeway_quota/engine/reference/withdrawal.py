@@ -67,6 +67,8 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         return False
     ours = [name for name in decisions.nominated if _new(trial, name, victim.pool)]
     largest = sorted(ours, key=lambda name: -trial.nominations[name].need.gpus)
+    if _overbooked(trial, ours, victim):
+        return False
     placed = _replace(trial, ours, True)
     if placed is None and len(ours) <= MOST_REPLACED:
         placed = _replace(trial, ours, False) or _replace(trial, largest, False)
@@ -87,6 +89,18 @@ def _new(cluster: Cluster, name: str, pool: str) -> bool:
     """Whether a nomination in a pool was made by this plan."""
     found = cluster.nominations.get(name)
     return found is not None and found.pool == pool and cluster.placement(found.parts) != found.workload.nomination
+
+
+def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> bool:
+    """Whether a victim that stays is in the way of more than these nominations: of a start, or of a job that moves."""
+    trial = cluster.copy()
+    for name in names:
+        del trial.nominations[name]
+    for part in victim.parts:
+        left = trial.future(part.node)
+        if left.cpu < 0 or left.memory < 0 or any(left.devices[at] < 0 for at in part.devices):
+            return True
+    return False
 
 
 def _replace(cluster: Cluster, names: Sequence[str], keep: bool) -> Cluster | None:

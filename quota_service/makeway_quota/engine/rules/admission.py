@@ -1,4 +1,4 @@
-"""How one workload gets its GPUs: free now, promised, by others moving over, or by others terminating."""
+"""Admit one workload: on free GPUs, on nominated ones, by moves, or by evictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def started(
     held: tuple[Part, ...],
     in_quota: bool,
 ) -> bool:
-    """Start a workload in a pool if it fits there now; where it was `held` a place, there."""
+    """Start a workload in a pool if it fits there now; with a nomination (`held`), there."""
     cluster = builder.cluster
     need = queue.need
     mine = held if held and held[0].node.pool is pool and kept(held, queue) else ()
@@ -48,7 +48,7 @@ def _start(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[
 
 
 def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
-    """Say whether a place that was promised is free by now."""
+    """Whether the placement of a nomination is free by now."""
     if not parts:
         return False
     hosted: dict[str, int] = {}
@@ -78,7 +78,7 @@ def promised(
     held: tuple[Part, ...],
     over: bool,
 ) -> bool:
-    """Claim what is on its way to be free: the place it was promised, or for work in quota any that is enough."""
+    """Nominate GPUs that are about to be free: the old nomination, or for work in quota any that are enough."""
     if over and not held and not queue.promised:
         return False
     cluster = builder.cluster
@@ -102,7 +102,7 @@ def reclaimed(
     pools: Iterable[PoolState],
     over: bool,
 ) -> bool:
-    """Make room: jobs move over if that is enough, else jobs leave; by the rights that the workload has."""
+    """Make room by moves if that is enough, else by evictions, with the rights that the workload has."""
     cluster = builder.cluster
     for pool in pools:
         if not over:
@@ -133,7 +133,7 @@ def _evicted(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolS
 
 
 def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change: Rearrangement) -> None:
-    """Note who moves over, and promise what that frees. Starts of this very plan are put elsewhere at once."""
+    """Record the moves and nominate what they free; starts of this very plan start elsewhere at once."""
     cluster, workload = builder.cluster, preemptor.workload
     for moving in change.moves:
         if moving.allocation.fresh:

@@ -194,7 +194,7 @@ def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequ
 def _only_workers_that_must(
     preemptor: Preemptor, node: NodeState, chosen: list[_Displaced], workers: int
 ) -> list[_Displaced]:
-    """Let the workers of gangs stay with whom a node still has room for so many others, the first ones first."""
+    """Keep the workers of gangs beside which a node still has room for so many others, the first ones first."""
     for at, (allocation, parts) in enumerate(chosen):
         for part in parts if len(parts) > 1 else ():
             fewer = _Displaced(allocation, tuple(other for other in chosen[at].parts if other is not part))

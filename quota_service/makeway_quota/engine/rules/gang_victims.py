@@ -55,7 +55,7 @@ class _Search:
         return True
 
     def offer(self, position: int) -> None:
-        """Put a node's best set into the heap."""
+        """Push a node's best set onto the heap."""
         if position not in self.have:
             return
         self.versions[position] += 1

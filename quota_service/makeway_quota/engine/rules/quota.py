@@ -1,4 +1,4 @@
-"""Who may have how much: reservations, limits, lending, and who is over quota."""
+"""Account for reservations, limits, lending and over-quota use (rule 2)."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class Line:
         self.now = self.terminating = self.nominated = self.moving = self.non_preemptible = 0
         self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
         self.tenants: dict[str, Allocation] = {}
-        """Whom it counts, where it has a limit: their endings tell when it falls."""
+        """The allocations that it counts, where it has a limit: their ends tell when its usage falls."""
         self.changes = 0
         """How many times they changed."""
         self.told: LineUsage | None = None
-        """What it counted when somebody asked; None once anything was booked on it since."""
+        """Its usage as last reported; None once anything was recorded since."""
 
     @property
     def future(self) -> int:
-        """Give what it will count once the terminating have left and nominations are honoured."""
+        """Return what it will count once the terminating have left and nominations have started."""
         return self.now - self.terminating + self.nominated
 
     @property
     def taken(self) -> int:
-        """Give how much of the reservation is spoken for: who moves counts once, with the larger of its two places."""
+        """Return how much of the reservation is taken; what moves counts once, with the larger placement."""
         return self.now + self.nominated - self.moving
 
     def see(self, name: str, allocation: Allocation | None) -> None:
-        """Note that somebody counts on this limit (None: no longer)."""
+        """Record that an allocation counts on this limit (None: no longer)."""
         self.changes += 1
         if allocation is None:
             del self.tenants[name]
@@ -66,7 +66,7 @@ class Line:
             self.tenants[name] = allocation
 
     def held(self, later: bool) -> int:
-        """Give how much is kept free of other teams' work, beyond what runs (`later`: and was promised)."""
+        """Return how much is kept free of other teams' work, beyond what runs (`later`: and is nominated)."""
         return max(0, self.spare - (self.future if later else self.now))
 
 
@@ -129,7 +129,7 @@ class Account:
         return max(0, max(line.future + more - line.quota.reserved for line in lines))
 
     def shares(self, pool: str) -> tuple[int, ...]:
-        """Give the shares of the departments, from the top down, and its own; kept until anything is booked."""
+        """Return the shares of the departments, from the top down, and its own; cached until the next record."""
         known = self._shares.get(pool)
         if known is None:
             known = self._shares[pool] = tuple(level._share(pool) for level in reversed(self.chain))
@@ -155,7 +155,7 @@ class Account:
             known.clear()
 
     def share(self, pool: str) -> int:
-        """Give over-quota use and history per weight: the smaller, the sooner it is its turn."""
+        """Return over-quota use and history per weight: the smaller, the earlier in the order."""
         return self.shares(pool)[-1]
 
     def _share(self, pool: str) -> int:
@@ -173,7 +173,7 @@ class Ledger:
         self.nested = any(account.parent for account in self.accounts.values())
         self._parents = frozenset(a.parent for a in self.accounts.values() if a.parent is not None)
         self.grown: list[Account] = []
-        """Who came to use more, or was promised more, one entry for each time."""
+        """The accounts whose usage or nominations grew, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with whose they are, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
@@ -244,7 +244,7 @@ class Ledger:
         return None
 
     def above(self, account: Account, pool: str, preemptor: Account, amount: int, gone: Mapping[Account, int]) -> bool:
-        """Say whether work of `account` may be taken for `preemptor`, who needs `amount` within its reservation.
+        """Whether work of `account` may be evicted for `preemptor`, which needs `amount` within its reservation.
 
         Every level from the victim up must be above its reservation, except those that only stand over
         both: there the preemptor's need changes nothing.

@@ -56,7 +56,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
         values: dict[str, Number] = {**numbers, "team": guarantor.policy.name, "pool": pool.pool.name}
         fact = Fact(code, values)
         builder.refused[workload.id] = Refusal(workload.id, "not_in_quota", "session_in_quota", (fact,), numbers)
-        builder.decisions += 1
+        builder.progress.decisions += 1
 
 
 def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, int]]:

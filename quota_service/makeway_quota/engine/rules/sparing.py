@@ -62,7 +62,7 @@ def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
 
 
 def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
-    """Let a gang that shrinks keep one more of its workers, if that is possible; the first ones first."""
+    """Keep one more worker of a gang that shrinks, if that is possible; the first ones first."""
     cluster, stays = builder.cluster, {(part.node.position, part.devices) for part in kept}
     workers = sorted(victim.parts, key=lambda part: part.worker)
     able = [part for part in workers if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]

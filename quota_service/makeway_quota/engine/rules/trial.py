@@ -11,7 +11,7 @@ from .victims import Preemptor
 
 
 def evict(preemptor: Preemptor, victim: Victim) -> None:
-    """Let a victim leave; a gang that shrinks is nominated to the part of its place that it keeps."""
+    """Evict a victim; a gang that shrinks is nominated to the part of its placement that it keeps."""
     preemptor.cluster.leave(victim.allocation)
     if victim.kept:
         preemptor.cluster.nominate(victim.allocation.workload, victim.allocation.need, victim.kept)
@@ -52,7 +52,7 @@ class Trial:
         self.gone[victim.allocation.workload.id] = victim
 
     def remove(self, victim: Victim) -> None:
-        """Let a victim stay after all."""
+        """Undo the eviction of a victim."""
         self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
 
     def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:

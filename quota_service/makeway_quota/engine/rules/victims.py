@@ -167,7 +167,7 @@ class Preemptor:
             self.gone[level] = self.gone.get(level, 0) + amount
 
     def became_candidates(self, grown: Iterable[Account]) -> set[str]:
-        """Name the policies whose work may be evicted now that these accounts use more than before."""
+        """Return the policies whose work may be evicted now that these accounts use more than before."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         levels = {level for account in grown for level in account.chain}
         levels.difference_update((self.account.guarantor(pool) or self.account).chain[1:])

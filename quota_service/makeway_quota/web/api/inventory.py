@@ -12,7 +12,7 @@ from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Pro
 from ...services import Caller
 from ..auth import SCOPE, may, refusal, still_reads
 from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
-from ..problems import declared
+from ..problems import declared, json_of
 
 router = APIRouter(tags=["inventory"], responses=declared())
 open_router = APIRouter(tags=["inventory"], responses=declared())
@@ -51,9 +51,9 @@ async def policies(caller: Reader, services: TheServices) -> list[Policy]:
 
 
 @router.get("/usage", operation_id="usage", response_model=Usage)
-async def usage(caller: Reader, services: TheServices) -> Usage:
+async def usage(caller: Reader, services: TheServices) -> Response:
     """Return the usage of the caller's teams and of the cluster now."""
-    return await services.usage.usage(caller)
+    return json_of(await services.usage.usage(caller))
 
 
 @router.get("/offers", operation_id="offers", response_model=OfferTable)
@@ -63,7 +63,7 @@ async def offers(
     authenticator: TheAuthenticator,
     user: Annotated[str | None, Query(min_length=1, max_length=255, description="another user (scope reserve)")] = None,
     kind: Kind = Kind.SESSION,
-) -> OfferTable:
+) -> Response:
     """Return what a user can have now, from which teams, and why not; with a ticket for live updates of the table."""
     name = user or caller.name
     if name == caller.name:
@@ -74,13 +74,13 @@ async def offers(
         raise refusal(caller, ["reserve", "admin"])
     table = await services.offers.offers(caller, name, groups, kind.value)
     note = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
-    return table.model_copy(update={"ticket": note})
+    return json_of(table.model_copy(update={"ticket": note}))
 
 
 @open_router.get("/offers/live", operation_id="offers_live", response_model=OfferTable)
 async def offers_live(
     services: TheServices, authenticator: TheAuthenticator, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
-) -> OfferTable:
+) -> Response:
     """Return the same table anew for the Hub's spawn page: the ticket names the user and lasts 15 minutes."""
     signed = authenticator.signer.read(TICKET, ticket)
     if not isinstance(signed, list):
@@ -92,7 +92,7 @@ async def offers_live(
     groups = sorted(await authenticator.directory.groups_of(name))
     caller = Caller(name=name, groups=frozenset(groups), scopes=frozenset({f"{SCOPE}read"}))
     table = await services.offers.offers(caller, name, groups, kind)
-    return table.model_copy(update={"ticket": ticket})
+    return json_of(table.model_copy(update={"ticket": ticket}))
 
 
 @router.get("/decisions", operation_id="decisions", response_model=list[Decision])

@@ -11,7 +11,7 @@ from makeway_api.models import Ask, Decision, DryRun, FileIn, Job, JobAsk, JobPa
 from pydantic import BaseModel, Field
 
 from ..dependencies import BIG, Id, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
-from ..problems import declared
+from ..problems import declared, json_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
 
@@ -58,8 +58,7 @@ class Failure(BaseModel):
 async def submit(caller: Submitter, services: TheServices, ask: JobAsk) -> Response:
     """Submit a job; with `dry_run`, only return what would happen."""
     answer = await services.submissions.submit(caller, ask)
-    status = 200 if isinstance(answer, DryRun) else 201
-    return Response(answer.model_dump_json(), status_code=status, media_type="application/json")
+    return json_of(answer, 200 if isinstance(answer, DryRun) else 201)
 
 
 @router.get("", operation_id="jobs", response_model=JobPage)
@@ -74,9 +73,9 @@ async def jobs(
     mine: bool = False,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
-) -> JobPage:
+) -> Response:
     """Return the jobs that the caller may see, newest first."""
-    return await services.jobs.jobs(caller, team, state, mine, limit, cursor)
+    return json_of(await services.jobs.jobs(caller, team, state, mine, limit, cursor))
 
 
 @router.get("/{id}", operation_id="job", response_model=Job)

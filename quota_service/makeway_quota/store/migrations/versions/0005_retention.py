@@ -12,8 +12,9 @@ down_revision = '0004'
 branch_labels = None
 depends_on = None
 
-LIVE = sa.text("state IN ('pending', 'starting', 'running', 'checkpointing')")
-ENDED = sa.text("state IN ('succeeded', 'failed', 'cancelled', 'stopped')")
+LIVE = sa.text("ended_at IS NULL")
+ENDED = sa.text("ended_at IS NOT NULL")
+ENDED_STATES = "('succeeded', 'failed', 'cancelled', 'stopped')"
 
 WORKLOAD_INDEXES = {
     'ix_workloads_live': (['submitted_at', 'id'], LIVE),
@@ -22,11 +23,16 @@ WORKLOAD_INDEXES = {
     'ix_workloads_ended_state': (['state', 'submitted_at'], ENDED),
     'ix_workloads_ended_owner': (['owner', 'state', 'submitted_at'], ENDED),
     'ix_workloads_ended_team': (['team', 'state', 'submitted_at'], ENDED),
-    'ix_workloads_ended_at': (['ended_at'], sa.text("ended_at IS NOT NULL")),
+    'ix_workloads_ended_at': (['ended_at'], ENDED),
 }
 
 
 def upgrade() -> None:
+    op.execute(
+        "UPDATE workloads SET ended_at = COALESCE(started_at, submitted_at) "
+        f"WHERE ended_at IS NULL AND state IN {ENDED_STATES}"
+    )
+    op.execute(f"UPDATE workloads SET ended_at = NULL WHERE ended_at IS NOT NULL AND state NOT IN {ENDED_STATES}")
     op.drop_index('ix_workloads_state', 'workloads')
     op.drop_index('ix_workloads_owner_submitted_at', 'workloads')
     for name, (columns, where) in WORKLOAD_INDEXES.items():

@@ -1,4 +1,4 @@
-"""Who may log in: the demo's sample users with one generated password, or the accounts of this machine."""
+"""Authenticate the demo's sample users (one generated password) or the accounts of this machine (PAM)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .pages import WithPages
 
 
 class SampleAuthenticator(WithPages, Authenticator):  # type: ignore[misc]
-    """The demo's people: known names, one password for all; it keeps outsiders out, not one from another."""
+    """The demo's users: known names, one password for all; it separates users from outsiders, not from each other."""
 
     password = Unicode("", help="The password of every sample user.").tag(config=True)
 
     async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
-        """Answer the name where the password is right; which names exist is `allowed_users`' business."""
+        """Return the user name if the password is right; JupyterHub checks it against `allowed_users`."""
         given = (data.get("password") or "").encode("utf-8", "replace")
         if self.password and compare_digest(given, self.password.encode()):
             return data.get("username")
@@ -29,22 +29,22 @@ class SampleAuthenticator(WithPages, Authenticator):  # type: ignore[misc]
 
 
 class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
-    """Accounts of this machine by PAM; a person's Unix groups become groups of the Hub.
+    """Accounts of this machine by PAM; an account's Unix groups become its groups in the Hub.
 
-    They are looked at again while somebody works (every `auth_refresh_age` seconds at most): who is taken out of a
-    group loses its team within seconds, and who has no account any more, or no allowed one, is shut out.
+    Groups are read again while a user is active (every `auth_refresh_age` seconds at most): an account that is removed
+    from a group loses its team within seconds, and one that is deleted or no longer allowed is logged out.
 
     JupyterHub refuses to start with both `manage_groups` and `load_groups`. A site that lists its groups in the
     configuration sets `c.Authenticator.manage_groups = False`.
     """
 
     def authenticate(self, handler: Any, data: dict[str, str]) -> Any:
-        """Ask PAM, then add the groups."""
+        """Return PAM's answer with the account's groups."""
         answer = super().authenticate(handler, data)
         return self._with_groups(answer)
 
     async def refresh_user(self, user: Any, handler: Any = None) -> dict[str, Any] | bool:
-        """Read the groups again; False, which means log in again, where the account is gone or not allowed."""
+        """Return the user with present groups; False (log in again) if the account is gone or not allowed."""
         if not self.manage_groups:
             return True
         model: dict[str, Any] = {"name": user.name}
@@ -67,7 +67,7 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
             return None
         model: dict[str, Any] = dict(answer) if isinstance(answer, dict) else {"name": answer}
         if is_root(model["name"]):
-            self.log.warning("Refused the login of %s: nobody works as root here", model["name"])
+            self.log.warning("Refused the login of %s: root accounts get no notebooks", model["name"])
             return None
         if self.manage_groups:
             model["groups"] = unix_groups(model["name"])
@@ -75,7 +75,7 @@ class SystemAuthenticator(WithPages, PAMAuthenticator):  # type: ignore[misc]
 
 
 def is_root(name: str) -> bool:
-    """Tell whether an account is root by its number, whatever its name; a notebook of root's would own the machine."""
+    """Whether an account has root's number, whatever its name; a notebook of root would own the machine."""
     try:
         return pwd.getpwnam(name).pw_uid == 0
     except KeyError:
@@ -83,7 +83,7 @@ def is_root(name: str) -> bool:
 
 
 def unix_groups(name: str) -> list[str]:
-    """Name the Unix groups of an account, its own group included; an unknown account has none."""
+    """Return the Unix groups of an account, its primary group included; empty for an unknown account."""
     try:
         account = pwd.getpwnam(name)
     except KeyError:

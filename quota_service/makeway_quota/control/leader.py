@@ -1,0 +1,187 @@
+"""Decide whether this replica acts: one leader, candidates that wait, and a check before each action.
+
+The loop plans and commits with the leader's term; the actuator asks `acting` before every order. Guarantees: the term
+is taken only with the lock held, nothing is ordered when the last renewal is older than the deadline, and a leader that
+lost the lock becomes a candidate again in the same process, without touching what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from ..store.errors import NotLeading, StoreError
+from ..store.leader_lock import LeaderLock
+
+T = TypeVar("T")
+log = logging.getLogger("makeway.leader")
+
+RETRY = 0.5
+"""Seconds between two tries of a candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A moment on two clocks: the monotonic one, and the one that goes on while the machine is suspended."""
+
+    monotonic: float
+    boottime: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        """Return this moment."""
+        return cls(time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def age(self) -> float:
+        """Return the seconds since this moment, by the clock that counted more."""
+        now = Instant.now()
+        return max(now.monotonic - self.monotonic, now.boottime - self.boottime)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A term that this replica holds: when its last renewal was sent, and from when on it may act."""
+
+    term: int
+    renewed: Instant
+    acts_in: float
+    """seconds after the term was taken"""
+    taken: Instant
+
+
+class Leader:
+    """This replica's part in the leadership; `term` is None while it follows."""
+
+    def __init__(self, lock: LeaderLock, deadline: float) -> None:
+        self._lock = lock
+        self._deadline = deadline
+        self._lease: Lease | None = None
+        self._changed: Callable[[], None] = lambda: None
+        self._given_up = asyncio.Event()
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-leader")
+        self._trouble = ""
+
+    @property
+    def term(self) -> int | None:
+        """The term that this replica may act in now, None while it follows."""
+        lease = self._lease
+        if lease is None or self._left(lease) <= 0 or lease.taken.age() < lease.acts_in:
+            return None
+        return lease.term
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever this replica begins or ceases to lead."""
+        self._changed = changed
+
+    def check(self) -> int:
+        """Return the term; NotLeading unless the lock was renewed within the deadline."""
+        term = self.term
+        if term is None:
+            raise NotLeading("this replica does not lead")
+        return term
+
+    @asynccontextmanager
+    async def acting(self) -> AsyncIterator[None]:
+        """Guard one action: NotLeading unless this replica leads, and as soon as it could lead no more."""
+        self.check()
+        lease = self._lease
+        if lease is None or not self._lock.expires:
+            yield
+            return
+        try:
+            async with asyncio.timeout(self._left(lease)) as limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise NotLeading("the leader's lock was not renewed in time") from None
+            raise
+
+    def _left(self, lease: Lease) -> float:
+        return self._deadline - lease.renewed.age() if self._lock.expires else self._deadline
+
+    async def acquire(self) -> bool:
+        """Try once to take the lock; return whether this replica holds it."""
+        sent = Instant.now()
+        try:
+            acquired = await self._call(self._lock.acquire)
+        except StoreError as error:
+            self._complain(f"The database cannot be reached, so this replica cannot lead: {error}")
+            return False
+        self._trouble = ""
+        if acquired is None:
+            return False
+        log.info("This replica leads, term %s%s", acquired.term, f", in {acquired.wait:.1f} s" * bool(acquired.wait))
+        self._given_up.clear()
+        self._lease = Lease(acquired.term, sent, acquired.wait, Instant.now())
+        self._changed()
+        return True
+
+    async def run(self) -> None:
+        """Stay a candidate or the leader until cancelled."""
+        while True:
+            if self._lease is None and not await self.acquire():
+                await asyncio.sleep(RETRY)
+                continue
+            await self._lead()
+
+    async def _lead(self) -> None:
+        """Renew the lock until it is lost or given up."""
+        while (lease := self._lease) is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause(lease)):
+                    await self._given_up.wait()
+            if self._lease is None:
+                break
+            if self.term is not None and lease.acts_in:
+                lease = self._lease = replace(lease, acts_in=0.0)
+                self._changed()
+            sent = Instant.now()
+            try:
+                await self._call(self._lock.renew, lease.term)
+            except StoreError as error:
+                self.step_down(str(error))
+                continue
+            if self._lease is lease:
+                self._lease = replace(lease, renewed=sent)
+        await self._release(None)
+
+    def _pause(self, lease: Lease) -> float | None:
+        """Return the seconds until the next renewal, None where a lock need not be renewed."""
+        if not self._lock.expires:
+            return None
+        waiting = lease.acts_in - lease.taken.age() if lease.acts_in else self._deadline
+        return max(0.01, min(self._deadline / 3, waiting))
+
+    def step_down(self, why: str, term: int | None = None) -> None:
+        """Cease to lead at once (in `term`, if given); this replica is a candidate again, and touches nothing."""
+        if self._lease is None or term not in (None, self._lease.term):
+            return
+        log.warning("This replica leads no more (term %s): %s", self._lease.term, why)
+        self._lease = None
+        self._given_up.set()
+        self._changed()
+
+    async def close(self) -> None:
+        """Release the lock for good; the next leader need not wait."""
+        lease, self._lease = self._lease, None
+        await self._release(lease.term if lease else None)
+        self._hand.shutdown(wait=False)
+
+    async def _release(self, term: int | None) -> None:
+        with suppress(StoreError):
+            await self._call(self._lock.release, term)
+
+    async def _call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._hand, function, *args)
+
+    def _complain(self, trouble: str) -> None:
+        """Log a trouble once, not twice a second."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("%s", trouble)

@@ -1,0 +1,51 @@
+"""Start nominated workloads as soon as their GPUs are free (rule 5.8).
+
+Called at the beginning of the rounds of a cycle, before any other workload is served: nothing else takes these GPUs.
+"""
+
+from __future__ import annotations
+
+from ..index.cluster import Cluster
+from ..index.queues import Queue
+from ..plan_builder import PlanBuilder
+from ..state import Workload
+from .admission import kept, started
+from .order import QueueHeads
+from .serving import guaranteed
+
+
+def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
+    """Start the workloads that earlier plans nominated and whose GPUs are free by now."""
+    nominated = [q for q in waiting if q.promised and any(w.id in cluster.nominations for w in q.members())]
+    if not nominated:
+        return
+    for queue, workload, _ in QueueHeads(cluster, nominated, False):
+        if _started(cluster, builder, queue, workload):
+            queue.pop(workload)
+
+
+def _started(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
+    held = cluster.withdraw_nomination(workload)
+    pool = held[0].node.pool
+    in_quota = queue.non_preemptible or guaranteed(cluster, queue, pool, len(held))
+    able = in_quota or queue.borrows
+    if able and kept(held, queue) and started(builder, queue, workload, pool, held, in_quota):
+        return True
+    cluster.nominate(workload, queue.need, held)
+    return False
+
+
+def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
+    """Start the workloads that this plan nominated, where nothing is in their way any more."""
+    for workload, queue in list(builder.nominated.values()):
+        if workload.id not in cluster.nominations:
+            continue
+        held = cluster.withdraw_nomination(workload)
+        for pool in queue.pools:
+            in_quota = guaranteed(cluster, queue, pool)
+            able = in_quota or queue.borrows
+            if able and started(builder, queue, workload, pool, held, in_quota):
+                del builder.nominated[workload.id]
+                break
+        else:
+            cluster.nominate(workload, queue.need, held)

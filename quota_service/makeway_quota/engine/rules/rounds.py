@@ -1,0 +1,142 @@
+"""Serve the classes of pending workloads in order, until nothing changes any more (§3).
+
+Called by the admission cycle (schedule.py). A start over quota can put its policy above its reservation, and an
+eviction can free more than it was for: both may help a workload that was turned down a moment ago. Deciding that in
+further rounds of the same cycle keeps plans stable: planning again with nothing changed gives an empty plan (I7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..index.cluster import Cluster
+from ..index.nodes import PoolState
+from ..index.queues import Queue
+from ..index.unschedulable import Unschedulable
+from ..plan_builder import PlanBuilder
+from ..progress import Progress
+from ..state import Workload
+from .admission import started
+from .hold import hold, outranked, starving
+from .nominations import keep_nominations, start_nominated
+from .serving import guaranteed, serve
+
+MOST_ROUNDS = 100
+"""Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
+
+
+class Rounds:
+    """The classes of one cycle, and what the last round tells about the next.
+
+    `late`: the queues in which a workload may have waited too long. `why`: find out what is held even where that makes
+    no difference to what starts.
+    """
+
+    def __init__(
+        self, cluster: Cluster, builder: PlanBuilder, heads: list[Queue], late: list[Queue], why: bool
+    ) -> None:
+        self.cluster, self.builder, self.heads, self.late, self.why = cluster, builder, heads, late, why
+        self.sessions = [queue for queue in heads if queue.session]
+        self.non_preemptible = [queue for queue in heads if queue.non_preemptible and not queue.session]
+        """Jobs that count on the reservation like sessions, and so go before the others."""
+        self.others = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
+        self.quiet = self.quota_served = False
+        """Whether the last round only took room away; and whether work in quota cannot gain anything any more."""
+
+    def run(self) -> None:
+        """Keep the nominations, then serve all classes until a round changes nothing."""
+        keep_nominations(self.cluster, self.builder, self.heads)
+        self.quiet = self.quota_served = False
+        for _ in range(MOST_ROUNDS):
+            before = replace(self.builder.progress)
+            if self._round(before) or self.builder.progress.decisions == before.decisions:
+                break
+
+    def _round(self, before: Progress) -> bool:
+        """Serve sessions in quota, jobs in quota, then over quota; return whether another round is in vain."""
+        builder, nominations = self.builder, bool(self.cluster.nominations)
+        held = _what_is_held(builder)
+        builder.drop_holds()
+        start_nominated(self.cluster, builder)
+        for queues in (self.sessions, self.non_preemptible, self.others) if not self.quota_served else ():
+            serve(self.cluster, builder, queues)
+        in_quota = builder.progress.decisions
+        if self._serve_over_quota(before, held):
+            return True
+        if not builder.nominated and not any(queue.has_members() for queue in self.heads):
+            builder.drop_holds()
+            return True
+        self.quiet = self._only_took_room(before)
+        self.quota_served = self.quiet and not nominations and self._quota_gains_nothing(before)
+        same_holds = builder.progress.decisions == in_quota or not (builder.holds or (self.why and self.late))
+        return self.quota_served and same_holds
+
+    def _serve_over_quota(self, before: Progress, held: list[tuple[object, ...]]) -> bool:
+        """Hold GPUs for the starving and serve the class over quota; return whether that would be as in the last round.
+
+        It would where all were turned down with more room, and since then there were only starts.
+        """
+        builder, unschedulable = self.builder, Unschedulable(self.cluster, self.builder)
+        if not self.why and not any(_may_start(queue, unschedulable) for queue in self.others):
+            return False
+        _hold_for_the_starving(self.cluster, builder, self.late)
+        if self.quiet and builder.progress.decisions == before.decisions and _what_is_held(builder) == held:
+            return True
+        serve(
+            self.cluster, builder, self.others, Unschedulable(self.cluster, builder) if builder.holds else unschedulable
+        )
+        return False
+
+    def _only_took_room(self, before: Progress) -> bool:
+        """Whether the round did nothing for work over quota but take room away.
+
+        Otherwise work may be evicted that could not be: of policies beyond their fair share now, or of the own policy,
+        where a start took what was about to be free.
+        """
+        builder, cluster = self.builder, self.cluster
+        if builder.progress.eased != before.eased or builder.nominated or cluster.settings.fair_share == "reclaim":
+            return False
+        return not (cluster.terminating or builder.evicted or builder.moved)
+
+    def _quota_gains_nothing(self, before: Progress) -> bool:
+        """Whether the starts of the round made no work a candidate that work in quota could evict.
+
+        A start is a candidate once its policy is above its reservation; with departments also once its department is,
+        and for non-preemptible work of its own policy always.
+        """
+        if self.cluster.nominations:
+            return False
+        own_policy_only = self.builder.progress.raised == before.raised and not self.cluster.ledger.nested
+        able = (queue for queue in self.heads if queue.non_preemptible or not own_policy_only)
+        return not any(queue.in_quota_somewhere() and queue.has_members() for queue in able)
+
+
+def _may_start(queue: Queue, unschedulable: Unschedulable) -> bool:
+    """Whether there may be room over quota for one of a queue, or victims."""
+    return (queue.promised or queue.borrows) and not unschedulable(queue) and queue.has_members()
+
+
+def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:
+    return [(hold.workload, hold.pool, hold.until, hold.rooms) for hold in builder.holds.values()]
+
+
+def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
+    """Start the workloads that waited too long first, one a pool; hold for those that do not fit what would do."""
+    for queue, workload in starving(cluster, waiting):
+        free = [pool for pool in queue.pools if pool.pool.name not in builder.holds]
+        if not free:
+            continue
+        team = [other for other in waiting if other.account is queue.account and other.priority > queue.priority]
+        pools = [pool for pool in free if not (team and outranked(cluster, queue, pool, team))]
+        if any(_started_late(cluster, builder, queue, workload, pool) for pool in pools):
+            queue.pop(workload)
+            continue
+        found = next((found for pool in pools if (found := hold(cluster, queue, workload, pool))), None)
+        if found is not None:
+            found.put()
+            builder.holds[found.pool.pool.name] = found
+
+
+def _started_late(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> bool:
+    in_quota = guaranteed(cluster, queue, pool)
+    return (in_quota or queue.borrows) and started(builder, queue, workload, pool, (), in_quota)

@@ -1,0 +1,155 @@
+"""Serve one class of pending workloads in order: start them, nominate them, or evict others for them (§§ 3 to 5).
+
+Called for every class by the rounds of the admission cycle (rounds.py).
+"""
+
+from __future__ import annotations
+
+from ..index.cluster import Cluster
+from ..index.nodes import Part, PoolState
+from ..index.queues import Queue
+from ..index.unschedulable import Unschedulable
+from ..plan_builder import PlanBuilder
+from ..state import Workload
+from .admission import promised, reclaimed, started
+from .order import QueueHeads
+
+
+def guaranteed(cluster: Cluster, queue: Queue, pool: PoolState, workers: int = 0) -> bool:
+    """Whether one of a queue, with so many workers, is within the reservation in a pool."""
+    amount = max(queue.need.total, queue.need.gpus * workers)
+    return cluster.ledger.in_quota(queue.account, pool.pool.name, amount, queue.non_preemptible)
+
+
+def serve(
+    cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], unschedulable: Unschedulable | None = None
+) -> None:
+    """Serve a class: each in the first pool with room, else by a nomination, else by reclaim.
+
+    Work in quota in one of its pools may start over quota in another: better than an eviction.
+    `unschedulable`: of the class over quota, the queues for which nothing can be done.
+    """
+    if not waiting:
+        return
+    over = unschedulable is not None
+
+    def may(queue: Queue, pool: PoolState) -> bool:
+        return queue.borrows if over else guaranteed(cluster, queue, pool)
+
+    entered, out = _sorted_out(cluster, waiting, unschedulable)
+    if not entered:
+        return
+    turn = QueueHeads(cluster, entered, over, unschedulable)
+    builder.returned.clear()
+    eased = builder.progress.eased
+    for queue, workload, at in turn:
+        pool = queue.pools[at]
+        held = cluster.withdraw_nomination(workload)
+        right = [p for p in queue.pools if may(queue, p)]
+        able = right or _owed(queue, held)
+        here = pool in able or (bool(able) and queue.borrows)
+        if here and _begin(builder, queue, workload, pool, held, over or pool not in able):
+            _served(turn, queue, workload)
+        elif able and at + 1 < len(queue.pools):
+            if held:
+                cluster.nominate(workload, queue.need, held)
+            turn.enter(queue, at + 1)
+        elif not (_kept_elsewhere(queue, held, able) and not over) and (
+            promised(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
+        ):
+            _served(turn, queue, workload)
+        else:
+            turn.leave(queue)
+            if held and not over and not queue.non_preemptible:
+                cluster.nominate(workload, queue.need, held)
+            elif held:
+                builder.progress.decisions += 1  # a nomination that cannot be kept any more: others may use these GPUs
+                builder.progress.eased += 1
+        while builder.returned:
+            back, owner = builder.returned.pop()
+            if any(each is back for each in waiting):
+                turn.enter_again(back, owner)
+        if out and builder.progress.eased != eased:
+            for each in out:  # there may be room for these queues now
+                turn.enter(each, 0)
+            out = []
+
+
+def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState]) -> bool:
+    """Whether it is nominated over quota in another pool: then nothing is evicted for it."""
+    return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
+
+
+def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
+    """Return the pool of a nomination that is kept even if the reservation is used up by now, like a running session.
+
+    A department's reservation can be: by a team of it that has one of its own.
+    """
+    return [held[0].node.pool] if held and queue.non_preemptible else []
+
+
+def _sorted_out(
+    cluster: Cluster, waiting: list[Queue], unschedulable: Unschedulable | None
+) -> tuple[list[Queue], list[Queue]]:
+    """List the queues of a class that may start something, and (over quota) those for which there is no room yet."""
+    found: list[Queue] = []
+    out: list[Queue] = []
+    if unschedulable is not None:
+        for queue in waiting:
+            if queue.promised or queue.borrows:
+                (out if unschedulable(queue) else found).append(queue)
+        return found, out
+    for queue in waiting:
+        if queue.promised or queue.in_quota_somewhere():
+            found.append(queue)
+    return found, out
+
+
+def _served(turn: QueueHeads, queue: Queue, workload: Workload) -> None:
+    queue.pop(workload)
+    turn.again(queue, workload.owner)
+
+
+def _begin(
+    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, held: tuple[Part, ...], over: bool
+) -> bool:
+    """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
+    found = builder.holds.get(pool.pool.name)
+    if found is None:
+        return started(builder, queue, workload, pool, held, not over)
+    if not over or found.ends_in_time(workload):
+        with found.being(put=False):
+            return started(builder, queue, workload, pool, held, not over)
+    with found.being(put=True):
+        if found.line_in_the_way(queue) or found.over_capacity(queue):
+            return False
+        done = started(builder, queue, workload, pool, held, False)
+    if done:
+        found.count(builder.cluster.allocations[workload.id])
+    return done
+
+
+def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
+    """Evict others for a workload; over quota not where GPUs are held, unless they are held for it.
+
+    A workload that requests no GPUs never evicts (rule 2).
+    """
+    if not queue.total or queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
+        return False
+    found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
+    mine = [each for each in found if each.workload is workload]
+    open_to_all = [pool for pool in pools if not any(each.pool is pool for each in found)]
+    if reclaimed(builder, queue, workload, open_to_all, over):
+        return True
+    for each in mine:
+        with each.being(put=False):
+            if reclaimed(builder, queue, workload, [each.pool], over):
+                return True
+    return False
+
+
+def _may_ask(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
+    """Whether there may be victims for one of a queue, though it is over quota."""
+    if cluster.settings.fair_share == "reclaim":
+        return True
+    return cluster.lowest(queue.account.policy.name, pools) < queue.priority

@@ -1,0 +1,87 @@
+"""Connections to PostgreSQL that cannot hang: neither this process nor the server waits for a silent peer for ever.
+
+A network that swallows packets, a server that is frozen and a service that is stopped all look the same from outside:
+silence. The client gives up after `SILENCE` seconds and closes the connection; the server ends a transaction that is
+left open for `IDLE_IN_TRANSACTION` seconds, so that a stopped replica never keeps the writers' lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar, cast
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.pool import NullPool, QueuePool
+
+T = TypeVar("T")
+
+SILENCE = 10.0
+"""Seconds without a byte from the server, while a statement runs, after which the connection is closed."""
+
+IDLE_IN_TRANSACTION = 5.0
+
+KEEPALIVE = {
+    "connect_timeout": 5,
+    "keepalives": 1,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 6000,
+}
+
+
+def postgres_engine(url: URL, *, silence: float | None = None, pooled: bool = True, settings: str = "") -> Engine:
+    """Return an engine whose statements end after `silence` (default SILENCE) seconds without an answer.
+
+    `settings` is run on each new connection, after the limit of open transactions is set.
+    """
+    arguments = {name: value for name, value in KEEPALIVE.items() if name not in url.query}
+    if pooled:
+        engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_pre_ping=True)
+    else:
+        engine = create_engine(url, connect_args=arguments, poolclass=NullPool)
+    limited = _limited(SILENCE if silence is None else silence)
+    begin = f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION:g}s'; {settings}"
+
+    def connect(dialect: object, record: object, args: Any, more: Any) -> Any:
+        return limited.connect(*args, **more)
+
+    def connected(connection: Any, record: object) -> None:
+        try:
+            connection.execute(begin)
+            connection.commit()
+        except BaseException:
+            connection.close()
+            raise
+
+    event.listen(engine, "do_connect", connect)
+    event.listen(engine, "connect", connected)
+    return engine
+
+
+def _limited(silence: float) -> Any:
+    from psycopg import Connection, OperationalError  # SQLite works without it
+
+    class Limited(Connection[Any]):
+        """A connection that is closed when the server stays silent in the middle of a statement."""
+
+        def wait(self, gen: Generator[Any, Any, T], *args: Any, **more: Any) -> T:
+            return super().wait(self._limited(gen), *args, **more)
+
+        def _limited(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+            ends = time.monotonic() + silence
+            try:
+                state = next(gen)
+                while True:
+                    ready = yield state
+                    if ready:
+                        ends = time.monotonic() + silence
+                    elif time.monotonic() > ends:
+                        self.pgconn.finish()
+                        raise OperationalError(f"no answer for {silence:g} s")
+                    state = gen.send(ready)
+            except StopIteration as end:
+                return cast(T, end.value)
+
+    return Limited

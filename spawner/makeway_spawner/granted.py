@@ -1,0 +1,106 @@
+"""Hold one granted lease: what the Hub stores about it, and what the notebook sees of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from makeway_api.models import Session
+from makeway_api.quantities import gpus, listed
+
+
+@dataclass(slots=True)
+class Lease:
+    """One session's lease. CPU is in cores, memory in MiB; 0 leaves either to the spawner's own settings.
+
+    `started` is None before the server starts, False until the service knows of the server, then True.
+    """
+
+    id: str
+    profile: str
+    team: str | None
+    gpus: float
+    preemptible: bool
+    placement: list[tuple[str, list[int]]]
+    variables: dict[str, str]
+    virtual: bool
+    started: bool | None = None
+    cpu: float = 0.0
+    memory: int = 0
+    profile_title: str = ""
+    team_title: str = ""
+
+    @classmethod
+    def of(cls, session: Session, started: bool | None = None) -> Lease:
+        """Return the lease that the service's answer describes."""
+        return cls(
+            id=session.id,
+            profile=session.profile,
+            team=session.team,
+            gpus=session.gpus,
+            preemptible=session.preemptible,
+            placement=[(grant.node, list(grant.devices)) for grant in session.placement],
+            variables=dict(session.env),
+            virtual=session.virtual,
+            started=started,
+            cpu=session.cpu,
+            memory=session.memory,
+            profile_title=session.profile_title,
+            team_title=session.team_title,
+        )
+
+    def env(self) -> dict[str, str]:
+        """Return the notebook's variables; CUDA_VISIBLE_DEVICES is empty for a profile without GPUs."""
+        devices = ",".join(str(index) for _, indices in self.placement for index in indices)
+        env = {
+            **self.variables,
+            "MAKEWAY_SESSION": self.id,
+            "MAKEWAY_PROFILE": self.profile,
+            "MAKEWAY_TEAM": self.team or "",
+            "MAKEWAY_GPUS": f"{self.gpus:g}",
+            "CUDA_VISIBLE_DEVICES": devices,
+        }
+        if self.virtual and self.gpus:
+            env["MAKEWAY_VIRTUAL_GPUS"] = "1"
+        return env
+
+    def sentence(self) -> str:
+        """Return what was granted, for the pending page: `Granted: 2 GPUs on node-1 (GPU 0, 1).`"""
+        if not self.placement or not self.gpus:
+            return "Granted: this profile needs no GPU."
+        kind = "virtual GPU" if self.virtual else "GPU"
+        nodes = listed(
+            f"{node} ({kind} {', '.join(map(str, devices))})" if devices else node for node, devices in self.placement
+        )
+        return f"Granted: {gpus(self.gpus, kind)} on {nodes}."
+
+    def save(self) -> dict[str, Any]:
+        """Return the lease as JSON for the Hub's database; the keys are those of earlier releases."""
+        saved = asdict(self)
+        for old, new in _SAVED_AS.items():
+            saved[new] = saved.pop(old)
+        return saved
+
+    @classmethod
+    def load(cls, saved: Any) -> Lease | None:
+        """Return the lease that `save` wrote, also in an earlier release; None where there is none."""
+        if not isinstance(saved, dict) or not isinstance(saved.get("session"), str):
+            return None
+        return cls(
+            id=saved["session"],
+            profile=str(saved.get("profile") or ""),
+            team=saved.get("team") or None,
+            gpus=float(saved.get("gpus") or 0),
+            preemptible=bool(saved.get("preemptible")),
+            placement=[(str(node), list(devices)) for node, devices in saved.get("places") or []],
+            variables=dict(saved.get("env") or {}),
+            virtual=bool(saved.get("virtual")),
+            started=saved.get("started"),
+            cpu=float(saved.get("cpu") or 0),
+            memory=int(saved.get("memory") or 0),
+            profile_title=str(saved.get("profile_title") or ""),
+            team_title=str(saved.get("team_title") or ""),
+        )
+
+
+_SAVED_AS = {"id": "session", "placement": "places", "variables": "env"}

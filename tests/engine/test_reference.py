@@ -1,0 +1,118 @@
+"""Two engines, one set of rules: the reference keeps the invariants, and the fast engine decides what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from engine.cascades import come_to_rest
+from engine.engines import ENGINES, differences
+from engine.histories import HISTORIES, happen, random_world
+from engine.mixed_worlds import contended_world, happen_mixed, mixed_world
+from engine.properties import check
+from makeway_quota.engine import reference, schedule
+from makeway_quota.engine.state import LIVE
+from worlds import World
+
+PARTS = 20
+"""The slow tier in parts, so that several processors may share it."""
+ROWS = ("F13", "F14", "F15", "F16", "F17")
+KINDS: dict[str, tuple[Callable[[Random], World], Callable[[World, Random], None]]] = {
+    "plain": (random_world, happen),
+    "mixed": (mixed_world, happen_mixed),
+}
+
+
+def compare(world: World) -> None:
+    """Plan with both engines; both must decide the same."""
+    snapshot = world.snapshot()
+    found = differences(schedule(snapshot), reference.schedule(snapshot))
+    assert not found, f"fast and reference differ: {found}"
+
+
+def live_through(kind: str, seed: int, events: int) -> None:
+    """Compare the plans of both engines along a random history."""
+    make, happens = KINDS[kind]
+    random = Random(seed)
+    world = make(random)
+    for _ in range(events):
+        happens(world, random)
+        compare(world)
+        world.apply(world.plan())
+        world.now += random.choice([1, 5, 600])
+        world.workloads = {i: w for i, w in world.workloads.items() if w.state in LIVE}
+
+
+def keep_the_invariants(kind: str, seed: int, events: int, engine: str) -> None:
+    """Check the invariants of one engine along a random history."""
+    make, happens = KINDS[kind]
+    random = Random(seed)
+    world = make(random)
+    for _ in range(events):
+        happens(world, random)
+        check(world, ENGINES[engine], Random(7))
+        world.now += random.choice([1, 5, 600])
+        world.workloads = {i: w for i, w in world.workloads.items() if w.state in LIVE}
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", range(4))
+def test_both_engines_decide_the_same_over_random_histories(kind: str, part: int) -> None:
+    for seed in range(2 * part, 2 * part + 2):
+        live_through(kind, seed, 25)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("part", range(4))
+def test_both_engines_decide_the_same_in_contended_worlds(part: int) -> None:
+    for seed in range(20 * part, 20 * part + 20):
+        compare(contended_world(Random(seed)))
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_plan_keeps_the_invariants(kind: str, engine: str) -> None:
+    for seed in range(4):
+        keep_the_invariants(kind, seed, 20, engine)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_plan_of_a_contended_world_keeps_the_invariants(engine: str) -> None:
+    victims = 0
+    for seed in range(40):
+        plan = check(contended_world(Random(seed)), ENGINES[engine], Random(7))
+        victims += bool(plan.evict or plan.move)
+    assert victims > 10
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_eviction_leads_to_another_that_could_be_avoided(engine: str) -> None:
+    for seed in range(40):
+        come_to_rest(contended_world(Random(seed)), ENGINES[engine])
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("seed", [164, 268, 324, 494])
+def test_cascades_that_cannot_be_avoided_are_told_from_the_others(seed: int, engine: str) -> None:
+    assert come_to_rest(contended_world(Random(seed)), ENGINES[engine])
+
+
+@pytest.mark.slow
+@pytest.mark.covers(*ROWS)
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_both_engines_decide_the_same_at_length(part: int) -> None:
+    many = max(1, HISTORIES // PARTS)
+    for seed in range(10**6 + part * many, 10**6 + (part + 1) * many):
+        live_through("mixed" if seed % 3 else "plain", seed, 60)
+        keep_the_invariants("mixed", seed, 20, "fast" if seed % 2 else "reference")
+        for each in range(4 * seed, 4 * seed + 4):
+            compare(contended_world(Random(each)))
+            check(contended_world(Random(each)), ENGINES["fast" if each % 2 else "reference"], Random(7))
+            come_to_rest(contended_world(Random(each)), ENGINES["reference" if each % 2 else "fast"])

@@ -1,0 +1,129 @@
+"""A small HTTP server that answers as the Hub's REST API does, and hangs, fails or stops slowly on request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+class FakeHub:
+    """Servers by user; `stopping` are those whose stop was accepted with 202 and has not ended."""
+
+    def __init__(self, page_limit: int = 200) -> None:
+        self.page_limit = page_limit
+        self.servers: dict[str, set[str]] = {}
+        self.slow: set[tuple[str, str]] = set()
+        """servers whose stop is answered with 202, and which go on until `end`"""
+        self.stopping: set[tuple[str, str]] = set()
+        self.hangs = False
+        self.status: int | None = None
+        """answer everything with this error"""
+        self.requests: list[str] = []
+        self.changed = asyncio.Event()
+        self.url = ""
+
+    def start(self, user: str, server: str = "") -> None:
+        """A server runs."""
+        self.servers.setdefault(user, set()).add(server)
+
+    def end(self, user: str, server: str = "") -> None:
+        """A server has ended."""
+        self.servers[user].discard(server)
+        self.stopping.discard((user, server))
+
+    def count(self, beginning: str) -> int:
+        """How many requests began like this."""
+        return sum(line.startswith(beginning) for line in self.requests)
+
+    async def until(self, count: int, beginning: str) -> None:
+        """Wait until so many requests began like this."""
+        async with asyncio.timeout(20):
+            while self.count(beginning) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        try:
+            while line := (await reader.readline()).decode():
+                method, target, _ = line.split(" ", 2)
+                headers = {}
+                while header := (await reader.readline()).decode().strip():
+                    name, _, value = header.partition(":")
+                    headers[name.lower()] = value.strip()
+                self.requests.append(f"{method} {target}")
+                self.changed.set()
+                if self.hangs:
+                    await asyncio.sleep(3600)
+                status, body = self.result(method, target, "pagination" in headers.get("accept", ""))
+                data = json.dumps(body).encode() if body is not None else b""
+                writer.write(f"HTTP/1.1 {status} x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+                await writer.drain()
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    def result(self, method: str, target: str, paged: bool) -> tuple[int, object]:
+        """What the Hub would answer."""
+        if self.status is not None:
+            return self.status, {"message": "as ordered"}
+        url = urlsplit(target)
+        parts = [unquote(part) for part in url.path.split("/")[3:]]
+        if method == "GET" and parts == ["users"]:
+            return 200, self.page({name: value[0] for name, value in parse_qs(url.query).items()}, paged)
+        user = parts[1]
+        if user not in self.servers:
+            return 404, {"message": "no such user"}
+        if method == "GET":
+            return 200, self.model(user)
+        server = parts[3] if len(parts) > 3 else ""
+        if server not in self.servers[user]:
+            return 404, {"message": "no such server"}
+        if (user, server) in self.slow:
+            self.stopping.add((user, server))
+            return 202, None
+        self.end(user, server)
+        return 204, None
+
+    def model(self, user: str) -> dict[str, object]:
+        """One user, as the Hub shows them."""
+        servers = {name: {"name": name} for name in sorted(self.servers[user])}
+        return {"name": user, "groups": [], "admin": False, "servers": servers}
+
+    def page(self, query: dict[str, str], paged: bool) -> object:
+        """One page of the active users: never more than `page_limit`, whatever was asked for."""
+        offset, limit = int(query.get("offset", 0)), min(int(query.get("limit", 50)), self.page_limit)
+        active = [user for user in sorted(self.servers) if self.servers[user]]
+        items = [self.model(user) for user in active[offset : offset + limit]]
+        if not paged:
+            return items
+        following = {"offset": offset + limit, "limit": limit, "url": "…"} if offset + limit < len(active) else None
+        pages = {"offset": offset, "limit": limit, "total": len(active), "next": following}
+        return {"items": items, "_pagination": pages}
+
+
+@asynccontextmanager
+async def fake_hub(page_limit: int = 200) -> AsyncIterator[FakeHub]:
+    """Serve a Hub on a free port."""
+    hub = FakeHub(page_limit)
+    connections: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        await hub.answer(reader, writer)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    hub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hub/api"
+    try:
+        yield hub
+    finally:
+        server.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)

@@ -1,0 +1,139 @@
+"""A PostgreSQL server of the tests' own, and a network to it that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+
+def _tool(name: str) -> str | None:
+    found = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
+    return shutil.which(name) or (str(found[-1]) if found else None)
+
+
+@contextmanager
+def postgres_server() -> Iterator[str]:
+    """Start a server behind a socket in a temporary folder and yield its folder; it refuses to run as root."""
+    pytest.importorskip("psycopg")
+    initdb, postgres, ready = (_tool(name) for name in ("initdb", "postgres", "pg_isready"))
+    if not (initdb and postgres and ready):
+        pytest.skip("PostgreSQL's server is not installed")
+    user = "nobody" if os.geteuid() == 0 else None
+    with tempfile.TemporaryDirectory(prefix="makeway-pg-", ignore_cleanup_errors=True) as folder:
+        if user:
+            shutil.chown(folder, user)
+        data = f"{folder}/data"
+        made = subprocess.run(
+            [initdb, "-D", data, "-U", "makeway", "-A", "trust", "-E", "UTF8", "--no-sync"],
+            user=user,
+            capture_output=True,
+            check=False,
+        )
+        if made.returncode:
+            pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr.decode().strip()[-200:]}")
+        settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+        with open(f"{folder}/log", "wb") as log:
+            server = subprocess.Popen([postgres, "-D", data, *settings], user=user, stdout=log, stderr=log)
+        try:
+            wait = f"until {ready} -q -h {folder}; do sleep 0.1; done"
+            subprocess.run(["sh", "-c", wait], timeout=180, check=True)
+            yield folder
+        finally:
+            server.send_signal(signal.SIGINT)  # at once, also with open connections
+            server.wait(60)
+
+
+def address(folder: str, database: str = "postgres") -> str:
+    """Return the URL of a database of the server in this folder."""
+    return f"postgresql+psycopg://makeway@/{database}?host={folder}"
+
+
+def empty_database(folder: str, name: str = "one_test") -> str:
+    """Make a database anew and return its URL."""
+    admin = create_engine(address(folder), isolation_level="AUTOCOMMIT")
+    try:
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+            connection.execute(text(f"CREATE DATABASE {name}"))
+    finally:
+        admin.dispose()
+    return address(folder, name)
+
+
+class Network:
+    """A TCP proxy in front of the server: while it is cut, connections stay open and no byte passes either way."""
+
+    def __init__(self, folder: str) -> None:
+        self._socket = f"{folder}/.s.PGSQL.5432"
+        self._open = asyncio.Event()
+        self._open.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    def url(self, database: str = "one_test") -> str:
+        """Return the URL that leads through this proxy."""
+        return f"postgresql+psycopg://makeway@127.0.0.1:{self.port}/{database}"
+
+    def cut(self) -> None:
+        """Forward no byte from now on."""
+        self._open.clear()
+
+    def mend(self) -> None:
+        """Forward everything again, the bytes that were held back first."""
+        self._open.set()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection, both ways."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            await self._open.wait()
+            far_reader, far_writer = await asyncio.open_unix_connection(self._socket)
+        except (OSError, asyncio.CancelledError):
+            writer.close()
+            return
+        ways = [self._pump(reader, far_writer), self._pump(far_reader, writer)]
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*ways)
+        for each in (writer, far_writer):
+            each.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await self._open.wait()
+                writer.write(data)
+                await writer.drain()
+        await self._open.wait()
+        writer.close()
+
+    async def close(self) -> None:
+        """End every connection."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def network(folder: str) -> AsyncIterator[Network]:
+    """Serve a proxy for the server in this folder, on a free port."""
+    proxy = Network(folder)
+    server = await asyncio.start_server(proxy.carry, "127.0.0.1", 0)
+    proxy.port = server.sockets[0].getsockname()[1]
+    try:
+        yield proxy
+    finally:
+        server.close()
+        await proxy.close()

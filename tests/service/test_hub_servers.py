@@ -1,0 +1,213 @@
+"""A Hub that hangs, refuses, pages or stops slowly: no decision waits for it, and no GPU is given out twice."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from hub_fake import FakeHub, fake_hub
+from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.hub_client import HubApi, HubUnreachable
+from makeway_quota.control.hub_servers import HubServers
+from makeway_quota.store.records import Workload
+from running import SAMPLE, Running, running
+
+NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
+SHORT_GRACE = SAMPLE.read_text(encoding="utf-8").replace("    gpus: 8\n", "    gpus: 8\n    grace: 1\n")
+
+
+def api(hub: FakeHub, timeout: float = 5.0) -> HubApi:
+    return HubApi(hub.url, "secret", timeout=timeout)
+
+
+@pytest.mark.parametrize("paged", [True, False])
+async def test_all_pages_of_the_hubs_list_are_read(paged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not paged:
+        monkeypatch.setattr("makeway_quota.control.hub_client.PAGINATION", "application/json")
+    async with fake_hub(page_limit=25) as hub:
+        for number in range(60):
+            hub.start(f"user-{number:02d}", "gpu" if number % 2 else "")
+        client = api(hub)
+        found = await client.active_servers()
+        await client.close()
+    assert found == {(f"user-{number:02d}", "gpu" if number % 2 else "") for number in range(60)}
+
+
+async def test_a_request_ends_in_time_however_slowly_the_hub_answers() -> None:
+    async with fake_hub() as hub:
+        hub.hangs = True
+        client = api(hub, timeout=0.2)
+        for request in (client.active_servers(), client.servers_of("ana"), client.stop_server("ana", "")):
+            with pytest.raises(HubUnreachable, match=r"no answer within 0\.2 s"):
+                await request
+        await client.close()
+
+
+async def held(run: Running, hub: FakeHub, **ask: object) -> Workload:
+    """A preemptible session whose server runs, on 8 of the 10 GPUs."""
+    session = await run.granted((await run.session("ana", "gpu8", "rnd", preemptible=True, **ask)).id)
+    assert session.phase == "granted"
+    hub.start("ana")
+    await run.client("spawner").session_started(session.id)
+    return (await run.service.world.rows())[session.id]
+
+
+@pytest.mark.covers("F40")
+async def test_a_session_holds_its_gpus_until_the_hub_lists_its_server_no_more(tmp_path: Path) -> None:
+    backend = MemoryBackend([NODE], real_time=True)
+    async with (
+        fake_hub() as hub,
+        running(tmp_path, SHORT_GRACE, backend=backend, hub=api(hub), MAKEWAY_TICK_SECONDS=0.1) as run,
+    ):
+        hub.slow.add(("ana", ""))
+        session = await held(run, hub)
+        job = await run.submit("bo", "owner", profile="gpu3")
+        await hub.until(1, "DELETE /hub/api/users/ana/server")
+        await hub.until(3, "GET /hub/api/users/ana")  # it was listed as stopping, again and again
+        row = (await run.service.world.rows())[session.id]
+        assert (row.state, row.placement) == ("checkpointing", session.placement), "202 is not stopped"
+        assert (await run.job(job.id)).state.value == "pending"
+        assert backend.starts == 0
+        assert hub.count("DELETE") == 1, "a stop that was accepted is not repeated at once"
+        hub.end("ana")
+        await run.job(job.id, "running")
+        over = await run.client("spawner").session(session.id)
+        assert (over.phase, over.reason.code) == ("over", "made_way")
+
+
+async def test_a_stop_that_the_hub_refuses_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway_quota.control.hub_servers.TRY_AGAIN", 0.2)
+    backend = MemoryBackend([NODE], real_time=True)
+    async with (
+        fake_hub() as hub,
+        running(tmp_path, SHORT_GRACE, backend=backend, hub=api(hub), MAKEWAY_TICK_SECONDS=0.1) as run,
+    ):
+        session = await held(run, hub)
+        hub.status = 500
+        job = await run.submit("bo", "owner", profile="gpu3")
+        await hub.until(2, "DELETE /hub/api/users/ana/server")
+        assert (await run.service.world.rows())[session.id].placement == session.placement
+        hub.status = None
+        await run.job(job.id, "running")
+        assert (await run.client("spawner").session(session.id)).phase == "over"
+
+
+async def test_no_decision_waits_for_a_hub_that_hangs(tmp_path: Path) -> None:
+    backend = MemoryBackend([NODE], real_time=True, lasts=lambda order: 0.1)
+    settings = {"MAKEWAY_TICK_SECONDS": 0.1, "MAKEWAY_LEASE_SECONDS": 3}
+    async with (
+        fake_hub() as hub,
+        running(tmp_path, SHORT_GRACE, backend=backend, hub=api(hub, 60.0), **settings) as run,
+    ):
+        session = await held(run, hub)
+        other = await run.granted((await run.session("lea", "gpu1", "rnd")).id)
+        hub.hangs = True
+        owner = await run.submit("bo", "owner", profile="gpu3")
+        await hub.until(2, "")  # the stop of ana's server, and whether lea's still runs: neither is answered
+        slowest = 0.0
+        for number in range(5):
+            asked = time.monotonic()
+            job = await run.submit("lea", f"quick {number}", profile="gpu1", team="devops")
+            await run.job(job.id, "succeeded")
+            slowest = max(slowest, time.monotonic() - asked)
+        assert slowest < 10, "a decision waited for the Hub, which hangs for 60 s"
+        rows = await run.service.world.rows()
+        assert rows[session.id].placement == session.placement
+        assert rows[other.id].live, "nothing is concluded while the Hub is silent"
+        assert (await run.job(owner.id)).state.value == "pending"
+
+
+async def test_leases_end_only_where_the_hub_has_no_such_server(tmp_path: Path) -> None:
+    settings = {"MAKEWAY_TICK_SECONDS": 0.1, "MAKEWAY_LEASE_SECONDS": 3}
+    backend = MemoryBackend([NODE], real_time=True)
+    async with fake_hub() as hub, running(tmp_path, backend=backend, hub=api(hub), **settings) as run:
+        kept = await run.granted((await run.session("ana", "gpu1", "rnd")).id)
+        gone = await run.granted((await run.session("lea", "gpu1", "rnd")).id)
+        hub.start("ana")
+        after = await run.client("spawner").session(gone.id, wait=20, version=gone.version)
+        assert after.reason.code == "lease_expired"
+        assert "the Hub has no such server" in after.reason.message
+        assert (await run.client("spawner").session(kept.id)).phase == "granted"
+
+
+async def test_a_server_that_a_page_misses_is_looked_up_by_its_user() -> None:
+    async with fake_hub() as hub:
+        users = [f"user-{number:02d}" for number in range(20)]
+        for user in users[:-1]:
+            hub.start(user)
+        hub.servers[users[-1]] = set()
+        known = asyncio.Event()
+        servers = HubServers(api(hub))
+        servers.on_change(known.set)
+        page = hub.page
+        hub.page = lambda query, paged: [u for u in page(query, False) if u["name"] != "user-07"]  # type: ignore[attr-defined,method-assign]
+        at = time.monotonic()
+        assert {servers.state((user, ""), at) for user in users} == {"unknown"}
+        async with asyncio.timeout(20):
+            while servers.state((users[0], ""), at) == "unknown":
+                known.clear()
+                await known.wait()
+        assert [servers.state((user, ""), at) for user in users] == ["active"] * 19 + ["gone"]
+        assert hub.count("GET /hub/api/users?") >= 1
+        assert hub.count("GET /hub/api/users/user-") == 2, "only those that the list does not have"
+        assert servers.state((users[0], ""), time.monotonic()) == "unknown", "an answer holds for its moment only"
+        await servers.close()
+
+
+async def test_a_replica_that_does_not_lead_stops_no_server() -> None:
+    async with fake_hub() as hub:
+        hub.start("ana")
+        leads = False
+        servers = HubServers(api(hub), may_act=lambda: leads, poll=0.05)
+        assert servers.stop({"s-1": ("ana", "")}) == set()
+        await hub.until(1, "GET /hub/api/users/ana")
+        leads = True
+        stopped = asyncio.Event()
+        servers.on_change(stopped.set)
+        servers.stop({"s-1": ("ana", "")})
+        async with asyncio.timeout(20):
+            await stopped.wait()
+        assert servers.stop({"s-1": ("ana", "")}) == {"s-1"}
+        lines = [line.split()[0] for line in hub.requests]
+        assert lines.index("DELETE") == len(lines) - 2, "no stop before it led"
+        await servers.close()
+
+
+async def test_a_session_that_is_over_is_stopped_no_more() -> None:
+    async with fake_hub() as hub:
+        hub.start("ana")
+        hub.slow.add(("ana", ""))
+        servers = HubServers(api(hub), poll=0.05)
+        servers.stop({"s-1": ("ana", "")})
+        await hub.until(2, "GET /hub/api/users/ana")
+        assert servers.stop({}) == set()
+        before = len(hub.requests)
+        hub.start("ana")  # a new server of the same name, which a new session holds
+        await asyncio.sleep(0.3)
+        assert len(hub.requests) <= before + 1
+        assert hub.count("DELETE") == 1
+        await servers.close()
+
+
+async def test_a_server_that_does_not_stop_is_reported_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    async with fake_hub() as hub:
+        hub.start("ana")
+        hub.slow.add(("ana", ""))
+        servers = HubServers(api(hub), clock=lambda: now, poll=0.02)
+        with caplog.at_level(logging.WARNING, "makeway.hub"):
+            servers.stop({"s-1": ("ana", "")})
+            await hub.until(1, "GET")
+            for minutes in range(1, 4):
+                now = 65.0 * minutes
+                await hub.until(hub.count("GET") + 3, "GET")
+        await servers.close()
+    assert caplog.messages[0] == (
+        "The server “default” of ana was asked to stop 1 min 5 s ago and has not stopped: the Hub still lists it. "
+        "Its session keeps its GPUs until the server is gone."
+    )
+    assert len(caplog.messages) == 3

@@ -1,0 +1,222 @@
+"""One door for every order: closed unless the leader's lock was renewed within the deadline, by either clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.base import NodeSeen, NoticeOrder, StartOrder
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.actuate import Actuator, Started
+from makeway_quota.control.leader import Instant, Leader
+from makeway_quota.store import Deposed, StoreError, open_store
+from makeway_quota.store.errors import NotLeading
+from makeway_quota.store.leader_lock import Acquired
+from makeway_quota.store.records import NewWorkload, Notice, Workload
+from makeway_quota.store.rows import submitted
+
+NODE = NodeSeen("local", "", tuple(range(4)), virtual=True)
+
+
+class Lock:
+    """A lock whose answers the test chooses."""
+
+    expires = True
+
+    def __init__(self, wait: float = 0.0) -> None:
+        self.wait = wait
+        self.term = 0
+        self.free = True
+        self.error: StoreError | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+        self.released: list[int | None] = []
+
+    def acquire(self) -> Acquired | None:
+        if self.error:
+            raise self.error
+        if not self.free:
+            return None
+        self.term += 1
+        return Acquired(self.term, self.wait)
+
+    def renew(self, term: int) -> None:
+        self.answers.wait(20)
+        if self.error:
+            raise self.error
+
+    def release(self, term: int | None) -> None:
+        self.released.append(term)
+
+
+@asynccontextmanager
+async def campaigning(
+    lock: Lock, deadline: float
+) -> AsyncIterator[tuple[Leader, Callable[[Callable[[], object]], object]]]:
+    """A leader that runs, and a function that waits until something about it is true."""
+    leader = Leader(lock, deadline)
+    running = asyncio.create_task(leader.run())
+
+    async def until(found: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not found():  # noqa: ASYNC110 - the leader's age is a matter of time
+                await asyncio.sleep(0.01)
+
+    try:
+        yield leader, until
+    finally:
+        lock.answers.set()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await leader.close()
+
+
+async def test_a_leader_that_cannot_renew_ceases_to_act_at_the_deadline() -> None:
+    lock = Lock()
+    async with campaigning(lock, 0.6) as (leader, until):
+        await until(lambda: leader.term == 1)
+        lock.answers.clear()  # the database is silent
+        silent = time.monotonic()
+        await until(lambda: leader.term is None)
+        assert time.monotonic() - silent < 0.7 + 5
+        with pytest.raises(NotLeading):
+            leader.check()
+        lock.error = StoreError("the database is gone")
+        lock.answers.set()
+        await until(lambda: lock.released)
+        lock.error = None
+        await until(lambda: leader.term == 2)
+        assert lock.released == [None], "the next leader has to wait: this one did not end cleanly"
+
+
+async def test_a_deposed_leader_is_a_candidate_again() -> None:
+    lock = Lock()
+    async with campaigning(lock, 0.3) as (leader, until):
+        heard: list[int | None] = []
+        leader.on_change(lambda: heard.append(leader.term))
+        await until(lambda: leader.term == 1)
+        lock.free, lock.error = False, Deposed(1, 2, "another")
+        await until(lambda: leader.term is None)
+        lock.error = None
+        await asyncio.sleep(0.2)
+        assert leader.term is None, "candidates wait"
+        lock.free = True
+        await until(lambda: leader.term == 2)
+        assert heard[-2:] == [None, 2]
+
+
+async def test_a_new_leader_acts_only_after_the_deadline_of_the_one_before() -> None:
+    lock = Lock(wait=0.5)
+    async with campaigning(lock, 0.6) as (leader, until):
+        began = time.monotonic()
+        await until(lambda: lock.term == 1)
+        with pytest.raises(NotLeading):
+            leader.check()
+        await until(lambda: leader.term == 1)
+        assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize("clock", ["monotonic", "boottime"])
+async def test_either_clock_can_age_a_renewal(clock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader(Lock(), 6.0)
+    assert await leader.acquire()
+    assert leader.check() == 1
+    ages = {"monotonic": 0.0, "boottime": 0.0, clock: 6.1}
+    now = Instant.now()
+    later = Instant(now.monotonic + ages["monotonic"], now.boottime + ages["boottime"])
+    monkeypatch.setattr(Instant, "now", classmethod(lambda cls: later))
+    with pytest.raises(NotLeading):
+        leader.check()
+    await leader.close()
+
+
+async def test_an_order_is_broken_off_when_the_lock_runs_out() -> None:
+    leader = Leader(Lock(), 0.3)
+    assert await leader.acquire()
+    with pytest.raises(NotLeading):
+        async with leader.acting():
+            await asyncio.sleep(20)
+    leader.step_down("for the test")
+    assert await leader.acquire()
+    with pytest.raises(TimeoutError):  # the backend's own stays what it is
+        async with leader.acting():
+            raise TimeoutError
+    await leader.close()
+
+
+def row(number: int, state: str, **more: object) -> Workload:
+    made = submitted(NewWorkload(f"j-0000000{number}", "job", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    return made._replace(state=state, attempt=1, **more)  # type: ignore[arg-type]
+
+
+class Recorder(MemoryBackend):
+    """Counts the orders that reach it."""
+
+    def __init__(self) -> None:
+        super().__init__([NODE])
+        self.orders: list[str] = []
+
+    async def start(self, order: StartOrder) -> None:
+        self.orders.append("start")
+        await super().start(order)
+
+    async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
+        self.orders.append("notice")
+        await super().notice(workload, attempt, notice)
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        self.orders.append("kill")
+        await super().kill(workload, attempt)
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        self.orders.append("forget")
+        await super().forget(workload, attempt)
+
+    async def purge(self, workload: str) -> None:
+        self.orders.append("purge")
+        await super().purge(workload)
+
+
+@pytest.mark.covers("N24")
+async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
+    backend, leader = Recorder(), Leader(store.leader_lock(6.0), 6.0)
+    actuator = Actuator(store, backend, leader)
+    starting, noticed, cancelled, over = (row(n, s) for n, s in enumerate(("starting", "running", "running", "failed")))
+    assert await leader.acquire()
+    for each in (starting, noticed, cancelled, over):
+        await actuator.begin([each._replace(state="starting")], 1.0, Started())
+    backend.finish(over.id, 1)
+    backend.orders.clear()
+    notice = Notice("owners come back", 1.0, 31.0)
+    rows = {
+        each.id: each
+        for each in (
+            row(5, "starting"),
+            noticed._replace(state="checkpointing", notice=notice),
+            cancelled._replace(cancel_requested=True),
+        )
+    }
+    leader.step_down("for the test")
+    seen = await backend.observe()
+    for given in ({id: each} for id, each in rows.items()):
+        with pytest.raises(NotLeading):
+            await actuator.give(given, seen, 2.0, Started())
+    with pytest.raises(NotLeading):
+        await actuator.give({}, seen, 2.0, Started())  # leftovers: kill what runs, forget what is over
+    with pytest.raises(NotLeading):
+        await actuator.begin([row(6, "starting")], 2.0, Started())
+    with pytest.raises(NotLeading):
+        await actuator.purge(over.id)
+    assert backend.orders == []
+    assert await leader.acquire()
+    await actuator.give({starting.id: starting, **rows}, seen, 2.0, Started())
+    await actuator.purge(over.id)
+    assert sorted(backend.orders) == ["forget", "kill", "notice", "purge", "start"]
+    await leader.close()
+    store.close()

@@ -1,0 +1,157 @@
+"""Offers: right after every change, shared by all who ask the same, and within a share of a processor."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from makeway_api.errors import MakewayError
+from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.services import offer_engine, policies
+from makeway_quota.services.offer_engine import Budget, OfferEngine, Question, question_of
+from makeway_quota.store.records import NewWorkload
+from makeway_quota.wording import gpus_are
+from running import PEOPLE, Running, running
+
+NODE = NodeSeen("virtual-1", "gpu", tuple(range(10)), virtual=True)
+
+
+def backend() -> MemoryBackend:
+    return MemoryBackend([NODE], real_time=True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def code(run: Running, profile: str) -> str:
+    table = await run.client("ana").offers("ana", "job")
+    return next(offer.code for offer in table.offers if offer.profile == profile)
+
+
+async def test_an_offer_follows_every_change_at_once(tmp_path: Path) -> None:
+    async with running(tmp_path, backend=backend()) as run:
+        for _ in range(2):
+            assert await code(run, "gpu3") == "ready_now"
+            made = [await run.submit("ana", f"job {number}", profile="gpu3") for number in range(3)]
+            for job in made:
+                await run.job(job.id, "running")
+            assert await code(run, "gpu3") != "ready_now"
+            for job in made:
+                await run.client("ana").cancel(job.id)
+                await run.job(job.id, "cancelled")
+
+
+async def test_many_who_ask_the_same_cost_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Question] = []
+    ask = OfferEngine._ask
+
+    def counted(self: OfferEngine, snapshot: object, question: Question) -> object:
+        asked.append(question)
+        return ask(self, snapshot, question)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(OfferEngine, "_ask", counted)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.settled()
+        offers = run.service.services.offers
+        tables = await asyncio.gather(
+            *(offers.offers(PEOPLE["ana"], f"user{number}", ["rnd"], "session") for number in range(40))
+        )
+        assert len({table.model_copy(update={"user": ""}).model_dump_json() for table in tables}) == 1
+        assert len(asked) == len(set(asked)), "each question is answered once"
+        before = len(asked)
+        await offers.offers(PEOPLE["ana"], "ana", ["rnd"], "session")
+        assert len(asked) == before, "nothing changed"
+
+
+async def test_a_slow_answer_is_given_while_a_new_one_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_engine, "CHEAP", -1.0)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.settled()
+        context = run.service.services.context
+        clock = Clock()
+        engine = OfferEngine(context, clock)
+        first = await engine.answer("rnd", "gpu3", "session", "ana")
+        made = await run.submit("ana", "job", profile="gpu3")
+        await run.job(made.id, "running")
+        assert await engine.answer("rnd", "gpu3", "session", "bo") is first, "two seconds old at most"
+        await engine._under_way[Question("rnd", "gpu3", "session", "")]
+        second = await engine.answer("rnd", "gpu3", "session", "ana")
+        assert second.version > first.version
+        await run.client("ana").cancel(made.id)
+        await run.job(made.id, "cancelled")
+        clock.now = 100.0
+        assert (await engine.answer("rnd", "gpu3", "session", "ana")).version > second.version, (
+            "an old answer is not given while there is budget"
+        )
+
+
+async def test_questions_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offer_engine, "MOST_WAITING", 1)
+    async with running(tmp_path, backend=backend()) as run:
+        engine = OfferEngine(run.service.services.context)
+        answers = await asyncio.gather(
+            *(engine.answer("rnd", "gpu1", "job", f"user{n}") for n in range(5)),
+            return_exceptions=True,
+        )
+        refused = [answer for answer in answers if isinstance(answer, MakewayError)]
+        assert len(refused) == 4
+        assert (refused[0].status, refused[0].code, refused[0].numbers) == (503, "offers_busy", {"retry_after": 2})
+
+
+async def test_previews_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "MOST_PREVIEWS", 1)
+    async with running(tmp_path, backend=backend()) as run:
+        service = run.service.services.policies
+        text = (await service.current(PEOPLE["root"])).document or ""
+        answers = await asyncio.gather(
+            *(service.preview(PEOPLE["root"], text) for _ in range(3)), return_exceptions=True
+        )
+        refused = [answer for answer in answers if isinstance(answer, MakewayError)]
+        assert [(error.status, error.code) for error in refused] == [(503, "previews_busy")] * 2
+
+
+def test_the_budget_grows_with_the_clock_up_to_a_burst() -> None:
+    clock = Clock()
+    budget = Budget(0.1, 1.0, clock)
+    budget.spend(1.0)
+    assert budget.wait() == 0.0
+    budget.spend(0.5)
+    assert budget.wait() == pytest.approx(5.0)
+    clock.now = 2.0
+    assert budget.wait() == pytest.approx(3.0)
+    clock.now = 1.0  # a clock that jumps back gives nothing and takes nothing
+    assert budget.wait() == pytest.approx(3.0)
+    clock.now = 1000.0
+    assert budget.wait() == 0.0
+    budget.spend(1.0)
+    assert budget.wait() == 0.0, "no more than the burst was saved"
+    budget.spend(0.1)
+    assert budget.wait() == pytest.approx(1.0)
+
+
+def test_gpus_have_their_verb() -> None:
+    assert [gpus_are(milli) for milli in (500, 1000, 2000, 0)] == ["0.5 GPU is", "1 GPU is", "2 GPUs are", "0 GPUs are"]
+
+
+async def test_the_owner_matters_while_a_session_of_the_team_is_pending(tmp_path: Path) -> None:
+    async with running(tmp_path, backend=MemoryBackend([])) as run:
+        models = run.service.services.context.models
+        assert question_of(await models.current(), "rnd", "gpu3", "session", "ana").owner == ""
+        assert question_of(await models.current(), "rnd", "gpu3", "job", "ana").owner == "ana"
+        store = run.service.store
+        new = NewWorkload("s-1", "session", "rnd", "gpu3", "bo", gpus=3000, server="x")
+        await asyncio.to_thread(store.add_workload, new, now=run.service.clock())
+        model = await models.current()
+        if (row := model.sessions.get("s-1")) is None or row.state != "pending":
+            pytest.fail("nothing can start without a node")
+        assert question_of(model, "rnd", "gpu3", "session", "ana").owner == "ana"
+        assert question_of(model, "devops", "gpu3", "session", "ana").owner == ""
