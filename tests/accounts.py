@@ -19,7 +19,7 @@ PASSWORD = "correct-horse-9"
 ROOT = Path(__file__).parents[1]
 
 # Accounts cannot use a Python below root's home. Where that is all there is, the portal of a test sees the same
-# files in a place that everybody may enter; nothing outside of its mount namespace changes.
+# files in a place that every account may enter; nothing outside of its mount namespace changes.
 OPEN_UP = """
 set -e
 closed=$1 inside=$2; shift 2

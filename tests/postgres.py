@@ -85,11 +85,11 @@ class Network:
         return f"postgresql+psycopg://makeway@127.0.0.1:{self.port}/{database}"
 
     def cut(self) -> None:
-        """Let no byte pass from now on."""
+        """Forward no byte from now on."""
         self._open.clear()
 
     def mend(self) -> None:
-        """Let everything pass again, the bytes that were held back first."""
+        """Forward everything again, the bytes that were held back first."""
         self._open.set()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ class Network:
 
 @asynccontextmanager
 async def network(folder: str) -> AsyncIterator[Network]:
-    """Put a proxy in front of the server in this folder, on a free port."""
+    """Serve a proxy for the server in this folder, on a free port."""
     proxy = Network(folder)
     server = await asyncio.start_server(proxy.carry, "127.0.0.1", 0)
     proxy.port = server.sockets[0].getsockname()[1]

@@ -42,7 +42,7 @@ def python(code: str) -> list[str]:
 
 
 IDLE = python("import time; time.sleep(600)")
-"""A job that runs until somebody ends it, and leaves at once when asked."""
+"""A job that runs until it is cancelled, and ends at once on a notice."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Put the parts together (store, world, leader, leases, backend, loop, services), start and stop them in order."""
+"""Assemble the parts (store, world, leader, leases, backend, loop, services), start and stop them in order."""
 
 from __future__ import annotations
 

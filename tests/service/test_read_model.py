@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.control import read_model
 from makeway_quota.control.read_model import ReadModels
 from makeway_quota.control.world import World
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
@@ -145,7 +146,9 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
             del running[id]
             setting.store.commit([Change(id, {"state": "succeeded"})], now=setting.clock)
         elif roll < 0.9:
-            setting.nodes["n1"] = replace(setting.nodes["n1"], ready=not setting.nodes["n1"].ready)
+            node = setting.nodes["n1"]
+            change = random.choice(({"ready": not node.ready}, {"cordoned": not node.cordoned}, {"foreign_gpus": 700}))
+            setting.nodes["n1"] = replace(node, **change)  # type: ignore[arg-type]
             setting.see()
         elif roll < 0.95:
             gone = setting.nodes.pop("n2", None)
@@ -182,4 +185,22 @@ async def test_nodes_that_do_not_change_stay_the_same_objects(tmp_path: Path) ->
     after = await setting.models.current()
     assert [a is b for a, b in zip(before.nodes["far"], after.nodes["far"], strict=True)] == [False, True]
     assert after.nodes["big"][0] is before.nodes["big"][0]
+    setting.store.close()
+
+
+async def test_a_model_that_was_not_read_for_long_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_model, "MOST_NEWS", 3)
+    setting = Setting(tmp_path)
+    random = Random(1)
+    ids = []
+    for round in range(3):
+        await setting.check()
+        for number in range(8):
+            new = submitted(10 * round + number, random)
+            ids.append(new.id)
+            setting.store.add_workload(new, now=setting.clock)
+        for id in ids[::3]:
+            setting.store.commit([Change(id, {"state": "cancelled"}, expect_states=("pending",))], now=setting.clock)
+        assert len(setting.models._news) == 3, "no more is kept"
+    await setting.check()
     setting.store.close()

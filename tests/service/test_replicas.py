@@ -76,17 +76,17 @@ async def until(found: Callable[[], Any], what: str, seconds: float = 30.0) -> A
 
 
 async def submitted(service: Service, name: str, profile: str = "gpu1") -> Job:
-    job = await service.services.submit(ANA, JobAsk(name=name, profile=profile, command=IDLE))
+    job = await service.services.submissions.submit(ANA, JobAsk(name=name, profile=profile, command=IDLE))
     assert isinstance(job, Job)
     return job
 
 
 async def state(service: Service, id: str, *states: str) -> Job:
     """Wait for a state by long polls, as a notebook does."""
-    job = await service.services.job(ROOT, id)
+    job = await service.services.jobs.job(ROOT, id)
     async with asyncio.timeout(30):
         while job.state.value not in states:
-            job = await service.services.job(ROOT, id, wait=10.0, version=job.version)
+            job = await service.services.jobs.job(ROOT, id, wait=10.0, version=job.version)
     return job
 
 
@@ -99,7 +99,7 @@ async def test_a_follower_shows_the_leaders_changes_and_the_leader_hears_of_its_
         events: list[Event] = []
 
         async def listen() -> None:
-            async for event in follower.services.events(ROOT):
+            async for event in follower.services.audit.events(ROOT):
                 events.append(event)
 
         listening = asyncio.create_task(listen())
@@ -109,14 +109,14 @@ async def test_a_follower_shows_the_leaders_changes_and_the_leader_hears_of_its_
         for job in (at_follower, at_leader):
             for service in (leader, follower):
                 await state(service, job.id, "running")
-        await follower.services.cancel(ANA, at_leader.id)
+        await follower.services.jobs.cancel(ANA, at_leader.id)
         for service in (leader, follower):
             assert (await state(service, at_leader.id, "cancelled")).attempt == 1
         two.backend.breaches.clear()  # that job was killed because its owner cancelled it
         await until(lambda: [e for e in events if e.data.get("state") == "cancelled"], "the stream shows it")
         told = {(e.data["id"], e.data["state"]) for e in events if e.kind == "job"}
         assert {(at_follower.id, "running"), (at_leader.id, "running"), (at_leader.id, "cancelled")} <= told
-        decisions = await follower.services.decisions(ROOT)
+        decisions = await follower.services.audit.decisions(ROOT)
         assert {("start", at_follower.id), ("start", at_leader.id)} <= {(d.verb, d.workload) for d in decisions}
         listening.cancel()
         assert two.backend.actors() == {"one"}, "a follower gives no order"
@@ -127,11 +127,11 @@ async def test_a_follower_shows_the_leaders_changes_and_the_leader_hears_of_its_
 
 async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(postgres: str, tmp_path: Path) -> None:
     async with pair(postgres, tmp_path) as two:
-        current = await two.follower.services.policy_current()
+        current = await two.follower.services.policies.current(ROOT)
         assert current.document is not None
         text = current.document.replace("reserved: 5, limit: 9", "reserved: 5, limit: 6")
         assert text != current.document
-        applied = await two.follower.services.policy_apply(
+        applied = await two.follower.services.policies.apply(
             ROOT, PolicyAsk(document=text, base=current.version, comment="less")
         )
         await until(lambda: two.leader.world.policy_version == applied.version, "the leader uses it")
@@ -139,31 +139,31 @@ async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(post
         for job in jobs[:6]:
             await state(two.follower, job.id, "running")
         await until(lambda: two.leader.loop.cycles > 2, "it has decided")
-        assert (await two.follower.services.job(ROOT, jobs[6].id)).state.value == "pending", "the new limit"
+        assert (await two.follower.services.jobs.job(ROOT, jobs[6].id)).state.value == "pending", "the new limit"
 
 
 async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_path: Path) -> None:
     async with pair(postgres, tmp_path, MAKEWAY_LEASE_SECONDS=4) as two:
         ask = SessionAsk(user="bo", profile="gpu1", team="devops")
-        session = await two.follower.services.ask_session(PEOPLE["spawner"], ask, ["devops"])
-        kept = await two.follower.services.session(session.id, wait=10.0, version=session.version)
+        session = await two.follower.services.sessions.request(PEOPLE["spawner"], ask, ["devops"])
+        kept = await two.follower.services.sessions.session(session.id, wait=10.0, version=session.version)
         lost_ask = SessionAsk(user="ana", profile="gpu1", team="rnd")
-        lost = await two.follower.services.ask_session(PEOPLE["spawner"], lost_ask, ["rnd"])
+        lost = await two.follower.services.sessions.request(PEOPLE["spawner"], lost_ask, ["rnd"])
 
         await state_of_session(two.follower, lost.id, "starting")
         ends = time.monotonic() + 30
         while await two.leader.world.row(lost.id) is not None:  # longer than the lease: the other session is given up
             assert time.monotonic() < ends
-            assert (await two.follower.services.renew(kept.id)).phase == "granted"
+            assert (await two.follower.services.sessions.renew(kept.id)).phase == "granted"
             await asyncio.sleep(0.5)
-        assert (await two.leader.services.renew(kept.id)).phase == "granted"
-        assert (await two.leader.services.session(lost.id)).reason.code == "lease_expired"
+        assert (await two.leader.services.sessions.renew(kept.id)).phase == "granted"
+        assert (await two.leader.services.sessions.session(lost.id)).reason.code == "lease_expired"
 
 
 async def state_of_session(service: Service, id: str, wanted: str) -> None:
     async with asyncio.timeout(30):
-        while (session := await service.services.session(id)).state != wanted:
-            await service.services.session(id, wait=5.0, version=session.version)
+        while (session := await service.services.sessions.session(id)).state != wanted:
+            await service.services.sessions.session(id, wait=5.0, version=session.version)
 
 
 @pytest.mark.covers("N24")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.backends.base import BackendError
+from makeway_quota.history import retention as history
 from makeway_quota.history.retention import DAY, FASTEST, AgeClock, Keep, Retention
 from makeway_quota.store import Conflict, Deposed, Store, open_store
 from makeway_quota.store.records import Attempt, Change, NewDecision
@@ -124,6 +125,33 @@ async def test_a_deposed_service_removes_nothing(store: Store, job) -> None:
     with pytest.raises(Deposed):
         await retention(store, 1e9, Keep(), Folders().purge, first).sweep()
     assert store.workload("j1") is not None
+
+
+async def test_a_replica_removes_only_while_it_leads(store: Store, job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(history, "EVERY_SECONDS", 0.0)
+    store.add_workload(job(), now=0.0)
+    store.commit([Change("j1", {"state": "failed", "ended_at": 1.0})], now=1.0)
+    term = store.take_term("test", 0.0)
+    asked: list[int | None] = []
+    purged = asyncio.Event()
+
+    def leads() -> int | None:
+        asked.append(None if len(asked) < 5 else term)
+        return asked[-1]
+
+    async def purge(id: str) -> None:
+        assert asked[:5] == [None] * 5
+        purged.set()
+
+    running = asyncio.create_task(Retention(store, Keep(), purge, leads, rest=0.0).run())
+    async with asyncio.timeout(30):
+        await purged.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert store.workload("j1") is None
+    assert store.failure() is None
 
 
 async def test_a_job_that_was_resumed_stays(store: Store, job) -> None:

@@ -16,9 +16,9 @@ import pytest
 from fastapi import Request
 from makeway_api.client import AsyncClient
 from makeway_api.models import Event, LogChunk
-from makeway_quota.services import Caller
+from makeway_quota.services import Caller, event_feed
 from makeway_quota.services.audit import AuditService
-from makeway_quota.services.event_feed import KEPT, EventFeed
+from makeway_quota.services.event_feed import EventFeed
 from makeway_quota.store.store import open_store
 from makeway_quota.web.auth import still_reads
 from makeway_quota.web.settings import WebSettings
@@ -255,17 +255,21 @@ async def test_streams_that_begin_at_the_same_moment_stay_below_the_limit() -> N
     assert streams.open == 0
 
 
-async def test_the_feed_keeps_some_thousand_events_and_reads_older_ones(tmp_path: Path) -> None:
+async def test_the_feed_keeps_the_last_events_and_reads_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = 100
+    monkeypatch.setattr(event_feed, "KEPT", kept)
     store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
     feed = EventFeed(store, asyncio.to_thread)
     store.add_event("job", None, None, {}, 1.0)
     assert [seen.id for seen in await feed.after(0)] == [1]
-    for number in range(2, 3 * KEPT):
+    for number in range(2, 8 * kept):
         store.add_event("job", None, None, {"n": number}, 1.0)
-        if number % 700 == 0:
+        if number % 70 == 0:
             await feed.after(number)
-    for after in (0, 1, KEPT, 3 * KEPT - 10, 3 * KEPT - 1):
+    for after in (0, 1, kept, 8 * kept - 10, 8 * kept - 1):
         found = [seen.id for seen in await feed.after(after)]
-        assert found == list(range(after + 1, min(after + 500, 3 * KEPT - 1) + 1))
-    assert len(feed._events) <= 2 * KEPT
+        assert found == list(range(after + 1, min(after + 500, 8 * kept - 1) + 1))
+    assert len(feed._events) <= 2 * kept
     store.close()

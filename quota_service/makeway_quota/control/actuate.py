@@ -1,4 +1,4 @@
-"""Give the backend and the Hub their orders, worked out from the store and from what the backend reports.
+"""Order the backend and the Hub to do what the store has decided and the backend does not report yet.
 
 Called by the loop. Every order may be repeated, so nothing here has to be remembered over a restart, and every order
 goes through one door (`_order`), which is closed to a replica that does not lead.
@@ -67,7 +67,7 @@ class Actuator:
                 await self._start(started.failed, row, now)
 
     async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started) -> ChangeSet:
-        """Give all other orders; return what could not be done, for the store.
+        """Send all other orders; return what could not be done, for the store.
 
         `rows` are at least all that may hold something.
         """
@@ -90,7 +90,7 @@ class Actuator:
         await self._order(lambda: self._backend.purge(workload))
 
     async def _order(self, order: Callable[[], Awaitable[None]]) -> None:
-        """Give one order: the only place that changes the world. NotLeading unless this replica leads."""
+        """Send one order: the only place that changes the world. NotLeading unless this replica leads."""
         async with self._leader.acting():
             await order()
 
@@ -180,7 +180,7 @@ class Actuator:
             await self._try("forgotten", key, lambda: self._backend.forget(*key))
 
     async def _try(self, what: str, key: tuple[str, int], order: Callable[[], Awaitable[None]]) -> bool:
-        """Give an order about one attempt; one that fails is given again in the next cycle and hinders no other."""
+        """Send an order about one attempt; one that fails is repeated in the next cycle and hinders no other."""
         try:
             await self._order(order)
         except (BackendError, OSError) as error:

@@ -91,7 +91,7 @@ class ChangeFeed:
             self._changed()
 
     async def _use_policy(self) -> None:
-        """Put the newest policy into force here, if another replica has applied it."""
+        """Use the newest policy here, if another replica has applied it."""
         current = await self._read(self._store.policy_current)
         if current is None or current.version <= self._world.policy_version:
             return

@@ -137,7 +137,7 @@ class Loop:
         LEADER.set(1)
 
     async def follow(self) -> None:
-        """Look at the world without acting on it; nodes are read only where observing them changes nothing."""
+        """Observe without acting, where observing changes nothing, and drop what only a cycle would use."""
         self.term = None
         LEADER.set(0)
         self._reasons.behind = False
@@ -225,7 +225,7 @@ class Loop:
             await asyncio.to_thread(self.store.keep_histories, milli, now=now, term=self.term)
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Let the jobs save and stop, or leave them running, and record how they ended; a follower touches nothing."""
+        """Close the backend; a leader with `stop_jobs` waits until the jobs have saved, and records how they ended."""
         leads = self.term is not None and self.leader.term == self.term
         try:
             await self.backend.close(stop_jobs=stop_jobs and leads)

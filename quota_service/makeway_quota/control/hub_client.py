@@ -1,4 +1,4 @@
-"""Ask the Hub's REST API for groups and servers, and stop servers.
+"""Read groups and servers from the Hub's REST API, and stop servers.
 
 Every call ends within `CALL_SECONDS`, however slowly the Hub answers. The scheduling cycle never waits for one:
 `hub_servers.py` calls from tasks of its own.
@@ -85,7 +85,7 @@ class HubApi:
             offset, limit = following
 
     async def stop_server(self, user: str, server: str) -> None:
-        """Ask the Hub to stop a server; HubUnreachable where it refuses. The server may go on for a while (202)."""
+        """Request the stop of a server, which may go on for a while (202); HubUnreachable where the Hub refuses."""
         path = f"/users/{quote(user, safe='')}/server"
         if server:
             path += f"s/{quote(server, safe='')}"

@@ -110,7 +110,7 @@ class HubServers:
         self._asked = {server: since for server, since in self._asked.items() if server in servers}
 
     async def _ask(self) -> None:
-        """Ask the Hub about everything that was asked for, until nothing is left."""
+        """Look up the servers that `state` was called for, until none is left."""
         while self._asked:
             asked, self._asked = self._asked, {}
             at = self._clock()
@@ -173,7 +173,7 @@ class HubServers:
         self._changed()
 
     async def _press(self, stopping: _Stopping) -> bool:
-        """Ask once more; return whether the server is gone."""
+        """Request the stop if it is due, and return whether the server is gone."""
         user, name = stopping.server
         try:
             async with self._slots:

@@ -168,7 +168,7 @@ class Leader:
         self._changed()
 
     async def close(self) -> None:
-        """Give up the lock for good; the next leader need not wait."""
+        """Release the lock for good; the next leader need not wait."""
         lease, self._lease = self._lease, None
         await self._release(lease.term if lease else None)
         self._hand.shutdown(wait=False)

@@ -26,6 +26,9 @@ from .world import World
 SHARE = 0.2
 """The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
 
+MOST_NEWS = 10_000
+"""Commits that wait to be taken in; where no request comes for so long, the next one reads all rows anew"""
+
 NodeKey = tuple[str, str]
 """Node and pool: a node that is divided among pools counts once in each."""
 
@@ -45,7 +48,7 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class TeamLoad:
-    """How many workloads of a team wait and run."""
+    """The numbers of a team's pending and running workloads."""
 
     waiting: int = 0
     running: int = 0
@@ -79,7 +82,7 @@ class ReadModel:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted over all live rows; changed by one row at a time."""
+    """The counts over all live rows; changed by one row at a time."""
 
     waiting: Counter[str] = field(default_factory=Counter)
     running: Counter[str] = field(default_factory=Counter)
@@ -110,15 +113,15 @@ class ReadModels:
         self._world = world
         self._clock = clock
         self._monotonic = monotonic
-        self._news: deque[Sequence[Workload]] = deque()
+        self._news: deque[Sequence[Workload]] = deque(maxlen=MOST_NEWS)
+        self._missed = True
+        """Whether commits were dropped since the last version, or there is none yet"""
         self._rows: dict[str, Workload] = {}
         self._sessions: dict[str, Workload] = {}
-        self._known = False
         self._counts = _Counts()
         self._document: Document | None = None
         self._assignment: PoolAssignment | None = None
         self._ledger = UsageLedger(world.document, PoolAssignment())
-        self._seen: tuple[NodeSeen, ...] = ()
         self._on_node: dict[str, dict[str, Workload]] = {}
         self._uses: dict[NodeKey, NodeUse] = {}
         self._stale: set[str] = set()
@@ -126,7 +129,13 @@ class ReadModels:
         self._one = asyncio.Lock()
         self._model: ReadModel | None = None
         self._not_before = 0.0
-        self.stop_following = store.on_change(self._news.append)
+        self.stop_following = store.on_change(self._committed)
+
+    def _committed(self, changed: Sequence[Workload]) -> None:
+        """Note what a commit changed, in the thread that wrote."""
+        if len(self._news) == MOST_NEWS:
+            self._missed = True
+        self._news.append(changed)
 
     async def current(self) -> ReadModel:
         """Return a model that has everything that was committed and observed before the call.
@@ -140,7 +149,8 @@ class ReadModels:
             if not self._fresh():
                 if (wait := self._not_before - self._monotonic()) > 0:
                     await asyncio.sleep(wait)
-                rows = None if self._known else await self._world.rows()
+                missed, self._missed = self._missed, False
+                rows = await self._world.rows() if missed else None
                 began = self._monotonic()
                 self._model = self._next(rows)
                 now = self._monotonic()
@@ -153,8 +163,9 @@ class ReadModels:
         return (
             self._model is not None
             and not self._news
+            and not self._missed
             and self._document is world.document
-            and self._seen is world.seen.nodes
+            and self._assignment is world.assignment
         )
 
     def _next(self, rows: Mapping[str, Workload] | None) -> ReadModel:
@@ -163,7 +174,7 @@ class ReadModels:
         self._take_nodes()
         document = self._world.document
         uses: dict[str, list[NodeUse]] = {pool.name: [] for pool in document.pools}
-        for seen in self._seen:
+        for seen in self._world.assignment.nodes:
             if seen.pool in uses:
                 uses[seen.pool].append(self._uses[seen.name, seen.pool])
         shown = [use for nodes in uses.values() for use in nodes]
@@ -187,9 +198,11 @@ class ReadModels:
         )
 
     def _take_rows(self, rows: Mapping[str, Workload] | None) -> None:
-        for row in (rows or {}).values():
-            self._put(row)
-        self._known = True
+        if rows is not None:
+            for gone in [row for id, row in self._rows.items() if id not in rows]:
+                self._forget(gone)
+            for row in rows.values():
+                self._put(row)
         while self._news:
             for row in self._news.popleft():
                 self._put(row)
@@ -225,7 +238,7 @@ class ReadModels:
     def _take_nodes(self) -> None:
         """Make the nodes anew that changed, or whose holders did; count usage anew where a document or pool is new."""
         world = self._world
-        seen, document, assignment = world.seen.nodes, world.document, world.assignment
+        document, assignment = world.document, world.assignment
         if self._document is not document:
             self._ledger = UsageLedger(document, assignment)
             for row in self._rows.values():
@@ -236,14 +249,14 @@ class ReadModels:
                 self._ledger.remove(id)
                 self._ledger.add(self._rows[id])
         old, self._uses = self._uses, {}
-        for node in seen:
+        for node in assignment.nodes:
             use = old.get((node.name, node.pool))
             if use is None or node.name in self._stale or (use.seen is not node and use.seen != node):
                 held = self._on_node.get(node.name, {})
                 use = use_of(node, [held[id] for id in sorted(held)])
             self._uses[node.name, node.pool] = use
         self._stale.clear()
-        self._seen, self._document, self._assignment = seen, document, assignment
+        self._document, self._assignment = document, assignment
 
 
 def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
@@ -258,4 +271,4 @@ def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
                         taken[index] += milli
                         used += milli
     free = sum(max(0, 1000 - held - node.foreign.get(index, 0)) for index, held in taken.items())
-    return NodeUse(node, tuple(rows), used, free)
+    return NodeUse(node, tuple(rows), used, max(0, free - node.foreign_gpus))

@@ -14,7 +14,7 @@ from .reconcile import HOLDS
 
 
 class Record(NamedTuple):
-    """What one workload counts: its team, the pool that it counts in, and milli-GPUs."""
+    """The part of one workload in the counts: its team, its pool, and milli-GPUs."""
 
     team: str
     pool: str
@@ -94,7 +94,7 @@ class UsageLedger:
 
 def usable(node: NodeSeen) -> int:
     """Return the milli-GPUs of a node that work of Makeway can use, as the engine counts them."""
-    if not node.ready:
+    if not node.ready or node.cordoned:
         return 0
     foreign = sum(min(milli, 1000) for index, milli in node.foreign.items() if index in node.devices)
-    return max(0, 1000 * len(node.devices) - foreign)
+    return max(0, 1000 * len(node.devices) - foreign - node.foreign_gpus)

@@ -64,8 +64,6 @@ class World:
 
     def _committed(self, changed: Sequence[Workload]) -> None:
         """Take what a commit changed, in the thread that wrote."""
-        if not changed:
-            return
         self._active.committed(changed)
         self._followers.committed(changed)
 

@@ -1,1 +1,1 @@
-"""What past work tells: over-quota use and run times."""
+"""Past over-quota use, run times, and the retention of what is past."""

@@ -1,4 +1,4 @@
-"""Past over-quota use, which fades: who borrowed less of late goes first (`history_half_life`).
+"""Average the past over-quota use of every policy: less of it goes first (`history_half_life`).
 
 A policy's history is the average of its over-quota use, in milli-GPUs, weighed by age: what was a half-life ago counts
 half. Use that stays as it is for ever gives a history of just that use. For a department all its teams count.
@@ -16,10 +16,10 @@ from ..engine.state import ADMITTED, Policy
 from ..store.records import Workload
 
 STEP = 100
-"""Milli-GPUs that a history grows or falls by before the engine is told: every change means work for it."""
+"""Milli-GPUs that a history changes by before the engine sees it: every change costs the engine work."""
 
 WRITE_EVERY = 1.0
-"""Seconds from one writing to the next, at least."""
+"""Least seconds between two writes."""
 
 Held = Callable[[Workload], Iterable[tuple[str, int]]]
 """The pools that a workload holds GPUs in, with how many milli-GPUs."""
@@ -50,7 +50,7 @@ class Accounting:
 
     @property
     def on(self) -> bool:
-        """Say whether history counts at all."""
+        """Whether past use counts at all."""
         return self.half_life > 0
 
     def use(
@@ -76,8 +76,8 @@ class Accounting:
     def recall(self, kept: Mapping[str, float], age: float) -> None:
         """Go on from what was written `age` seconds ago, unless it is already known.
 
-        The time between counts as what runs now, but for one half-life at most: a clock that was set wrong cannot wipe
-        out what everybody remembers. A clock that was set back counts nothing.
+        The time between counts as what runs now, but for one half-life at most: a clock that was set wrong cannot
+        erase the histories. A clock that was set back counts nothing.
         """
         if self._known or not self.on:
             return
@@ -87,7 +87,7 @@ class Accounting:
         self._carry(min(max(0.0, age), self.half_life))
 
     def follow(self, rows: Iterable[Workload]) -> None:
-        """Take in what changed: who holds GPUs now, and who no longer."""
+        """Record the allocations of changed workloads."""
         if not self.on:
             return
         self.advance()
@@ -106,7 +106,7 @@ class Accounting:
             self._ledger.record(self._ledger.account(team), pool, False, "", now=sign * amount)
 
     def advance(self) -> None:
-        """Let the time pass that went by."""
+        """Carry the histories forward to now."""
         now = self.clock()
         passed, self._at = max(0.0, now - self._at), now
         if self.on:
@@ -118,18 +118,18 @@ class Accounting:
             self._history[name] = over[name] + decayed(before - over[name], seconds, self.half_life)
 
     def over(self) -> Mapping[str, int]:
-        """Tell every policy's over-quota use now, in milli-GPUs."""
+        """Return the present over-quota use of every policy, in milli-GPUs."""
         if self._stale:
             self._over = {name: over_quota(self._ledger.account(name), self._pools) for name in self._history}
             self._stale = False
         return self._over
 
     def history(self, name: str) -> int:
-        """Tell one policy's history in whole steps."""
+        """Return the history of one policy, in whole steps."""
         return round(self._history.get(name, 0.0) / STEP) * STEP
 
     def policies(self) -> tuple[Policy, ...]:
-        """Give the policies with their histories; the same object as before while these are the same."""
+        """Return the policies with their histories; the same object as before while these are the same."""
         if self.on:
             self.advance()
             if any(self.history(policy.name) != policy.history for policy in self._told):
@@ -137,7 +137,7 @@ class Accounting:
         return self._told
 
     def applied(self, policies: tuple[Policy, ...], half_life: float = 1.0) -> tuple[Policy, ...]:
-        """Give other policies the histories of those that have the same names, if they are to count."""
+        """Return other policies with the histories of those of the same names, if they count."""
         return (
             policies
             if half_life <= 0
@@ -145,7 +145,7 @@ class Accounting:
         )
 
     def news(self, at_once: bool = False) -> Mapping[str, float] | None:
-        """Give what should be written now; None where that is written already (or just was, unless `at_once`).
+        """Return the histories to write now; None if they are written already (or just were, unless `at_once`).
 
         While over-quota use stays the same, what was written can be carried forward from the store alone.
         """
@@ -158,7 +158,7 @@ class Accounting:
 
 
 def over_quota(account: Account, pools: Iterable[str]) -> int:
-    """Count what a policy uses beyond its reservations; pools under the same reservation count as one."""
+    """Return what a policy uses beyond its reservations; pools under the same reservation count as one."""
     under: dict[tuple[Line, ...], list[str]] = {}
     for pool in pools:
         guarantor = account.guarantor(pool)

@@ -1,7 +1,7 @@
-"""How long work of a kind ran before, and so how long more of it will run at least: what forecasts are made from.
+"""Estimate how long jobs run, from the past runs of the same kind, for forecasts.
 
-What is promised to those who wait ("not before") has to hold, so the answer is a low quantile of what is known: of the
-same owner where there is enough of it, else of the whole team.
+A forecast ("not before") has to hold, so the estimate is a low quantile of the known runs: of the same owner where
+there are enough, else of the whole team.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ..engine.state import ADMITTED
 from ..store.records import PastRun, Workload
 
 QUANTILE = 0.1
-"""The part of like work that may end sooner than we say."""
+"""The part of similar jobs that may end sooner than estimated."""
 
 ENOUGH = 3
-"""So many runs have to be known before anything is said."""
+"""Runs that an estimate needs at least."""
 
 KEPT = 50
-"""Runs remembered of each kind: the last ones."""
+"""The last runs that are kept of each kind."""
 
 KINDS = 20_000
-"""Kinds of work remembered: those that something was learnt of last."""
+"""The kinds of jobs that are kept: those with the latest runs."""
 
 Kind = tuple[str, str | None, str]
-"""Team, owner (None: anybody) and profile."""
+"""Team, owner (None: all) and profile."""
 
 
 class Durations:
-    """The last runs of every kind of work, and what they lead one to expect."""
+    """The last runs of every kind of job, and the estimates from them."""
 
     def __init__(self, past: Iterable[PastRun] = ()) -> None:
         self._runs: OrderedDict[Kind, deque[float]] = OrderedDict()
@@ -38,16 +38,16 @@ class Durations:
         self.add(past)
 
     def add(self, past: Iterable[PastRun]) -> None:
-        """Remember runs, oldest first."""
+        """Add runs, oldest first."""
         for run in past:
             if run.team is not None and run.seconds > 0:
                 for kind in ((run.team, run.owner, run.profile), (run.team, None, run.profile)):
                     self._remember(kind, run.seconds)
 
     def learn(self, row: Workload) -> bool:
-        """Remember how long a job ran that has ended, over all its attempts; others teach nothing.
+        """Add the run of an ended job, over all its attempts; other rows change nothing.
 
-        Answers whether something is known now of the team's work on this profile that was not known before.
+        Return whether there is an estimate now for the team's jobs on this profile that was missing before.
         """
         if row.kind != "job" or row.live or row.team is None:
             return False
@@ -65,14 +65,14 @@ class Durations:
             self._answers.pop(forgotten, None)
 
     def expected(self, team: str, owner: str, profile: str) -> float | None:
-        """Tell how many seconds such a job runs in total, rather too few; None where too little is known."""
+        """Return a low estimate of the seconds such a job runs in total; None where too few runs are known."""
         mine = self._known((team, owner, profile))
         return mine if mine is not None else self._known((team, None, profile))
 
     def left(self, row: Workload, now: float) -> float | None:
-        """Tell how many seconds its present attempt takes, rather too few: earlier attempts count as done.
+        """Return a low estimate of the seconds of the present attempt: earlier attempts count as done.
 
-        Of a job that has outrun this already, only runs that were longer still tell anything.
+        For a job that has outrun the estimate, only longer runs count.
         """
         if row.kind != "job" or row.team is None or row.state not in ADMITTED:
             return None
@@ -85,7 +85,7 @@ class Durations:
         return None if total is None else max(0.0, total - row.ran)
 
     def _longer(self, kind: Kind, than: float) -> float | None:
-        """Tell how long work takes that has run so long already: a low quantile of the longer runs, if any."""
+        """Return a low quantile of the runs that were longer; None without any."""
         team, _, profile = kind
         for each in (kind, (team, None, profile)):
             longer = [seconds for seconds in self._runs.get(each, ()) if seconds > than]
@@ -94,14 +94,16 @@ class Durations:
         return None
 
     def _known(self, kind: Kind) -> float | None:
+        if kind not in self._runs:
+            return None  # not kept: there may be any number of kinds without a run
         if kind not in self._answers:
-            runs = self._runs.get(kind, ())
+            runs = self._runs[kind]
             self._answers[kind] = low(runs, QUANTILE) if len(runs) >= ENOUGH else None
         return self._answers[kind]
 
 
 def low(runs: Iterable[float], part: float) -> float:
-    """Give the length that the next run stays below in at most `part` of all cases, as far as so many can tell.
+    """Return the length that the next run stays below in at most `part` of all cases.
 
     Of n runs the next one is shorter than the k-th shortest with a chance of k in n + 1; k is 1 at least.
     """

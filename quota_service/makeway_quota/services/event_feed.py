@@ -87,7 +87,10 @@ class EventFeed:
             mark = self._commits
             if mark == self._read:
                 return
-            newest = self._events[-1].id if self._events else max(0, await self._call(self._store.last_event_id) - 1)
+            last: int = await self._call(self._store.last_event_id)
+            newest = self._events[-1].id if self._events else max(0, last - 1)
+            if last - newest > 2 * KEPT:  # no stream was open for long
+                self._events, newest = [], last - KEPT
             while batch := await self._call(self._store.events, newest):
                 self._events += batch
                 newest = batch[-1].id

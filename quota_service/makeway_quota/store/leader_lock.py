@@ -60,7 +60,7 @@ class LeaderLock(Protocol):
         """Show that the holder lives; Deposed or StoreError when the lock is lost."""
 
     def release(self, term: int | None) -> None:
-        """Give up the lock; `term` is given where the holder has ceased to act, so that the next need not wait."""
+        """Release the lock; with `term` the holder has ceased to act, so that the next need not wait."""
 
 
 def leader_lock(database: Database, deadline: float) -> LeaderLock:

@@ -1,4 +1,4 @@
-"""What can be asked of the store: every SELECT."""
+"""Read single records and short lists from the database; long lists are in `pages.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEWEST_TERM = select(terms.c.term, terms.c.holder).order_by(terms.c.term.desc())
 
 
 def workload(connection: Connection, id: str) -> Workload | None:
-    """Read one workload with its source."""
+    """Return one workload with its source, or None."""
     row = connection.execute(ONE, {"one": rows.clean(id)}).first()
     if row is None:
         return None
@@ -34,7 +34,7 @@ def workload(connection: Connection, id: str) -> Workload | None:
 
 
 def active(connection: Connection) -> list[Workload]:
-    """Read all that have not ended."""
+    """Return all live workloads, first submitted first."""
     return rows.workloads(connection.execute(ACTIVE).all())
 
 
@@ -53,7 +53,7 @@ def ids_taken(connection: Connection, ids: Sequence[str]) -> set[str]:
 
 
 def live_session(connection: Connection, owner: str, server: str) -> Workload | None:
-    """Find the session that holds a server's place."""
+    """Return the live session of a user's server, or None."""
     query = select(*COLUMNS).where(W.kind == "session", W.owner == owner, W.server == server, LIVE_ROW)
     row = connection.execute(query).first()
     return None if row is None else rows.workload(row)
@@ -78,7 +78,7 @@ def _counted(owner: str, cap: Cap) -> list[ColumnElement[bool] | TextClause]:
 
 
 def files_of(connection: Connection, id: str) -> tuple[File, ...]:
-    """Read a submission's files by path."""
+    """Return the files of a submission, by path."""
     query = (
         select(files.c.path, blobs.c.data, files.c.executable)
         .join_from(files, blobs)
@@ -89,19 +89,19 @@ def files_of(connection: Connection, id: str) -> tuple[File, ...]:
 
 
 def attempts_of(connection: Connection, id: str) -> list[Attempt]:
-    """Read the runs of a workload, first one first."""
+    """Return the attempts of a workload, first one first."""
     query = select(*ATTEMPT_COLUMNS).where(attempts.c.workload == rows.clean(id)).order_by(attempts.c.number)
     return [rows.attempt(row) for row in connection.execute(query)]
 
 
 def events_after(connection: Connection, after: int, limit: int) -> list[Event]:
-    """Read what happened after an event, oldest first."""
+    """Return the events after an event, oldest first."""
     query = select(events).where(events.c.id > rows.clean(after)).order_by(events.c.id).limit(bounded(limit))
     return [rows.event(row) for row in connection.execute(query)]
 
 
 def event_range(connection: Connection) -> tuple[int, int]:
-    """Tell the oldest and the newest event's id, 0 where there is none."""
+    """Return the ids of the oldest and the newest event, 0 where there is none."""
     oldest = select(func.min(events.c.id).label("id"))
     newest = select(func.max(events.c.id).label("id"))
     both = union_all(oldest, newest).subquery()
@@ -110,7 +110,7 @@ def event_range(connection: Connection) -> tuple[int, int]:
 
 
 def past_runs(connection: Connection, limit: int) -> list[PastRun]:
-    """Tell how long the last jobs ran that are over, first submitted first."""
+    """Return how long the last ended jobs ran, first submitted first."""
     query = (
         select(W.team, W.owner, W.profile, W.ran)
         .where(W.kind == "job", W.state.in_(ENDED), W.ran > 0)
@@ -121,13 +121,13 @@ def past_runs(connection: Connection, limit: int) -> list[PastRun]:
 
 
 def histories(connection: Connection) -> tuple[dict[str, float], float]:
-    """Read what every policy borrowed of late, and when that was written."""
+    """Return the decayed over-quota use of every policy, and when it was written (0: never)."""
     found = connection.execute(select(known.c.policy, known.c.milli, known.c.at)).all()
     return {policy: milli for policy, milli, _ in found}, max((at for _, _, at in found), default=0.0)
 
 
 def policy(connection: Connection, version: int | None) -> PolicyVersion | None:
-    """Read one version of the policy, the newest for None."""
+    """Return one version of the policy document, the newest for None."""
     query = select(policies).order_by(policies.c.version.desc()).limit(1)
     if version is not None:
         query = query.where(policies.c.version == min(version, 2**31 - 1))
@@ -136,12 +136,12 @@ def policy(connection: Connection, version: int | None) -> PolicyVersion | None:
 
 
 def policy_history(connection: Connection, limit: int) -> list[PolicyVersion]:
-    """Read the versions, newest first."""
+    """Return the versions of the policy document, newest first."""
     query = select(policies).order_by(policies.c.version.desc()).limit(bounded(limit))
     return [PolicyVersion(*row) for row in connection.execute(query)]
 
 
 def newest_term(connection: Connection) -> tuple[int, str]:
-    """Tell who leads: the newest term and its holder."""
+    """Return the newest term and its holder."""
     row = connection.execute(NEWEST_TERM).first()
     return (0, "") if row is None else (int(row[0]), str(row[1]))

@@ -1,4 +1,4 @@
-"""What the store remembers: workloads, their attempts, decisions, events and policy versions.
+"""Define the records of the store: workloads, attempts, decisions, events and policy versions.
 
 Plain frozen values. Times are Unix seconds; GPUs are thousandths of a device, CPU thousandths of a core, memory MiB.
 """
@@ -16,7 +16,7 @@ LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
 NoticeKind = Literal["evict", "move", "rehearsal", "cancel"]
 Numbers = Mapping[str, Any]
-"""Names to plain JSON values; a tuple comes back as a list."""
+"""Names with plain JSON values; a tuple comes back as a list."""
 
 
 class Place(NamedTuple):
@@ -151,7 +151,7 @@ class Workload(NamedTuple):
     borrowed_from: tuple[str, ...]
     placement: tuple[Place, ...]
     nomination: tuple[Place, ...]
-    """where it was told that it will start, once others have left"""
+    """the placement that it will get once its victims have terminated"""
     failed_node: str | None
     """the node that it was lost on, if that is why it is pending again"""
     exit_code: int | None

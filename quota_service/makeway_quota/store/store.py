@@ -1,4 +1,4 @@
-"""Every read and write of the service's memory: each public method is exactly one transaction."""
+"""Read and write the service's records: each public method is exactly one transaction."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def open_store(url: str) -> Store:
 
 
 class Store:
-    """The service's memory. Blocking and thread-safe: call it through `asyncio.to_thread`.
+    """The service's records. Blocking and thread-safe: call it through `asyncio.to_thread`.
 
-    Errors: StoreError when the database cannot be used, Conflict when somebody was faster, Deposed when another
+    Errors: StoreError when the database cannot be used, Conflict when another request was faster, Deposed when another
     service leads, ValueError for arguments that no caller should give.
     """
 
@@ -61,18 +61,19 @@ class Store:
         self._database.close()
 
     def on_commit(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after every commit that wrote something; the answer ends that.
+        """Call `callback` after every commit that wrote something; return how to end that.
 
         It is called in the thread that wrote, by one thread at a time, and must not write itself.
         """
         return self._database.on_commit(lambda _: callback())
 
     def on_change(self, callback: Callable[[Sequence[Workload]], None]) -> Callable[[], None]:
-        """Call `callback` after every commit with the workloads that it changed, as `active` would show them then.
+        """Call `callback` after every commit with the workloads that it changed, as `active` would return them then.
 
-        Commits are told in their order. As `on_commit` otherwise.
+        Commits of this process and those that `follow` reads come in the order of each row's versions; a commit that
+        changes no workload is left out. As `on_commit` otherwise.
         """
-        return self._database.on_commit(callback)
+        return self._database.on_commit(lambda changed: callback(changed) if changed else None)
 
     # -- workloads
 
@@ -125,18 +126,18 @@ class Store:
                 else:
                     answers[at] = refusal
             added = {workload.id for workload in changed}
-            said = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
-            writes.log(connection, changed, said, now)
+            decided = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
+            writes.log(connection, changed, decided, now)
         self._know(changed)
         return answers
 
     def workload(self, id: str) -> Workload | None:
-        """Read one workload with its source."""
+        """Return one workload with its source, or None."""
         with self._database.read() as connection:
             return reads.workload(connection, id)
 
     def active(self) -> list[Workload]:
-        """Read all that have not ended, first submitted first, without `source`."""
+        """Return all live workloads, first submitted first, without `source`."""
         with self._database.read() as connection:
             return reads.active(connection)
 
@@ -149,17 +150,17 @@ class Store:
         limit: int = 100,
         cursor: str | None = None,
     ) -> tuple[list[Workload], str | None]:
-        """Read one page, newest submission first, without `source`; the second value is the next page's cursor."""
+        """Return one page, newest submission first, without `source`, and the cursor of the next page."""
         with self._database.read() as connection:
             return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
-        """Read the files that came with a submission, by path."""
+        """Return the files of a submission, by path."""
         with self._database.read() as connection:
             return reads.files_of(connection, id)
 
     def attempts(self, id: str) -> list[Attempt]:
-        """Read the runs of a workload, first one first."""
+        """Return the attempts of a workload, first one first."""
         with self._database.read() as connection:
             return reads.attempts_of(connection, id)
 
@@ -171,25 +172,25 @@ class Store:
         now: float,
         term: int | None = None,
     ) -> frozenset[str]:
-        """Apply changes and log decisions; answer the ids whose change was applied.
+        """Apply changes and log decisions; return the ids whose change was applied.
 
         A change whose expectation fails is skipped, and the decisions about the same workload with it; all others
         commit together. At most one change for each workload. A field that does not exist is a ValueError.
         """
-        told: list[Workload] = []
-        with self._database.write(told) as connection:
+        committed: list[Workload] = []
+        with self._database.write(committed) as connection:
             if term is not None:
                 writes.lead(connection, term)
             changed = writes.change(connection, changes, self._known, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
             writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
-            told += changed
+            committed += changed
         self._know(changed)
         return applied
 
     def _know(self, changed: Sequence[Workload]) -> None:
-        """Remember live rows, so that the next change of one need not read it; its version tells if it is still so."""
+        """Cache live rows, so that the next change of one need not read it; versions show whether they are current."""
         for workload in changed:
             if workload.live:
                 self._known[workload.id] = workload
@@ -209,25 +210,25 @@ class Store:
         before: int | None = None,
         owner: str | None = None,
     ) -> list[Decision]:
-        """Read the decision log, newest first; `before` is the last id of the page before.
+        """Return decisions, newest first; `before` is the last id of the page before.
 
-        With `owner`, decisions about what is theirs count too, in whatever team or in none.
+        With `owner`, decisions about the owner's workloads count too, in any team or none.
         """
         with self._database.read() as connection:
             return pages.decision_page(connection, workload, teams, owner, limit, before)
 
     def events(self, after: int, limit: int = 500) -> list[Event]:
-        """Read what happened after event `after`, oldest first."""
+        """Return the events after event `after`, oldest first."""
         with self._database.read() as connection:
             return reads.events_after(connection, after, limit)
 
     def last_event_id(self) -> int:
-        """Tell the newest event's id, 0 before the first."""
+        """Return the newest event's id, 0 before the first."""
         with self._database.read() as connection:
             return reads.event_range(connection)[1]
 
     def oldest_event_id(self) -> int:
-        """Tell the oldest event that is still kept: who saw less than its id − 1 has to read everything anew."""
+        """Return the id of the oldest event that is kept: a reader behind its id − 1 has to read everything anew."""
         with self._database.read() as connection:
             return reads.event_range(connection)[0]
 
@@ -238,17 +239,17 @@ class Store:
         return Event(id, now, kind, team, owner, None, data)
 
     def past_runs(self, limit: int = 20_000) -> list[PastRun]:
-        """Tell how long the jobs ran that are over, first submitted first; the last `limit` of them (for forecasts)."""
+        """Return how long the last `limit` jobs that are over ran, first submitted first (for forecasts)."""
         with self._database.read() as connection:
             return reads.past_runs(connection, limit)
 
     def histories(self) -> tuple[dict[str, float], float]:
-        """Read every policy's decayed over-quota use (milli-GPUs), and when it was written (0: never)."""
+        """Return the decayed over-quota use of every policy (milli-GPUs), and when it was written (0: never)."""
         with self._database.read() as connection:
             return reads.histories(connection)
 
     def keep_histories(self, milli: Mapping[str, float], *, now: float, term: int | None = None) -> None:
-        """Write every policy's decayed over-quota use in place of what was known."""
+        """Replace the decayed over-quota use of every policy."""
         with self._database.write() as connection:
             if term is not None:
                 writes.lead(connection, term)
@@ -257,26 +258,26 @@ class Store:
     # -- policy
 
     def policy_current(self) -> PolicyVersion | None:
-        """Read the version in force."""
+        """Return the version in force, or None."""
         with self._database.read() as connection:
             return reads.policy(connection, None)
 
     def policy_version(self, n: int) -> PolicyVersion | None:
-        """Read one version."""
+        """Return one version, or None."""
         with self._database.read() as connection:
             return reads.policy(connection, n)
 
     def policy_history(self, limit: int = 100) -> list[PolicyVersion]:
-        """Read the versions, newest first."""
+        """Return the versions, newest first."""
         with self._database.read() as connection:
             return reads.policy_history(connection, limit)
 
     def add_policy(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
-        """Put a new version in force; Conflict unless `base` is the current one (0: none yet, None: whichever)."""
+        """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
         with self._database.write() as connection:
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
-            told = {"version": added.version, "author": author, "comment": comment}
-            writes.add_event(connection, "policy", None, author, told, now)
+            news = {"version": added.version, "author": author, "comment": comment}
+            writes.add_event(connection, "policy", None, author, news, now)
         return added
 
     # -- replicas

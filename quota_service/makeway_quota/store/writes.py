@@ -1,4 +1,4 @@
-"""What can be changed in the store: every INSERT, UPDATE and DELETE."""
+"""Insert and update records; called by `store.py` within a transaction. Removals are in `pruning.py`."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     if added:
         values = [{name: getattr(s.workload, name) for name in rows.WORKLOAD_FIELDS} for s in added]
         ADD_WORKLOADS.run(connection, [rows.encode(each) for each in values])
-    told = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
-    if told:
-        connection.execute(insert(sources), told)
+    given = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
+    if given:
+        connection.execute(insert(sources), given)
     write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     for submission in added:
         if submission.files_of is not None:
@@ -132,7 +132,7 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
 
 
 def digests(given: Sequence[tuple[str, bytes, bool]]) -> dict[File, str]:
-    """Name every file's content; ValueError for a path that cannot be stored or comes twice."""
+    """Return files with the digests of their content; ValueError for a path that is not storable or comes twice."""
     found: dict[File, str] = {}
     paths: set[str] = set()
     for path, data, executable in given:
@@ -205,7 +205,7 @@ def after(now: Workload, columns: Mapping[str, object]) -> Workload:
 
 
 def expected(change: Change, now: Workload, numbers: set[tuple[str, int]]) -> bool:
-    """Say whether the workload is still what the change was decided on."""
+    """Whether the workload is still what the change was decided on."""
     if change.expect_version is not None and change.expect_version != now.version:
         return False
     if change.expect_states is not None and now.state not in change.expect_states:
@@ -222,16 +222,16 @@ def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[st
 
 def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewDecision], now: float) -> None:
     """Write decisions to their log, and an event for every changed workload and every decision."""
-    told = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
+    news = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
     if made:
         facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
         ids = _decision_ids(connection, len(made))
         ADD_DECISIONS.run(connection, [_decision(id, each, now) for id, each in zip(ids, facts, strict=True)])
-        told += [
+        news += [
             _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
             for id, new, each in zip(ids, made, facts, strict=True)
         ]
-    ADD_EVENTS.run(connection, told)
+    ADD_EVENTS.run(connection, news)
 
 
 def _decision_ids(connection: Connection, count: int) -> Sequence[int]:
@@ -251,7 +251,7 @@ def _decision(id: int, facts: Mapping[str, Any], now: float) -> dict[str, object
 def add_event(
     connection: Connection, kind: str, team: str | None, owner: str | None, data: Mapping[str, Any], now: float
 ) -> int:
-    """Write one event and answer its id."""
+    """Write one event and return its id."""
     key = connection.execute(ADD_EVENT, _event(kind, team, owner, None, data, now)).inserted_primary_key
     return 0 if key is None else int(key[0])
 
@@ -282,7 +282,7 @@ def add_policy(connection: Connection, new: PolicyVersion, base: int | None) -> 
 
 
 def keep_histories(connection: Connection, milli: Mapping[str, float], now: float) -> None:
-    """Write what every policy borrowed of late, instead of what was there."""
+    """Replace the decayed over-quota use of every policy."""
     connection.execute(delete(histories))
     if milli:
         values = [{"policy": rows.clean(policy), "milli": each, "at": now} for policy, each in milli.items()]
@@ -290,7 +290,7 @@ def keep_histories(connection: Connection, milli: Mapping[str, float], now: floa
 
 
 def take_term(connection: Connection, holder: str, now: float) -> int:
-    """Begin the next term."""
+    """Insert the next term and return it."""
     newest, _ = reads.newest_term(connection)
     connection.execute(insert(terms), {"term": newest + 1, "holder": rows.clean(holder), "at": now})
     connection.execute(delete(terms).where(terms.c.term < newest - 100))
