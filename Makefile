@@ -26,7 +26,7 @@ run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks
 
 test: setup ## Run every test, the browser's too; installs Debian's chromium if it is missing
 	@.venv/bin/python scripts/set_up.py --browser
-	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q $(ARGS)
+	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q $(if $(CI),--durations=40) $(ARGS)
 
 check: setup ## Run the quick tests only (under 90 seconds)
 	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q -m "$(QUICK)" $(ARGS)

@@ -33,7 +33,9 @@ async def serve(folder: Path) -> None:
     """Serve on a free port until told to stop; the address is the one line on standard output."""
     seed = folder / "policy.yaml"
     seed.write_text(policy(), encoding="utf-8")
-    config = load(environ={"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(seed)})
+    environ = {"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(seed)}
+    environ |= {"MAKEWAY_MAX_PENDING_JOBS": "0", "MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE": "0"}  # a team is one person here
+    config = load(environ=environ)
     nodes = [NodeSeen(f"{pool}-machine", pool, tuple(range(UNITS))) for pool in sorted({p for p, _ in queues()})]
     backend = MemoryBackend(nodes, lasts=lasts, real_time=True)
     service = await Service.open(config, backend)
