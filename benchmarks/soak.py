@@ -82,6 +82,11 @@ class FolderBackend(MemoryBackend):
         (folder / f"{order.attempt}.log").write_bytes(b"step\n" * 200)
         (folder / "checkpoint").write_bytes(b"x" * 1000)
 
+    async def forget(self, workload: str, attempt: int) -> None:
+        """Keep nothing of an attempt in memory: its folder is what it left."""
+        await super().forget(workload, attempt)
+        self.forgotten.pop((workload, attempt), None)
+
     async def purge(self, workload: str) -> None:
         """Remove the folder."""
         await super().purge(workload)
