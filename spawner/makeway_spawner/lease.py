@@ -156,7 +156,7 @@ class LeaseMixin(SpawnForm):
     def _report_waiting(self, session: Session) -> None:
         phase = session.phase if session.phase in ("admission", "reclaim", "node") else "admission"
         reason = session.reason
-        more = {"until": reason.not_before.isoformat()} if reason and reason.not_before else {}
+        more = {"until": reason.ready_by.isoformat()} if reason and reason.ready_by else {}
         self.report(phase, reason.message if reason else f"Waiting for {gpus(session.gpus)}", **more)
 
     def report(self, phase: str, message: str, **more: Any) -> None:

@@ -231,7 +231,7 @@ if __name__ == "__main__":
         text = "Job resnet of ana (rnd, 3 GPUs) saves and leaves by 12:00:30; then 2 GPUs on node-1 are yours."
         until = datetime.now(UTC) + timedelta(seconds=45)
         server.steps = [
-            ("reclaim", Reason(code="reclaiming", message=text, not_before=until)),
+            ("reclaim", Reason(code="reclaiming", message=text, ready_by=until)),
             ("hold", None),
         ]
     url = urlparse(os.environ["JUPYTERHUB_SERVICE_URL"])

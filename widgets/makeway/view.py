@@ -33,6 +33,8 @@ def why(job: Job, now: datetime) -> str:
         return f"makes way {preempted_for(job)}"
     if job.state is State.PENDING:
         text = job.reason.message if job.reason else "waits for the scheduler"
+        if job.reason and job.reason.ready_by:
+            text += f" Ready by {clock(job.reason.ready_by)}."
         if job.reason and job.reason.not_before:
             text += f" Not before {clock(job.reason.not_before)}."
         return text

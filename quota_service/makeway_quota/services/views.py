@@ -34,14 +34,20 @@ def grants(placement: Sequence[Place]) -> list[Grant]:
     return [Grant(node=p.node, devices=list(p.devices), gpus=gpu(sum(p.milli))) for p in placement]
 
 
+RECLAIMING = "reclaiming"
+"""The code of a nomination: GPUs are reserved while its victims terminate."""
+
+
 def reason(row: Workload) -> Reason | None:
     """Return why the workload is in its state, or None."""
     if not row.reason_code:
         return None
+    ready = row.reason_code == RECLAIMING  # then the time is the deadline of its victims
     return Reason(
         code=row.reason_code,
         message=row.reason_message,
-        not_before=when(row.not_before),
+        not_before=None if ready else when(row.not_before),
+        ready_by=when(row.not_before) if ready else None,
         numbers=dict(row.reason_numbers),
     )
 
@@ -164,7 +170,7 @@ def phase(row: Workload) -> str:
     if not row.live:
         return "over"
     if row.state == "pending":
-        return {"reclaiming": "reclaim", "waiting_for_node": "node"}.get(row.reason_code, "admission")
+        return {RECLAIMING: "reclaim", "waiting_for_node": "node"}.get(row.reason_code, "admission")
     return "running" if row.server_started else "granted"
 
 

@@ -26,11 +26,14 @@ async def decisions_page(
 ) -> Response:
     """The decisions before one of them, newest first."""
     caller = visitor.caller
+    decisions = await services.audit.decisions(caller, None, team, LINES, before)
+    names = await services.listings.names([each.workload for each in decisions if each.workload])
     return await page(
         request,
         "decisions.html",
         visitor,
-        decisions=await services.audit.decisions(caller, None, team, LINES, before),
+        decisions=decisions,
+        names=names,
         look=look_of(services, caller, await services.usage.usage(caller), [], request.app.state.settings),
         team=team,
         lines=LINES,

@@ -52,7 +52,11 @@ async def job_page(request: Request, id: Id, visitor: PageVisitor, services: The
 async def job_action(request: Request, id: Id, action: str, visitor: PageVisitor, services: TheServices) -> Response:
     """Run the action of a button, then show the page again."""
     if action not in ACTIONS:
-        raise MakewayError("There is no such button.", code="not_found", status=404)
+        raise MakewayError(
+            f"There is no action {action[:40]}; a job can be cancelled, resumed or preempted as a test.",
+            code="not_found",
+            status=404,
+        )
     if not may(visitor.caller, "submit") and not may_for_some(visitor.caller, "manage"):
         raise refusal(visitor.caller, ["submit", "manage"])
     jobs = services.jobs

@@ -47,10 +47,6 @@ class Panel:
     names: Mapping[str, str] = field(default_factory=dict)
     """names of the workloads that the page mentions, by id"""
 
-    def name_of(self, workload: str) -> str:
-        """Return the name of a workload that is on the page, else its id."""
-        return self.names.get(workload, workload)
-
     @property
     def many_teams(self) -> bool:
         """Whether there is room for one line a team only."""

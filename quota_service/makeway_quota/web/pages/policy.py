@@ -77,8 +77,11 @@ async def change(
 async def _page(request: Request, visitor: Visitor, services: Services, status: int = 200, **values: Any) -> Response:
     known = {"check": None, "preview": None, "problem": None, "notice": None, "comment": ""} | values
     caller = visitor.caller
+    titles = {each.name: each.title or each.name for each in await services.inventory.policies(caller)}
     current, history = await services.policies.current(caller), await services.policies.history(caller)
-    return await page(request, "policy.html", visitor, status=status, current=current, history=history[:200], **known)
+    return await page(
+        request, "policy.html", visitor, status=status, current=current, history=history[:200], titles=titles, **known
+    )
 
 
 def _only_admins(visitor: Visitor) -> None:

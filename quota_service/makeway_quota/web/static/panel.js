@@ -36,7 +36,7 @@
       opened = true;
     };
     stream.onerror = () => say("off", stream.readyState === EventSource.CLOSED ? "stopped: reload" : "reconnecting");
-    for (const kind of ["job", "session", "usage", "decision", "policy"]) stream.addEventListener(kind, refresh);
+    for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, refresh);
     document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
     setInterval(refresh, 30000);
     addEventListener("pagehide", () => stream.close());
