@@ -30,6 +30,7 @@ from .victim_sets import (
     in_order_of_items,
     key,
     minimal_sets,
+    one_less,
     ways,
     whole,
 )
@@ -81,6 +82,10 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         choice = _evicted(preemptor, victims)
         if choice is None:
             continue
+        if not _needs_all(preemptor, choice.victims):
+            for victim in choice.victims:
+                restore(preemptor, victim)
+            continue
         if not returns or not any_returns(preemptor, choice.victims, choice.parts, finds_victims):
             return choice
         for victim in choice.victims:
@@ -101,6 +106,27 @@ def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
     for victim in legal:
         restore(preemptor, victim)
     return None
+
+
+def _needs_all(preemptor: Preemptor, victims: Victims) -> bool:
+    """Whether there is room nowhere in the pool with any one victim spared; they are gone.
+
+    A set that is minimal on its node is not in the pool where one of several members runs on other nodes, too.
+    """
+    if len(victims) < 2 or all(len({part.node.position for part in v.allocation.parts}) == 1 for v in victims):
+        return True
+    for victim in victims:
+        for fewer in one_less((victim,)):
+            restore(preemptor, victim)
+            for part_of in fewer:
+                evict(preemptor, part_of)
+            spare = bool(place(preemptor))
+            for part_of in fewer:
+                restore(preemptor, part_of)
+            evict(preemptor, victim)
+            if spare:
+                return False
+    return True
 
 
 def _impossible(preemptor: Preemptor) -> bool:
