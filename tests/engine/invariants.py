@@ -146,7 +146,7 @@ def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
 
 
 def may_run(after: Sums, w: Workload, pool: str) -> bool:
-    """Say whether quotas, limits and caps (but no static quota of others) let it start."""
+    """Whether quotas, limits and caps (but no static quota of others) let it start."""
     request = after.request(w)
     for name in after.family(w.policy):
         for line in after.policies[name].quotas:

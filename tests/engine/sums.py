@@ -66,7 +66,7 @@ class Sums:
         return found or [policy]
 
     def left(self, gone: Iterable[str] = ()) -> dict[str, list[int]]:
-        """Give what is free per node and device, had those in `gone` left."""
+        """Return what is free per node and device, had those in `gone` left."""
         gone = set(gone)
         free = {n.name: [GPU] * n.gpus for n in self.nodes.values()}
         for w in self.live.values():
@@ -88,7 +88,7 @@ def take(free: dict[str, list[int]], placement: Placement) -> None:
 
 
 def fits(profile: Profile, sums: Sums, free: dict[str, list[int]], pool: str) -> bool:
-    """Say whether the least number of workers fits on usable nodes of a pool (GPUs only)."""
+    """Whether the least number of workers fits on usable nodes of a pool (GPUs only)."""
     count = 0
     for name, devices in free.items():
         node = sums.nodes[name]

@@ -399,7 +399,7 @@ def broken(edit: Edit | None, place: Path) -> Path:
 
 
 def caught_by(edit: Edit | None, place: Path) -> str | None:
-    """Name the first test that fails on the broken engine; None if all pass."""
+    """List the first test that fails on the broken engine; None if all pass."""
     here = Path(__file__).parent
     tests = [file for file in here.glob("test_*.py") if file.name != Path(__file__).name]
     tests.sort(key=lambda file: (LAST.index(file.name) if file.name in LAST else -1, file.name))

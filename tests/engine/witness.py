@@ -72,7 +72,7 @@ class Moment:
                 assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.preemptor}"
 
     def above(self, victim: Workload, back: list[Victim]) -> bool:
-        """Say whether the victim's policy is above its reservation while those in `back` have not left yet."""
+        """Whether the victim's policy is above its reservation while those in `back` have not left yet."""
         mine = self.sums.family(self.preemptor.policy)
         guarantor = next((at for at, name in enumerate(mine) if self.reserving(name)), 0)
         for name in self.sums.family(victim.policy):
@@ -93,7 +93,7 @@ class Moment:
             )
 
     def would_do_with(self, one: Victim) -> bool:
-        """Say whether the preemptor could start with this victim still there."""
+        """Whether the preemptor could start with this victim still there."""
         request = self.sums.request(self.preemptor)
         for name in self.sums.family(self.preemptor.policy):
             for line in self.sums.policies[name].quotas:

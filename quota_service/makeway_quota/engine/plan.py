@@ -162,7 +162,7 @@ class Plan:
 
     @property
     def acts(self) -> bool:
-        """Say whether the plan changes anything that runs."""
+        """Whether the plan changes anything that runs."""
         return bool(self.start or self.evict or self.move or self.refused)
 
 

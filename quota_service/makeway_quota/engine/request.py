@@ -36,7 +36,7 @@ class Need:
         put(self, "_hash", hash((self.shape, self.workers, self.least)))
 
     def __hash__(self) -> int:
-        """Give what was worked out once: needs are looked up many times in every decision."""
+        """Return what was worked out once: needs are looked up many times in every decision."""
         return self._hash
 
 

@@ -122,7 +122,7 @@ class QuotaLine:
     lend: int | None = None
 
     def covers(self, pool: str) -> bool:
-        """Say whether the line counts what runs in `pool`."""
+        """Whether the line counts what runs in `pool`."""
         return not self.pools or pool in self.pools
 
 
@@ -144,7 +144,7 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """Give the name that people read."""
+        """Return the name that people read."""
         return self.title or self.name
 
 
@@ -211,7 +211,7 @@ class Workload:
 
     @property
     def non_preemptible(self) -> bool:
-        """Say whether it may never be stopped for somebody else, and so only runs within the reservation."""
+        """Whether it may never be stopped for somebody else, and so only runs within the reservation."""
         return not self.preemptible if self.preemptible is not None else self.kind == "session"
 
 

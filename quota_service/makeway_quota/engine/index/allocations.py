@@ -85,7 +85,7 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
 
 
 def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
-    """Name those of whom the pools need not be told again: what they ask for, and where, is what it was."""
+    """List those of whom the pools need not be told again: what they ask for, and where, is what it was."""
     found = set()
     for workload in told:
         old = cluster.workloads.get(workload.id)
@@ -96,7 +96,7 @@ def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
 
 
 def _keeps_its_seat(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
-    """Say whether all that counts about a workload that sits somewhere is what it was: then nothing has to move."""
+    """Whether all that counts about a workload that sits somewhere is what it was: then nothing has to move."""
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
     old = allocation.workload
@@ -128,7 +128,7 @@ def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
 
 
 def _yields_from(cluster: Cluster, workload: Workload) -> float:
-    """Give the time from which a workload yields, as it ran so long; infinite while it does not get there."""
+    """Return the time from which a workload yields, as it ran so long; infinite while it does not get there."""
     after = cluster.settings.yields_after
     if not after or workload.non_preemptible or workload.kind != "job":
         return inf

@@ -85,7 +85,7 @@ class NodeState:
 
     @property
     def crowded(self) -> bool:
-        """Say whether who has which device depends on everybody on the node: some are only known to be there."""
+        """Whether who has which device depends on everybody on the node: some are only known to be there."""
         return bool(self.guessed or self.node.foreign_gpus)
 
     def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
@@ -121,7 +121,7 @@ class NodeState:
         self.whole_free, self.whole_future = whole_free, whole_future
 
     def suits(self, need: Need) -> bool:
-        """Say whether work of this need may run here at all."""
+        """Whether work of this need may run here at all."""
         suited = self.usable and (not need.models or self.node.model in need.models)
         return suited and (not need.avoid or self.node.name not in need.avoid)
 
@@ -174,7 +174,7 @@ class Allocation:
 
     @property
     def vague(self) -> bool:
-        """Say whether some of its devices are not known."""
+        """Whether some of its devices are not known."""
         return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
 
 
@@ -287,7 +287,7 @@ def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
 
 
 def devices_of(node: Node) -> Sequence[int]:
-    """Name the device indices of a node."""
+    """List the device indices of a node."""
     return node.devices or range(node.gpus)
 
 

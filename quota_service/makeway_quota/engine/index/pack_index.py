@@ -27,7 +27,7 @@ class PackIndex:
         self.mixed = pool.mixed
 
     def best(self, need: Need) -> tuple[NodeState, int] | None:
-        """Give the node for one worker that starts now, and the device for a share of one."""
+        """Return the node for one worker that starts now, and the device for a share of one."""
         self.catch_up()
         found = self.packing.best(need.shape)
         return None if found is None else (self.pool.nodes[found[0]], found[1])
@@ -68,7 +68,7 @@ def _step(count: int) -> int:
 
 
 def emptied(node: NodeState) -> Room:
-    """Give what is left on a node once all are gone that we know; nothing is taken on one that is down."""
+    """Return what is left on a node once all are gone that we know; nothing is taken on one that is down."""
     devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
     cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
     memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED

@@ -161,7 +161,7 @@ class PendingQueues:
             self._enter(workload)
 
     def anybody_starves(self) -> bool:
-        """Say whether the oldest has waited so long that GPUs are held for it."""
+        """Whether the oldest has waited so long that GPUs are held for it."""
         return bool(self._ages) and self.cluster.waits_too_long(self.cluster.workloads[self._ages[0][1]])
 
     def change(self, ids: Iterable[str]) -> None:
@@ -179,7 +179,7 @@ class PendingQueues:
                 self._enter(workload)
 
     def open(self) -> list[Queue]:
-        """Give the queues as they are now; time alone may have moved somebody into another."""
+        """Return the queues as they are now; time alone may have moved somebody into another."""
         now = self.cluster.now
         if now < self._began or self._by_time != self.anybody_starves():
             self._fill()
@@ -204,7 +204,7 @@ class PendingQueues:
             queue.take_back()
 
     def _promised(self, name: str) -> bool:
-        """Say whether somebody leaves for it, or a place is kept for it."""
+        """Whether somebody leaves for it, or a place is kept for it."""
         return name in self.cluster.promised_by or name in self.cluster.nominations
 
     def _patient(self, workload: Workload) -> bool:
@@ -281,7 +281,7 @@ def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
 
 
 def _open(cluster: Cluster, policy: str, profile: str) -> bool:
-    """Say whether a profile is attached to a policy, and both still exist."""
+    """Whether a profile is attached to a policy, and both still exist."""
     asked = (policy, profile)
     if asked not in cluster.attached:
         known = policy in cluster.policies and profile in cluster.profiles

@@ -29,7 +29,7 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
 
 
 def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
-    """Say whether there could be room, going by the GPUs alone: if not, there is none."""
+    """Whether there could be room, going by the GPUs alone: if not, there is none."""
     if not need.whole:
         return (pool.future if later else pool.free) >= need.total
     buckets, whole = pool.by_future if later else pool.by_free, need.whole
@@ -132,7 +132,7 @@ def _available(cluster: Cluster, pool: PoolState, later: bool) -> int:
 
 
 def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool = False) -> bool:
-    """Say whether limits, the pool's cap and other teams' static quotas let `amount` more in."""
+    """Whether limits, the pool's cap and other teams' static quotas let `amount` more in."""
     return not amount or (
         not cluster.over_capacity(pool, amount, later)
         and cluster.ledger.over_limit(account, pool.pool.name, amount, later) is None

@@ -94,7 +94,7 @@ class Packing:
         self.changed.append(position)
 
     def best(self, ask: Shape) -> tuple[int, int] | None:
-        """Give the node that a worker should go to, and the device for a share of one; None if it fits nowhere."""
+        """Return the node that a worker should go to, and the device for a share of one; None if it fits nowhere."""
         known = self._asks.get(ask)
         if known is None:
             if len(self._asks) >= _MOST_ASKS:
@@ -221,7 +221,7 @@ class Packing:
         return self._share(shared, (free[rows] == GPU).sum(axis=1), cpu[rows], memory[rows], rows)
 
     def _share(self, shared: Floats, whole: Ints, cpu: Floats, memory: Floats, rows: Ints) -> Floats:
-        """Give the same from the sums over devices; leading axes may be nodes, or nodes and devices."""
+        """Return the same from the sums over devices; leading axes may be nodes, or nodes and devices."""
         whole, cpu, memory = whole[..., None], cpu[..., None], memory[..., None]
         gpus = np.where(self.whole, np.where(whole >= self.blocks, GPU * whole, 0), shared)
         fits = (cpu >= self.cpu_need) & (memory >= self.memory_need)
@@ -233,7 +233,7 @@ class Packing:
     # What a request would cost
 
     def _cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints, Ints]:
-        """Give the loss (infinite where it does not fit), the free milli-GPUs left, and the device, for some nodes."""
+        """Return the loss (infinite where it does not fit), the free milli-GPUs left, and the device, for some nodes."""
         loss = np.full(len(rows), np.inf)
         rest = np.zeros(len(rows), dtype=np.int64)
         device = np.zeros(len(rows), dtype=np.int64)
@@ -302,7 +302,7 @@ class _Ask:
         """What (loss, rest, device) a node in a state came to."""
 
     def cheapest(self, turn: Ints) -> int | None:
-        """Give the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
+        """Return the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
         if not self.loss.size:
             return None
         least = float(self.loss[self.loss.argmin()])
@@ -323,7 +323,7 @@ def _at_least(free: Ints, least: Ints) -> Floats:
 
 
 def _per(needs: Iterable[int], gpus: Ints) -> Floats:
-    """Give milli-GPUs per unit of what a shape needs beside them; as good as infinite where it needs none."""
+    """Return milli-GPUs per unit of what a shape needs beside them; as good as infinite where it needs none."""
     need = np.array(list(needs), dtype=np.float64)
     return np.where(need > 0, gpus / np.where(need > 0, need, 1.0), _PLENTY)
 

@@ -300,12 +300,12 @@ class Cluster:
         return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), levels, fresh)
 
     def start(self, workload: Workload, parts: Sequence[Part]) -> Allocation:
-        """Give a pending workload its devices now."""
+        """Return a pending workload its devices now."""
         self.running[workload.id] = found = self.allocation(workload, parts, True)
         return found
 
     def widen(self, allocation: Allocation, part: Part) -> Allocation:
-        """Give one more worker to a gang that this plan started."""
+        """Return one more worker to a gang that this plan started."""
         amount = allocation.amount + part.milli * len(part.devices)
         self.running[allocation.id] = found = replace(allocation, parts=(*allocation.parts, part), amount=amount)
         return found

@@ -30,7 +30,7 @@ class Endings:
 
 
 def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
-    """Give when a running workload is over at the latest; None if nothing says so."""
+    """Return when a running workload is over at the latest; None if nothing says so."""
     workload = allocation.workload
     if workload.state == "checkpointing":
         return workload.deadline
@@ -44,7 +44,7 @@ def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
 
 
 def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
-    """Give when a running workload is over if it takes as long as such work took before; else its latest end."""
+    """Return when a running workload is over if it takes as long as such work took before; else its latest end."""
     latest, workload = ends_at(cluster, allocation), allocation.workload
     if allocation.terminating or allocation.fresh or workload.expected is None or workload.started_at is None:
         return latest
@@ -55,7 +55,7 @@ def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
 
 
 def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
-    """Give the time before which it does not start, nobody else coming; None where it cannot be known."""
+    """Return the time before which it does not start, nobody else coming; None where it cannot be known."""
     if code == "limit":
         return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
@@ -65,7 +65,7 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
 
 
 def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
-    """Give when the limit in its way has room for it; None where nobody knows."""
+    """Return when the limit in its way has room for it; None where nobody knows."""
     line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
     if line is None or line.quota.limit is None:
         return None

@@ -12,7 +12,7 @@ from ..plan_builder import PlanBuilder
 
 
 def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
-    """Give the gangs that this plan starts more workers, up to what they asked for, in the order of their starts.
+    """Return the gangs that this plan starts more workers, up to what they asked for, in the order of their starts.
 
     Say whether any got more.
     """

@@ -44,7 +44,7 @@ class Hold:
 
     @property
     def nodes(self) -> list[str]:
-        """Name the nodes that are held."""
+        """List the nodes that are held."""
         return sorted(room.node.node.name for room in self.rooms)
 
     def put(self) -> None:
@@ -56,7 +56,7 @@ class Hold:
                 self.parts.append((part, need))
 
     def lift(self) -> None:
-        """Give it back for a while."""
+        """Return it back for a while."""
         self.there = False
         for part, need in self.parts:
             _shift(part, need, 1)
@@ -88,7 +88,7 @@ class Hold:
                     self.rooms[at] = room._replace(whole=room.whole - whole, cpu=cpu, memory=memory)
 
     def ends_in_time(self, workload: Workload) -> bool:
-        """Say whether work that starts now is over, by its time limit, before it could be in the way."""
+        """Whether work that starts now is over, by its time limit, before it could be in the way."""
         limit = self.cluster.time_limit(workload)
         return limit is not None and self.until is not None and self.cluster.now + limit <= self.until
 
@@ -104,7 +104,7 @@ class Hold:
         return None
 
     def over_capacity(self, queue: Queue) -> bool:
-        """Say whether the pool's cap has no room for both."""
+        """Whether the pool's cap has no room for both."""
         return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
 
 
@@ -168,7 +168,7 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
 
 
 def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
-    """Say whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
+    """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
     if not cluster.settings.in_team_preemption:
         return False
     return any(
@@ -185,7 +185,7 @@ def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Qu
 
 
 def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
-    """Say whether a pool will ever have room for a need, with all gone who run there, and nominations honoured."""
+    """Whether a pool will ever have room for a need, with all gone who run there, and nominations honoured."""
     empty = cluster.rooms.emptied(pool, need)
     if empty.vague:
         foreseen = cluster.rooms.foreseen(pool, need, EVER)
@@ -203,7 +203,7 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
 
 
 def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    """Say whether one of a queue might start in a pool if only GPUs were kept for it."""
+    """Whether one of a queue might start in a pool if only GPUs were kept for it."""
     name, amount = pool.pool.name, queue.need.total
     in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.non_preemptible)
     if not in_quota and (queue.non_preemptible or queue.account.policy.weight == "None"):
@@ -234,6 +234,6 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
 
 
 def _never(queue: Queue, pool: PoolState) -> bool:
-    """Say whether a limit or the pool's cap is smaller than what one of the queue needs."""
+    """Whether a limit or the pool's cap is smaller than what one of the queue needs."""
     caps = [pool.pool.capacity, *[line.quota.limit for line in queue.account.limiting(pool.pool.name)]]
     return any(cap is not None and cap < queue.need.total for cap in caps)

@@ -17,12 +17,12 @@ _MOST_IN_VAIN = 16
 
 
 def rank_in_profile(profile: Profile, policy: str) -> int:
-    """Give the policy's rank in the profile; unnamed policies come last."""
+    """Return the policy's rank in the profile; unnamed policies come last."""
     return next((at for at, names in enumerate(profile.policies) if policy in names), len(profile.policies))
 
 
 def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
-    """Give the part of the order that comes from ranks: profile in the pool, policy in the profile, policy priority."""
+    """Return the part of the order that comes from ranks: profile in the pool, policy in the profile, policy priority."""
     known = queue.ranks.get(pool.pool.name)
     if known is None:
         known = queue.ranks[pool.pool.name] = (
@@ -34,7 +34,7 @@ def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
 
 
 def common(queue: Queue, pool: PoolState, over: bool) -> Key:
-    """Give the part of the order of one class that everybody in a queue shares: smaller is earlier."""
+    """Return the part of the order of one class that everybody in a queue shares: smaller is earlier."""
     account, name = queue.account, pool.pool.name
     shares = account.shares(name) if over else _NO_SHARES
     keys = queue.keys[over]
@@ -46,7 +46,7 @@ def common(queue: Queue, pool: PoolState, over: bool) -> Key:
 
 
 def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:
-    """Give the place in the order of one class; it ends in the id, so it is total."""
+    """Return the place in the order of one class; it ends in the id, so it is total."""
     owner = queue.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
     return (*common(queue, pool, over), owner, workload.submitted_at, workload.id)
 

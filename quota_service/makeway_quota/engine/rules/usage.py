@@ -14,7 +14,7 @@ from .quota import Account, Ledger, Line
 
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
-    """Give what every quota line counts, in the order of policy names."""
+    """Return what every quota line counts, in the order of policy names."""
     return tuple([line.told or _told(name, line) for name, line in cluster.ledger.lines])
 
 
@@ -163,7 +163,7 @@ def _team(cluster: Cluster, name: str, count: TeamCount) -> TeamUsage:
 
 
 def _free(cluster: Cluster, account: Account, pool: str) -> int:
-    """Give what the team could start in a pool without anyone terminating, as far as counts go."""
+    """Return what the team could start in a pool without anyone terminating, as far as counts go."""
     state = cluster.pools[pool]
     free = max(0, state.free)
     for level in account.chain:
