@@ -1,4 +1,4 @@
-"""Who sits where before a decision: running work on its nodes, promises on their places, and what changed since."""
+"""Allocations and nominations of a snapshot on the nodes of a cluster, and their changes between decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_WORK = ("starting", "running")
 
 
 def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
-    """Put all nodes into their pools and all work on its nodes: first where the devices are known."""
+    """Build a cluster's nodes and allocations; workloads with known devices are placed first."""
     for node in sorted(nodes, key=lambda n: (n.pool, n.name)):
         pool = cluster.pools.get(node.pool)
         if pool is None:
@@ -39,7 +39,10 @@ def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]
 
 
 def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> set[str]:
-    """Put work where it is now; give the ids whose promise came or went with it. Nothing may be promised meanwhile."""
+    """Apply changed and removed workloads; return the ids whose nomination this may change.
+
+    Called between decisions, when the cluster has no nomination in force.
+    """
     crowded: dict[str, NodeState] = {}
     beneficiaries: set[str] = set()
     told = list(news)
@@ -85,7 +88,7 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
 
 
 def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
-    """List those of whom the pools need not be told again: what they ask for, and where, is what it was."""
+    """Return the ids of workloads whose request and profile are unchanged: the pools count them already."""
     found = set()
     for workload in told:
         old = cluster.workloads.get(workload.id)
@@ -96,7 +99,7 @@ def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
 
 
 def _keeps_its_seat(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
-    """Whether all that counts about a workload that sits somewhere is what it was: then nothing has to move."""
+    """Whether a workload's allocation is still right: its placement and all that the rules read are unchanged."""
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
     old = allocation.workload
@@ -116,7 +119,7 @@ def _counts_as(workload: Workload) -> tuple[object, ...]:
 
 
 def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
-    """Let a workload sit where it does; it may end at another time than was thought."""
+    """Keep an allocation with the newer workload record; its expected end may have changed."""
     allocation.workload = workload
     if allocation.fresh:
         allocation.fresh = False
@@ -128,7 +131,7 @@ def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
 
 
 def _yields_from(cluster: Cluster, workload: Workload) -> float:
-    """Return the time from which a workload yields, as it ran so long; infinite while it does not get there."""
+    """Return the time from which a workload counts one priority lower (`yields_after`); infinite if never."""
     after = cluster.settings.yields_after
     if not after or workload.non_preemptible or workload.kind != "job":
         return inf
@@ -140,7 +143,7 @@ def _yields_from(cluster: Cluster, workload: Workload) -> float:
 
 
 def _time(cluster: Cluster, workload: Workload) -> None:
-    """Note whether a workload yields, or when it will."""
+    """Record whether a workload counts one priority lower, or from when on."""
     at = _yields_from(cluster, workload)
     if at <= cluster.now:
         cluster.yielding.add(workload.id)
@@ -151,7 +154,7 @@ def _time(cluster: Cluster, workload: Workload) -> None:
 
 
 def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
-    """Seat running work; where devices are not known, the whole node is arranged anew afterwards."""
+    """Allocate admitted work; a node with unknown devices is repacked afterwards."""
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
     parts = _parts(cluster, workload, need)
@@ -178,7 +181,7 @@ def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) ->
 
 
 def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
-    """Note, or forget, that a placement names nodes that are not in the inventory: they may come (back)."""
+    """Record, or forget, that a placement names nodes outside the inventory: they may come (back)."""
     for placed in workload.placement:
         ids = cluster.absent.get(placed.node)
         if there and placed.node not in cluster.nodes:
@@ -190,13 +193,13 @@ def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
 
 
 def _unplaced(cluster: Cluster, workload: Workload, need: Need) -> Allocation | None:
-    """Count work whose node is gone on the first pool of its profile."""
+    """Return an allocation without parts, in the first pool of the profile: all nodes of the workload are gone."""
     pools = cluster.pools_of(workload)
     return Allocation(workload, need, pools[0], (), 0) if pools else None
 
 
 def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
-    """Take work off its nodes and lines."""
+    """Remove a workload's allocation from its nodes and quota lines."""
     workload, vague = allocation.workload, allocation.vague
     del cluster.allocations[workload.id]
     _book(cluster, allocation, -1)
@@ -218,7 +221,7 @@ def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState
 
 
 def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
-    """Put an allocation of the snapshot on the store, or take it off."""
+    """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
         allocation.terminating = allocation.workload.state == "checkpointing"
         allocation.amount = (
@@ -230,7 +233,7 @@ def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
 
 
 def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None:
-    """Arrange everybody on a node anew: who has known devices first, then the others by age, then strangers."""
+    """Assign a node's devices again: allocations with known devices first, the others by age, then foreign pods."""
     placed = sorted(node.placed.values(), key=lambda t: t.workload.id)
     placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
     for allocation in placed:
@@ -253,7 +256,7 @@ def _guessed(allocation: Allocation) -> bool:
 
 
 def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
-    """Put a workload's parts on one node in the place of those that it had there."""
+    """Replace an allocation's parts on one node."""
     by_worker = {p.worker: p for p in allocation.parts if p.node is not node} | {p.worker: p for p in here}
     order = [placed.worker for placed in allocation.workload.placement]
     allocation.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
@@ -273,7 +276,7 @@ def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
 
 
 def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
-    """Read a placement; where only the node is known, the lowest devices that are free are taken."""
+    """Return a placement's parts; where only the node is known, on its lowest free devices."""
     parts = []
     taken: dict[str, list[int]] = {}
     for placed in placement:
@@ -293,20 +296,20 @@ def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: N
 
 
 def restore_nominations(cluster: Cluster) -> None:
-    """Keep what was promised, where the promise can still be kept."""
+    """Restore the nominations of the snapshot that still fit, the oldest workload first."""
     for workload in sorted(cluster.nominees.values(), key=lambda w: (w.submitted_at, w.id)):
         need = cluster.need(workload)
         parts = _placed(cluster.nodes, workload.nomination, need)
         if not parts or len(parts) < need.least or not all(p.node.usable for p in parts):
             continue
         if any(len(p.devices) * p.milli != need.gpus for p in parts):
-            continue  # a device of the promise is gone
+            continue  # a device of the nomination is gone
         if fits_later(parts, need):
             cluster.nominate(workload, need, parts)
 
 
 def fits_later(parts: Iterable[Part], need: Need) -> bool:
-    """Whether a placement is free once everything that terminates has left and nominations are kept."""
+    """Whether a placement is free in the future, with all terminating work gone and beside the nominations."""
     wanted: dict[tuple[str, int], int] = {}
     hosted: dict[str, int] = {}
     for part in parts:
@@ -323,7 +326,7 @@ def fits_later(parts: Iterable[Part], need: Need) -> bool:
 
 
 def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
-    """Tell the pools what they serve: the shapes of their profiles, and of all work that waits or runs."""
+    """Count a request in the mix of the pools that serve it: one for each profile, and for each live workload."""
     pools = cluster.serving(name)
     shape = need.shape
     for pool in pools:
@@ -335,7 +338,7 @@ def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
 
 
 def _seat_foreign(node: NodeState) -> None:
-    """Take what strangers hold off the devices that are free, from the last one down."""
+    """Take what foreign pods hold off the free devices, from the last one down."""
     rest = node.node.foreign_gpus
     for at in range(len(node.open) - 1, -1, -1):
         if rest <= 0:

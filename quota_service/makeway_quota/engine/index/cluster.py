@@ -1,7 +1,7 @@
-"""The snapshot on its feet: everything in its place, and the four moves that a plan is made of.
+"""The cluster of one decision: nodes, allocations, ledger, and the operations that a plan is made of.
 
-`start`, `leave`, `nomination` and their reverse keep nodes, pools and the ledger in step. A search tries moves
-and takes them back; what stays is the plan.
+`start`, `leave`, `nominate` and their inverses keep nodes, pools and the ledger in step. A search tries operations
+and undoes them; what remains is the plan.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .nodes import Allocation, NodeState, Part, PoolState, placement_of
 from .rooms import Rooms
 
 NOBODY = 1 << 30
-"""After every priority."""
+"""Higher than every priority: no candidate."""
 
 
 class Cluster:
-    """All that one decision looks at and changes."""
+    """The state that one decision reads and changes."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.now = snapshot.now
@@ -31,57 +31,57 @@ class Cluster:
         self.policies = frozenset(p.name for p in snapshot.policies)
         self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in sorted(snapshot.pools, key=lambda p: p.name)}
         self.declared = frozenset(self.pools)
-        """The pools of the snapshot, without those that only a node names."""
+        """The pools that the snapshot declares, without those that only a node names."""
         self.ledger = Ledger(sorted(snapshot.policies, key=lambda p: p.name))
         self.nodes: dict[str, NodeState] = {}
         self.workloads: dict[str, Workload] = {}
         self.allocations: dict[str, Allocation] = {}
         self.nominations: dict[str, Allocation] = {}
         self.nominees: dict[str, Workload] = {}
-        """Those who were promised a place when the snapshot was taken."""
+        """Workloads with a nomination in the snapshot, by id."""
         self.staying: list[str] = []
-        """The ids of those who run, and below of those who were told to go, in order."""
+        """The ids of running workloads, sorted; `terminating` has those of terminating ones."""
         self.terminating: list[str] = []
         self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
         self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
-        """The profiles whose work jobs may not stop at once."""
+        """The profiles with a `min_runtime`."""
         self.rankings: dict[tuple[object, ...], Any] = {}
-        """Rankings of nodes by their victims, which the next search may use."""
+        """Rankings of nodes by the cost of their victims, kept for the next search."""
         self.answers: dict[tuple[object, ...], Any] = {}
-        """Answers about the finished plan, shared by the workloads that wait for the same."""
+        """Results about the finished plan, shared by workloads with the same request."""
         self.rooms = Rooms()
-        """The room that there is and will be for a need in a pool, kept from one cycle to the next."""
+        """Present and future room for a request in a pool, kept from one cycle to the next."""
         self.absent: dict[str, set[str]] = {}
-        """Nodes that are not in the inventory, and the ids of admitted workloads whose placement names them."""
+        """Node outside the inventory to the ids of admitted workloads whose placement names it."""
         self.endings: dict[Line, Any] = {}
-        """When the allocations under a limit end, kept likewise."""
+        """Line to the expected ends of the allocations that count on its limit, kept from one cycle to the next."""
         self.stoppable: dict[str, dict[str, int]] = {}
-        """Pool to policy to the lowest priority among its work there that may be stopped."""
+        """Pool to policy to the lowest priority among its preemptible work there."""
         self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
-        """Pool and policy to all the work there that may be stopped, by id."""
+        """Pool and policy to the preemptible work there, by id."""
         self.without_gpus: dict[str, dict[str, Allocation]] = {}
         """Pool to the preemptible work there that holds no GPUs, by id."""
         self.yielding: set[str] = set()
-        """The ids of those who ran so long that they count one priority lower."""
+        """The ids of jobs that ran for `yields_after` and so count one priority lower."""
         self.yields_at: list[tuple[float, str]] = []
-        """When others will have, the first one first (a heap)."""
+        """A heap of the times at which other jobs will, with their ids."""
         self.promised_by: dict[str, list[Allocation]] = {}
         self.attached: dict[tuple[str, str], bool] = {}
-        """Policy and profile to whether the one may use the other."""
+        """Policy and profile to whether the policy may use the profile."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}
         self.fresh: dict[str, Allocation] = {}
-        """Starts of this plan, or of the last one, of which the world has not been heard yet."""
+        """Starts of this plan, or of the last one, that no snapshot has confirmed yet."""
         self._told: dict[str, Allocation] = {}
         self._needs: dict[tuple[object, ...], Need] = {}
         self._serving: dict[str, tuple[PoolState, ...]] = {}
         build(self, snapshot.nodes, snapshot.workloads)
         self.begin()
 
-    # From one decision to the next
+    # Decisions
 
     def begin(self) -> None:
-        """Begin a decision: forget what was learned in the last one, and keep what was promised."""
+        """Start a decision: drop what was cached in the last one, and restore the nominations."""
         self.rankings.clear()
         self.answers.clear()
         self.ledger.grown.clear()
@@ -91,19 +91,19 @@ class Cluster:
         restore_nominations(self)
 
     def take_back(self) -> None:
-        """Undo all moves of a decision, so that everything is as the snapshot showed it, and nothing promised."""
+        """Undo all operations of a decision; the cluster is as the snapshot, without nominations."""
         self.take_back_but_starts()
         for allocation in list(self.fresh.values()):
             self.withdraw(allocation)
 
     def take_back_but_starts(self) -> None:
-        """Undo the others: what was started is left where it is, for the world is likely to say the same."""
+        """Undo all operations but starts, which the next snapshot is likely to confirm."""
         for allocation in list(self.nominations.values()):
             self.withdraw_nomination(allocation.workload)
         for allocation in list(self._told.values()):
             self.stay(allocation)
 
-    # Looking things up
+    # Lookups
 
     def need(self, workload: Workload) -> Need:
         """Return what a workload requests."""
@@ -142,7 +142,7 @@ class Cluster:
                 yield allocation
 
     def is_below(self, workload: Workload, priority: int) -> bool:
-        """Whether a workload has a lower priority than this, so that work of its own policy may evict it (rule 5.7)."""
+        """Whether a workload's priority is lower than this, so that work of its own policy may evict it (rule 5.7)."""
         return self.priority(workload) < priority
 
     def is_protected(self, workload: Workload) -> bool:
@@ -153,7 +153,7 @@ class Cluster:
         return workload.started_at is None or self.now - workload.started_at < least
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
-        """Return the lowest priority among the work that a policy may evict for its own in these pools; else NOBODY."""
+        """Return the lowest priority among a policy's candidates for its own work in these pools; else NO_PRIORITY."""
         found = NOBODY
         if self.settings.in_team_preemption:
             for pool in pools:
@@ -163,7 +163,7 @@ class Cluster:
         return found
 
     def grace(self, workload: Workload) -> float:
-        """Return how many seconds a workload may take to save and leave."""
+        """Return the seconds that a workload may take to terminate."""
         profile = self.profiles.get(workload.profile)
         return profile.grace if profile and profile.grace is not None else self.settings.grace
 
@@ -173,7 +173,7 @@ class Cluster:
         return workload.time_limit if workload.time_limit is not None else profile.time_limit if profile else None
 
     def waits_too_long(self, workload: Workload) -> bool:
-        """Whether a workload has waited so long that GPUs are held for it."""
+        """Whether a workload waited for longer than `starvation_after`, so that GPUs are held for it."""
         return self.now - workload.submitted_at >= self.settings.starvation_after
 
     def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
@@ -185,7 +185,7 @@ class Cluster:
         used = self.pool_future[name] if later else max(self.pool_now[name], self.pool_future[name])
         return used + amount > capacity
 
-    # The moves
+    # Operations
 
     def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
         """Start a workload on GPUs that are free now."""
@@ -210,7 +210,7 @@ class Cluster:
         part.node.allocations[allocation.workload.id] = allocation
 
     def withdraw(self, allocation: Allocation) -> None:
-        """Take `start` back."""
+        """Undo `start`."""
         del self.allocations[allocation.workload.id], self.fresh[allocation.workload.id]
         self.record(allocation, now=-allocation.amount)
         self.count(allocation, -1)
@@ -226,14 +226,14 @@ class Cluster:
         self._shift(allocation, 1)
 
     def stay(self, allocation: Allocation) -> None:
-        """Take `leave` back."""
+        """Undo `leave`."""
         allocation.terminating = False
         del self._told[allocation.workload.id]
         self.record(allocation, terminating=-allocation.amount)
         self._shift(allocation, -1)
 
     def nominate(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
-        """Promise GPUs of the future to a workload."""
+        """Nominate GPUs of the future for a workload."""
         allocation = self._allocation(workload, need, parts)
         self.nominations[workload.id] = allocation
         old = self.allocations.get(workload.id)
@@ -245,7 +245,7 @@ class Cluster:
         return allocation
 
     def withdraw_nomination(self, workload: Workload) -> tuple[Part, ...]:
-        """Take a promise back, and give what had been promised."""
+        """Withdraw a nomination and return its parts."""
         allocation = self.nominations.pop(workload.id, None)
         if allocation is None:
             return ()
@@ -255,7 +255,7 @@ class Cluster:
         return allocation.parts
 
     def count(self, allocation: Allocation, sign: int) -> None:
-        """Count somebody (or, with -1, no longer) among those who may be stopped and those under limits."""
+        """Add an allocation to the candidates and to the limits that count it (-1: remove it)."""
         workload, pool = allocation.workload, allocation.pool.pool.name
         for line in self.account(workload).limiting(pool):
             line.see(workload.id, allocation if sign > 0 else None)
@@ -282,7 +282,7 @@ class Cluster:
             del lowest[workload.policy]
 
     def note(self, allocation: Allocation) -> None:
-        """Record on the limits that count an allocation that its end has changed."""
+        """Record a changed end of an allocation on the limits that count it."""
         for line in self.account(allocation.workload).limiting(allocation.pool.pool.name):
             line.changes += 1
 
@@ -297,7 +297,7 @@ class Cluster:
     def record(
         self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0, moving: int = 0
     ) -> None:
-        """Add to the lines and to the pool what somebody holds, gives up or was promised."""
+        """Add amounts that an allocation holds, releases or is nominated for to its lines and its pool."""
         workload, pool = allocation.workload, allocation.pool.pool.name
         account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
         self.ledger.record(

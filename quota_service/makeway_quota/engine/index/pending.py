@@ -1,4 +1,4 @@
-"""Who waits and why, told once for all who are alike, and written out for each only when somebody reads it."""
+"""Pending workloads with their reasons: one reason for each group that shares it, expanded on access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..state import Workload
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A reason to wait. `more` follows it, and what happened to the workload that waits."""
+    """A reason to wait. `more` follows it, after the facts of the single workload."""
 
     code: Code
     rule: str
@@ -22,7 +22,7 @@ class Told:
     more: Facts = ()
 
     def to(self, workload: Workload) -> Waiting:
-        """Write out what one of those is told who wait for this reason."""
+        """Return the reason as one workload's record."""
         facts = self.facts
         if workload.failed_node or self.more:
             facts = (*facts, *_lost(workload), *self.more)
@@ -42,7 +42,7 @@ def _lost(workload: Workload) -> Facts:
 
 
 class Pending(Sequence[Waiting]):
-    """Everybody who waits, in the order of ids. `single` are those who are told something of their own."""
+    """All pending workloads in the order of ids; those in `single` have a reason of their own."""
 
     def __init__(self, single: dict[str, Waiting], groups: Sequence[Alike]) -> None:
         self.single = single

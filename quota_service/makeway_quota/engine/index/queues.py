@@ -1,4 +1,4 @@
-"""Everybody who waits, in queues of those who are alike; kept from one decision to the next."""
+"""Group pending workloads into queues of equivalent ones, kept from one decision to the next."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .nodes import PoolState
 
 Line = list[Workload] | deque[Workload]
 _MOST_EMPTY = 1_000
-"""So many queues are kept in which nobody waits."""
+"""So many empty queues are kept for reuse."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Pending workloads that are alike for every rule but their owner and their age.
+    """Pending workloads that differ only in owner and age for the rules.
 
     What one of them is denied, all of them are: so a queue is asked once, not once per workload.
     """
@@ -39,23 +39,23 @@ class Queue:
     lines: dict[str, Line] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
     session: bool = False
-    """Whether these are sessions that are never stopped for anybody."""
+    """Whether these are non-preemptible sessions."""
     number: int = 0
-    """Its own number, from one decision to the next; never 0."""
+    """The queue's number, stable from one decision to the next; never 0."""
     total: int = 0
-    """The milli-GPUs that one of them must have to start."""
+    """The milli-GPUs that one of its workloads needs to start."""
     borrows: bool = True
-    """Whether it may run when it is not in quota; what requests no GPUs always may."""
+    """Whether its workloads may run over quota; without GPUs they always may."""
     equivalent: int = 0
-    """The same number for all queues with the same account, pools and firmness."""
+    """The same number for all queues with the same account, pools and preemptibility."""
     wish: int = 0
     """The same number for all queues with the same need and pools."""
     alike: int = 0
-    """The same number for all queues that wait for the same reasons."""
+    """The same number for all queues whose reasons to wait are the same."""
     ranks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Pool to the part of the order that comes from ranks."""
     keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
-    """Pool to the part of the order that everybody in it shares: in quota, and over quota."""
+    """Pool to the part of the order that the whole queue shares: in quota, and over quota."""
     _whole: dict[str, Line] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
 
@@ -64,13 +64,13 @@ class Queue:
         return (line[0] for line in self.lines.values() if line)
 
     def pop(self, workload: Workload) -> None:
-        """Take the first workload of an owner out, for this decision."""
+        """Remove the first workload of an owner for this decision."""
         line = self._thinned(workload.owner)
         assert isinstance(line, deque)
         line.popleft()
 
     def put_back(self, workload: Workload) -> None:
-        """Let somebody wait again whose start was withdrawn."""
+        """Requeue a workload whose start was withdrawn."""
         line = self._thinned(workload.owner)
         self.lines[workload.owner] = deque(sorted([*line, workload], key=_age))
 
@@ -81,13 +81,13 @@ class Queue:
         return self.lines[owner]
 
     def take_back(self) -> None:
-        """Let everybody wait again who was taken out."""
+        """Requeue all workloads that this decision removed."""
         if self._whole:
             self.lines.update(self._whole)
             self._whole.clear()
 
     def members(self) -> tuple[Workload, ...]:
-        """List everybody who is still waiting."""
+        """Return the workloads that still wait."""
         if self._whole:
             return tuple(workload for line in self.lines.values() for workload in line)
         if self._members is None:
@@ -103,7 +103,7 @@ class Queue:
         return self.total <= max([self.account.unreserved(pool.pool.name, self.non_preemptible) for pool in self.pools])
 
     def join(self, workload: Workload) -> None:
-        """Take somebody in, between two decisions."""
+        """Add a workload, between two decisions."""
         line = self.lines.setdefault(workload.owner, [])
         assert isinstance(line, list)
         if not line or _age(line[-1]) < _age(workload):
@@ -113,7 +113,7 @@ class Queue:
         self._members = None
 
     def part(self, workload: Workload) -> None:
-        """Let somebody out, between two decisions."""
+        """Remove a workload, between two decisions."""
         line = self.lines[workload.owner]
         del line[bisect_left(line, _age(workload), key=_age)]
         if not line:
@@ -126,15 +126,15 @@ def _age(workload: Workload) -> tuple[float, str]:
 
 
 class PendingQueues:
-    """The queues of one cluster. Workloads come and go between decisions; `open` gives the queues of the next one."""
+    """The queues of one cluster. Workloads come and go between decisions; `open` returns the queues of the next one."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.inadmissible: dict[str, Waiting] = {}
-        """Those who may not start at all, and why."""
+        """Id of a workload whose queue is closed or paused, to the reason."""
         self._queues: dict[Hashable, Queue] = {}
         self._empty: dict[Hashable, Queue] = {}
-        """Queues in which nobody waits any more, to be used again."""
+        """Empty queues, for reuse."""
         self._of: dict[str, tuple[Hashable, Queue, Workload]] = {}
         self._ages: list[tuple[float, str]] = []
         self._patience: list[tuple[float, str]] = []
@@ -145,7 +145,7 @@ class PendingQueues:
         self._fill()
 
     def _fill(self) -> None:
-        """Enter everybody who waits; in the end, by time limit too if somebody waits too long."""
+        """Group all pending workloads; by time limit too once any waits too long, since holds depend on it."""
         waiting = [w for w in self.cluster.workloads.values() if w.state == "pending"]
         self.inadmissible, self._queues, self._of, self._patience, self._empty = {}, {}, {}, [], {}
         open_to = []
@@ -161,11 +161,11 @@ class PendingQueues:
             self._enter(workload)
 
     def anybody_starves(self) -> bool:
-        """Whether the oldest has waited so long that GPUs are held for it."""
+        """Whether the oldest workload waited for longer than `starvation_after`."""
         return bool(self._ages) and self.cluster.waits_too_long(self.cluster.workloads[self._ages[0][1]])
 
     def change(self, ids: Iterable[str]) -> None:
-        """Look again at workloads that came, went or changed, or whose promise did."""
+        """Requeue workloads that came, went or changed, or whose nomination did."""
         for name in ids:
             self._leave(name)
             workload = self.cluster.workloads.get(name)
@@ -179,7 +179,7 @@ class PendingQueues:
                 self._enter(workload)
 
     def open(self) -> list[Queue]:
-        """Return the queues as they are now; time alone may have moved somebody into another."""
+        """Return the queues of this decision; time alone may have moved workloads from one into another."""
         now = self.cluster.now
         if now < self._began or self._by_time != self.anybody_starves():
             self._fill()
@@ -199,12 +199,12 @@ class PendingQueues:
         return list(self._queues.values())
 
     def close(self) -> None:
-        """End a decision: everybody waits again who was taken out."""
+        """End a decision: requeue all workloads that it removed."""
         for queue in self._queues.values():
             queue.take_back()
 
     def _promised(self, name: str) -> bool:
-        """Whether somebody leaves for it, or a place is kept for it."""
+        """Whether a workload has a nomination, or a victim terminates for it."""
         return name in self.cluster.promised_by or name in self.cluster.nominations
 
     def _patient(self, workload: Workload) -> bool:
@@ -265,7 +265,7 @@ class PendingQueues:
 
 
 def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
-    """Say why a workload may not start at all: its queue takes nothing at the moment; None if it does."""
+    """Return why a workload may not start at all, its queue being closed or paused; None if it is open."""
     queue = f"{workload.policy}/{workload.profile}"
     if not _open(cluster, workload.policy, workload.profile):
         closed = Fact("queue_closed", {"queue": queue, "kind": workload.kind})

@@ -36,7 +36,7 @@ def _started(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Wor
 
 
 def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
-    """Start the workloads that this plan nominated, where nothing is in their way any more."""
+    """Start the workloads that this plan nominated and whose GPUs are free by now."""
     for workload, queue in list(builder.nominated.values()):
         if workload.id not in cluster.nominations:
             continue

@@ -1,4 +1,4 @@
-"""Reasons: why a workload waits, as a code, facts and numbers; `makeway_quota.wording` makes sentences of them."""
+"""Find why workloads wait, as codes, facts and numbers; `makeway_quota.wording` renders the sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TELLING: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a workload cannot start in one pool."""
+    """The reason why a workload cannot start in one pool."""
 
     code: Code
     rule: str
@@ -33,7 +33,7 @@ class Reason:
 
 
 def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
-    """Refuse the sessions of a queue: they are beyond the reservation, which these holders use."""
+    """Refuse the sessions of a queue: they are beyond the reservation; the facts name the owners that use it."""
     account = queue.account
     pool = queue.pools[0]
     for workload in queue.members():
@@ -75,7 +75,7 @@ def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, 
 
 
 def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) -> None:
-    """Record why the workloads of these queues wait; a hold does not keep GPUs from the workload that it is for."""
+    """Record why the workloads of these queues wait; a hold never blocks the workload that it is for."""
     known: dict[int, Told] = {}
     holds = {hold.queue.number: hold for hold in builder.holds.values()}
     for queue in waiting:
@@ -117,7 +117,7 @@ def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, m
 
 
 def _request(queue: Queue) -> dict[str, Number]:
-    """Return the values that every fact has about what the workload asks for."""
+    """Return the values that describe the request in every fact."""
     need = queue.need
     return {"kind": queue.kind, "needs": number(need.total), "workers": need.least, "each": number(need.gpus)}
 
@@ -215,7 +215,7 @@ def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> Line | None:
 def _promised(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Return the nominations that keep the workload from idle GPUs, if they are the reason."""
     need, name = queue.need, pool.pool.name
-    names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload until they are enough
+    names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
     if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         numbers: dict[str, Number] = {"needs": number(need.total), "idle": number(idle), "evicted_for": tuple(names)}
@@ -233,7 +233,7 @@ def _nominees(cluster: Cluster, pool: PoolState) -> list[str]:
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
-    """Whether it fits on what is free to all, idle (`open`), or was free at the start of this plan (`first`)."""
+    """Whether a request fits on what is free, idle (`open`), or was free before this plan (`first`)."""
     asked = (which, pool.pool.name, need)
     if asked not in cluster.answers:
         cluster.answers[asked] = _fits_somewhere(pool, need, which)

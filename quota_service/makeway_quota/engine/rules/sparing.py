@@ -1,4 +1,4 @@
-"""Withdraw evictions that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
+"""Spare victims that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
 
 Called once the rounds of admission have come to rest. Victims are looked at one by one, the most protected first: one
 is spared if every nomination that this plan made in its pool still has a place with it running on.
@@ -19,7 +19,7 @@ from ..state import Workload
 from .victims import order_of
 
 _MOST_REPLACED = 8
-"""At most so many nominations of a pool are all given new places to spare one victim."""
+"""Up to so many nominations of a pool are all placed anew to spare one victim."""
 _Promise = tuple[Workload, Queue, tuple[Part, ...]]
 
 
@@ -62,7 +62,7 @@ def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
 
 
 def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
-    """Keep one more worker of a gang that shrinks, if that is possible; the first ones first."""
+    """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
     cluster, stays = builder.cluster, {(part.node.position, part.devices) for part in kept}
     workers = sorted(victim.parts, key=lambda part: part.worker)
     able = [part for part in workers if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
@@ -86,7 +86,7 @@ def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[
 
 @dataclass(slots=True)
 class _Places:
-    """Nominations of this plan that are given new places, or get their old ones back."""
+    """Nominations of this plan that are placed anew, or restored."""
 
     cluster: Cluster
     taken: list[_Promise]
@@ -101,7 +101,7 @@ class _Places:
             self.cluster.nominate(workload, queue.need, parts)
 
     def find(self, promises: Iterable[_Promise]) -> bool:
-        """Nominate these in their order to whatever place is found; False if one has none."""
+        """Nominate these workloads again, in their order; False if one has no placement."""
         for workload, queue, old in promises:
             pool = old[0].node.pool
             may = allowed(self.cluster, queue.account, pool, queue.total, True)
@@ -113,7 +113,7 @@ class _Places:
 
 
 def _try(builder: PlanBuilder, victim: Allocation) -> bool:
-    """Find places for all nominations of this plan beside what a victim keeps; False (and nothing changed) if none."""
+    """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit."""
     cluster = builder.cluster
     if _exceeds(cluster, victim):
         return False
@@ -152,7 +152,7 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
 
 
 def _promises(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
-    """List the nominations that this plan made in a victim's pool, in the order in which it made them."""
+    """Return the nominations of this plan in a victim's pool, in the order of the decisions."""
     nominations = builder.cluster.nominations
     return [
         (workload, queue, parts)

@@ -39,7 +39,7 @@ class TeamCount:
 
 
 Held = Mapping[str, Mapping[str, tuple[int, int]]]
-"""Policy to pool to (what non-preemptible work holds, what all work holds); the work of a child team counts too."""
+"""Policy to pool to milli-GPUs (of non-preemptible work, of all work), its child teams' work included."""
 
 
 def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
@@ -163,7 +163,7 @@ def _team(cluster: Cluster, name: str, count: TeamCount) -> TeamUsage:
 
 
 def _free(cluster: Cluster, account: Account, pool: str) -> int:
-    """Return what the team could start in a pool without anyone terminating, as far as counts go."""
+    """Return the milli-GPUs that the team could start in a pool without any eviction, fragmentation ignored."""
     state = cluster.pools[pool]
     free = max(0, state.free)
     for level in account.chain:

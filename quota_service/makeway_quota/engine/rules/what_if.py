@@ -1,4 +1,4 @@
-"""What-if: what one more request would get now, from whom, and why not."""
+"""What-if: plan one more request without applying the plan: when it would start, its victims, or why not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim
 from ..state import ADMITTED, Kind, Profile, Snapshot, Workload, number
 
 ASKING = "?"
-"""The id of the workload that an offer puts into the snapshot."""
+"""The id of the workload that an offer adds to the snapshot."""
 
 
 class WhatIf:
-    """Answer what one more request would get in a snapshot, each time as if it were the only one.
+    """Answer what-if requests about a snapshot, each as if it were the only one.
 
     Not for several threads at once.
     """
@@ -25,10 +25,10 @@ class WhatIf:
         self.snapshot = snapshot
         self._incremental: dict[bool, IncrementalEngine] = {}
         self._shown: dict[bool, dict[str, Workload]] = {}
-        """What each engine was shown, by id"""
+        """The workloads that each engine holds, by id."""
 
     def renew(self, snapshot: Snapshot) -> None:
-        """Take a newer snapshot; workloads that are the same objects as before cost nothing."""
+        """Apply a newer snapshot; workloads that are the same objects as before cost nothing."""
         self.snapshot = snapshot
         for non_preemptible, incremental in self._incremental.items():
             shown, others = self._shown[non_preemptible], self._others(non_preemptible)
@@ -47,7 +47,7 @@ class WhatIf:
         preemptible: bool | None = None,
         priority: int = 0,
     ) -> Offer:
-        """Answer what a request would get right now, by asking the engine about it."""
+        """Return what a request would get right now, from a plan with it."""
         asking = Workload(
             ASKING,
             policy,
@@ -67,7 +67,7 @@ class WhatIf:
             incremental.change((), [ASKING])
 
     def _stands(self, non_preemptible: bool) -> IncrementalEngine:
-        """Return the engine for such requests; it is built once."""
+        """Return the engine for requests of this kind; it is built once."""
         if non_preemptible not in self._incremental:
             others = self._shown[non_preemptible] = self._others(non_preemptible)
             self._incremental[non_preemptible] = IncrementalEngine(
@@ -76,7 +76,7 @@ class WhatIf:
         return self._incremental[non_preemptible]
 
     def _others(self, non_preemptible: bool) -> dict[str, Workload]:
-        """Return the workloads that matter; waiting jobs cannot change the answer for a session, but cost time."""
+        """Return the workloads that matter; pending jobs cannot change the offer for a session, but cost time."""
         work = self.snapshot.workloads
         beneficiaries = {w.evicted_for for w in work if w.state == "checkpointing"}
         return {w.id: w for w in work if w.state in ADMITTED or w.id in beneficiaries or _first(w, non_preemptible)}
@@ -89,7 +89,7 @@ def _first(workload: Workload, non_preemptible: bool) -> bool:
 
 
 def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> Offer:
-    """Find the asking workload in the plan; `in_quota`: it would be, if it had to wait."""
+    """Return the plan's decision for the added workload as an offer; `in_quota` holds if it waits."""
     for start in plan.start:
         if start.id == ASKING:
             found = _answer(asking, start.facts, start.numbers, start.in_quota)
