@@ -95,7 +95,7 @@ class PolicyService:
         )
 
     async def apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
-        """Put a document into force, unless another version came into force since `base`."""
+        """Apply a document, unless another version came into force since `base`."""
         context = self._context
         if not caller.sees_all:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)

@@ -28,7 +28,7 @@ class SessionService:
         self._context = context
 
     async def request(self, caller: Caller, ask: SessionAsk, groups: Sequence[str]) -> Session:
-        """Put a session into the queue; the lease of an earlier server of the same name ends."""
+        """Queue a session; the lease of an earlier server of the same name ends."""
         context = self._context
         profile = self._session_profile(ask, groups)
         await self._end_earlier(await self._live(), ask)

@@ -1,6 +1,6 @@
-"""What a world comes to when its plans are carried out, one after the other: what if the policy were another one?
+"""Project what becomes of a world when its plans are applied one after the other, for previews of a policy.
 
-Time stands still meanwhile: whoever is told to leave has left in the next plan, nobody ends and nobody comes.
+Time stands still meanwhile: an evicted workload has left in the next plan, and no workload ends or is submitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_PLANS = 6
 
 @dataclass(slots=True)
 class Projection:
-    """What becomes of every workload that does not just go on: id to the sentence that says why."""
+    """The workloads whose state changes: id to the sentence with the reason."""
 
     starts: dict[str, str] = field(default_factory=dict)
     leaves: dict[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
 
 
 def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
-    """List the workloads as they are once the plan is done and everybody who was told to leave has left."""
+    """Yield the workloads as they are once the plan is applied and every evicted workload has left."""
     starts = {start.id: start for start in plan.start}
     evicted = {terminating.id for terminating in plan.evict}
     moved = {move.id: move for move in plan.move}

@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from ..index.nodes import Allocation, NodeState, Part
 from ..index.victim_ranking import Ranking, enough_devices
@@ -76,21 +75,27 @@ def finds_victims(preemptor: Preemptor) -> bool:
 
 
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
-    """Evict the first of these sets without a member that returns at once; if each has one, the first set."""
+    """Evict the first of these sets without a member that returns at once; if each has one, the first set.
+
+    A set of one node that contains one which makes room elsewhere is not minimal, and is skipped.
+    """
     first: Choice | None = None
-    for victims in islice(sets, _MOST_RETURNS):
+    tried: list[frozenset[tuple[str, int]]] = []
+    for victims in sets:
+        leaving = frozenset((v.allocation.workload.id, part.worker) for v in victims for part in v.gone)
+        if any(fewer <= leaving for fewer in tried):
+            continue
         choice = _evicted(preemptor, victims)
         if choice is None:
-            continue
-        if not _needs_all(preemptor, choice.victims):
-            for victim in choice.victims:
-                restore(preemptor, victim)
             continue
         if not returns or not any_returns(preemptor, choice.victims, choice.parts, finds_victims):
             return choice
         for victim in choice.victims:
             restore(preemptor, victim)
         first = first or choice
+        tried.append(leaving)
+        if len(tried) == _MOST_RETURNS:
+            break
     return _evicted(preemptor, first.victims) if first else None
 
 

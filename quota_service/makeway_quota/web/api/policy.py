@@ -45,5 +45,5 @@ async def preview(caller: Manager, services: TheServices, ask: PolicyAsk) -> Pre
 
 @router.put("", operation_id="policy_apply", response_model=PolicyVersion, responses=declared(409, 413, 415))
 async def apply(caller: Admin, services: TheServices, ask: PolicyAsk) -> PolicyVersion:
-    """Put a document into force; `base` guards against overwriting another change."""
+    """Apply a document; `base` guards against overwriting another change."""
     return await services.policies.apply(caller, ask)
