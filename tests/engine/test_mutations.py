@@ -1,4 +1,4 @@
-"""Wrong edits of the engine's rules, each of which some other test of this folder must catch."""
+"""Mutation tests: each wrong edit of the engine's rules fails another test of this folder."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Where `new` instead of `old` (which is there exactly once) breaks a rule, and which."""
+    """`new` instead of `old` (which occurs exactly once) in `file` breaks the rule `why`."""
 
     file: str
     old: str
     new: str
     why: str
     again: tuple[str, str, str] | None = None
-    """(file, old, new) where the rule is said once more, and would still hold if only the one place were broken."""
+    """(file, old, new) of a second place that has the rule, and that would keep it in force."""
 
     @property
     def changes(self) -> list[tuple[str, str, str]]:
-        """List every (file, old, new) that it takes."""
+        """Return every (file, old, new) of the edit."""
         return [(self.file, self.old, self.new), *([self.again] if self.again else [])]
 
 
 EDITS = (
-    # Who counts how
+    # Accounting
     Edit(
         "state.py",
         'else self.kind == "session"',
@@ -66,7 +66,7 @@ EDITS = (
         "rules/quota.py",
         "used = line.future if later else max(line.now, line.future)",
         "used = line.now",
-        "what was promised counts on the limit",
+        "nominations count on the limit",
     ),
     Edit(
         "rules/quota.py",
@@ -86,11 +86,11 @@ EDITS = (
         "True",
         "the pool's capacity is never exceeded",
     ),
-    # Who is next
+    # Order
     Edit(
         "rules/order.py",
-        "(not queue.promised, last, *rank(queue, pool), shares, -queue.priority)",
-        "(not queue.promised, last, shares, -queue.priority)",
+        "(not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)",
+        "(not queue.nominated, last, shares, -queue.priority)",
         "ranks go before fairness",
     ),
     Edit(
@@ -121,7 +121,7 @@ EDITS = (
         "rules/order.py",
         'last = over and account.policy.weight == "Lowest"',
         "last = False",
-        "Lowest takes only what nobody else can use",
+        "Lowest takes only what no other workload can use",
     ),
     Edit(
         "rules/fair_share.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"
@@ -132,7 +132,7 @@ EDITS = (
         "self.over(pool)",
         "past use counts",
     ),
-    # Who must leave
+    # Victims
     Edit(
         "rules/quota.py",
         "+ extra > ln.quota.reserved for ln in lines",
@@ -189,7 +189,7 @@ EDITS = (
     ),
     Edit(
         "rules/fair_share.py",
-        "(request if a is asking else 0)",
+        "(request if a is preemptor else 0)",
         "0",
         "the request counts where the fair share is computed",
     ),
@@ -283,7 +283,7 @@ EDITS = (
         "if stay else ()",
         "no gang goes on with fewer than its least number of workers",
     ),
-    # Where
+    # Placement
     Edit(
         "index/nodes.py",
         "suited = self.usable and (not need.models",
@@ -300,19 +300,19 @@ EDITS = (
         "index/allocations.py",
         "        if fits_later(parts, need):\n            cluster.nominate(workload, need, parts)\n",
         "",
-        "nothing else takes what was promised",
+        "nothing else takes nominated GPUs",
     ),
     Edit(
         "index/allocations.py",
-        "        _seat_foreign(node)\n",
+        "        _place_foreign(node)\n",
         "",
-        "what strangers hold does not exist",
+        "what foreign pods hold does not exist",
     ),
     Edit(
         "rules/serving.py",
         "able = right or _owed(queue, held)",
         "able = right",
-        "a promise to a session is kept",
+        "a session's nomination stands",
     ),
     Edit(
         "rules/rounds.py",
@@ -340,14 +340,14 @@ EDITS = (
     ),
     Edit(
         "index/unschedulable.py",
-        "return hold is not None and not (hold.there and hold.until is None)",
+        "return hold is not None and not (hold.in_force and hold.until is None)",
         "return False",
         "what ends in time may use what is held",
     ),
     Edit(
         "index/allocations.py",
-        "if not alike or _counts_as(workload) != _counts_as(old) or",
-        "if not alike or",
+        "if not same or _counts_as(workload) != _counts_as(old) or",
+        "if not same or",
         "who changes its team between two plans counts on the new one",
     ),
     Edit(
@@ -359,7 +359,7 @@ EDITS = (
     ),
     Edit(
         "index/unschedulable.py",
-        "        return queue.patient or not self._may_ask(queue)",
+        "        return queue.patient or not self._may_evict(queue)",
         "        return True",
         "a team's higher priority stops its lower one",
     ),
@@ -367,7 +367,7 @@ EDITS = (
         "rules/growth.py",
         "if allocation.pool.pool.name not in wanted:",
         "if wanted is not None:",
-        "gangs grow only where nobody in quota waits",
+        "gangs grow only where no workload in quota waits",
     ),
     Edit(
         "rules/scaling.py",
@@ -378,7 +378,7 @@ EDITS = (
 )
 ROOT = Path(__file__).resolve().parents[2]
 LAST = ("test_second_opinion.py", "test_invariants.py", "test_holds.py")
-"""These take longest; most edits are caught before."""
+"""The slowest tests, run last: most edits fail an earlier one."""
 
 
 def broken(edit: Edit | None, place: Path) -> Path:
@@ -399,7 +399,7 @@ def broken(edit: Edit | None, place: Path) -> Path:
 
 
 def caught_by(edit: Edit | None, place: Path) -> str | None:
-    """List the first test that fails on the broken engine; None if all pass."""
+    """Return the first test that fails on the broken engine; None if all pass."""
     here = Path(__file__).parent
     tests = [file for file in here.glob("test_*.py") if file.name != Path(__file__).name]
     tests.sort(key=lambda file: (LAST.index(file.name) if file.name in LAST else -1, file.name))

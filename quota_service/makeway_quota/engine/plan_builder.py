@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from .index.cluster import Cluster
 from .index.nodes import Allocation, Part, PoolState, placement_of
-from .index.pending import Alike, Pending
+from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .progress import Progress
@@ -43,7 +43,7 @@ class PlanBuilder:
         """Id of a workload that this plan starts, to its queue."""
         self.returned: list[tuple[Queue, str]] = []
         """The queue and owner of each start that was withdrawn since the last time that the queues were served."""
-        self.groups: list[Alike] = []
+        self.groups: list[PendingGroup] = []
         """The reasons to wait, each with the workloads that share it."""
         self._instead: dict[str, Waiting] = {}
         self.progress = Progress()
@@ -66,7 +66,7 @@ class PlanBuilder:
         """Record a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
-        self.progress.raised += any(
+        self.progress.over_reservation += any(
             0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)
         )
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
@@ -108,9 +108,9 @@ class PlanBuilder:
         start = self.started.pop(workload.id)
         self.ahead[start.pool].remove(workload.id)
         self.progress.decisions += 1
-        self.progress.eased += 1
+        self.progress.releases += 1
 
-    def evict(self, asking: Preemptor, victims: Sequence[Victim]) -> None:
+    def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
         """Record the victims of a preemptor in this order; the cluster has evicted them already."""
         cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
         frees = [v.allocation.amount - v.allocation.need.gpus * len(v.kept) for v in victims]
@@ -119,45 +119,45 @@ class PlanBuilder:
         for each, amount in zip(victims, frees, strict=True):
             allocation = each.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
-            rule = self._rule(asking, account)
+            rule = self._rule(preemptor, account)
             pool = allocation.pool.pool.name
             reserved, used = quota_numbers(account, pool, False)
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = self._why(asking, rule, used, reserved, allocation)
+            why = self._why(preemptor, rule, used, reserved, allocation)
             numbers: dict[str, Number] = {
-                "needs": number(asking.amount),
+                "needs": number(preemptor.amount),
                 "frees": number(amount),
                 "victim_team": account.policy.name,
                 "victim_uses": number(used),
                 "victim_reserved": number(reserved),
-                "for_team": asking.account.policy.name,
+                "for_team": preemptor.account.policy.name,
                 "pool": pool,
             }
             if each.kind != SHRINK:
-                self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
+                self.evicted[victim.id] = Evict(victim.id, preemptor.workload.id, deadline, rule, why, numbers)
                 continue
             source, to = placement_of(allocation.parts), placement_of(each.kept)
             why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
-            self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
+            self.moved[victim.id] = Move(victim.id, preemptor.workload.id, source, to, deadline, "shrink", why, numbers)
         self.progress.decisions += 1
-        self.progress.eased += 1
+        self.progress.releases += 1
 
-    def _rule(self, asking: Preemptor, account: Account) -> str:
+    def _rule(self, preemptor: Preemptor, account: Account) -> str:
         """Return the code of the rule by which work of an account is evicted."""
-        own_limit = asking.blocked is not None and asking.blocked.account in account.chain
-        if own_limit and asking.right in ("reservation", "own_policy"):
+        own_limit = preemptor.blocked is not None and preemptor.blocked.account in account.chain
+        if own_limit and preemptor.right in ("reservation", "own_policy"):
             return "reclaim_own_limit"
-        own = account is asking.account
-        return "reclaim" if asking.right == "own_policy" and not own else _BECAUSE[asking.right]
+        own = account is preemptor.account
+        return "reclaim" if preemptor.right == "own_policy" and not own else _BECAUSE[preemptor.right]
 
-    def _why(self, asking: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
+    def _why(self, preemptor: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
         account, victim = self.cluster.account(allocation.workload), allocation.workload
         values: dict[str, Number] = {
-            **preemptor_values(asking.workload, asking.account),
-            "needs": number(asking.amount),
+            **preemptor_values(preemptor.workload, preemptor.account),
+            "needs": number(preemptor.amount),
             "victim": victim.id,
             "victim_kind": victim.kind,
             "victim_team": account.policy.name,
@@ -166,12 +166,12 @@ class PlanBuilder:
             "order": self.cluster.settings.victim_order,
         }
         code = rule
-        if rule == "preempt_in_team" and victim.priority >= asking.workload.priority:
+        if rule == "preempt_in_team" and victim.priority >= preemptor.workload.priority:
             code = "yield_in_team"
             values["yields_after"] = self.cluster.settings.yields_after
         elif rule != "preempt_in_team" and not allocation.amount:
             code = "reclaim_cpu"
-        elif rule == "reclaim" and account is asking.account:
+        elif rule == "reclaim" and account is preemptor.account:
             code = "reclaim_own_team"
         return (Fact(code, values),)
 
@@ -201,7 +201,7 @@ class PlanBuilder:
                 {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
             )
         self.progress.decisions += 1
-        self.progress.eased += 1
+        self.progress.releases += 1
 
     def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
         """Record a nomination: the workload starts once the terminating work on its GPUs is gone."""
@@ -260,7 +260,7 @@ class PlanBuilder:
     ) -> tuple[list[str], float]:
         """Return the workloads that have to terminate first, and the time by which they are gone."""
         found = {t.workload.id: t for t in victims}
-        for allocation in self.cluster.promised_by.get(workload.id, ()):
+        for allocation in self.cluster.terminating_for.get(workload.id, ()):
             found[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
@@ -292,8 +292,8 @@ class PlanBuilder:
         groups = self.groups
         if self._instead:
             groups = [
-                Alike(number, tuple(w for w in members if w.id not in self._instead), told)
-                for number, members, told in groups
+                PendingGroup(number, tuple(w for w in members if w.id not in self._instead), reason)
+                for number, members, reason in groups
             ]
         return Pending(self.waiting | self._instead, groups)
 

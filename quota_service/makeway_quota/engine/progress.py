@@ -11,7 +11,7 @@ class Progress:
 
     decisions: int = 0
     """Starts, withdrawals, evictions, moves, nominations and refusals."""
-    eased: int = 0
+    releases: int = 0
     """Evictions, moves, withdrawn starts and lost nominations: each released GPUs that other workloads may use."""
-    raised: int = 0
+    over_reservation: int = 0
     """Starts that put their policy above its reservation, so that its workloads became candidates."""

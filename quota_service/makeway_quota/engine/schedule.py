@@ -29,9 +29,9 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     Without `why`, only nominated workloads get a reason for waiting.
     """
     builder = PlanBuilder(cluster)
-    _set_aside(cluster, builder, queues)
+    _withdraw_inadmissible(cluster, builder, queues)
     heads = queues.open()
-    rounds = Rounds(cluster, builder, heads, heads if queues.anybody_starves() else [], why)
+    rounds = Rounds(cluster, builder, heads, heads if queues.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
     _withdraw_superfluous(builder, rounds)
@@ -43,11 +43,11 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     return builder.plan()
 
 
-def _set_aside(cluster: Cluster, builder: PlanBuilder, queues: PendingQueues) -> None:
+def _withdraw_inadmissible(cluster: Cluster, builder: PlanBuilder, queues: PendingQueues) -> None:
     """Withdraw the nominations of workloads whose queue is closed or paused, and record the reason."""
-    for name, told in queues.inadmissible.items():
+    for name, waiting in queues.inadmissible.items():
         cluster.withdraw_nomination(cluster.workloads[name])
-        builder.wait(told)
+        builder.wait(waiting)
 
 
 def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Rounds) -> None:

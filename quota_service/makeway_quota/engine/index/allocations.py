@@ -38,20 +38,20 @@ def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]
             repack(cluster, state)
 
 
-def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> set[str]:
+def change(cluster: Cluster, workloads: Iterable[Workload], gone: Iterable[str]) -> set[str]:
     """Apply changed and removed workloads; return the ids whose nomination this may change.
 
     Called between decisions, when the cluster has no nomination in force.
     """
     crowded: dict[str, NodeState] = {}
     beneficiaries: set[str] = set()
-    told = list(news)
-    same = _serve_the_same(cluster, told)
-    seated = [(w, cluster.allocations[w.id]) for w in told if w.id in cluster.allocations]
-    kept = {w.id: allocation for w, allocation in seated if _keeps_its_seat(cluster, w, allocation)}
+    changed = list(workloads)
+    same = _same_requests(cluster, changed)
+    allocated = [(w, cluster.allocations[w.id]) for w in changed if w.id in cluster.allocations]
+    kept = {w.id: allocation for w, allocation in allocated if _is_unchanged(cluster, w, allocation)}
     for allocation in [allocation for name, allocation in cluster.fresh.items() if name not in kept]:
         cluster.withdraw(allocation)
-    for name in [*(w.id for w in told), *gone]:
+    for name in [*(w.id for w in changed), *gone]:
         old = cluster.workloads.pop(name, None)
         if old is not None:
             if name not in same:
@@ -61,12 +61,12 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
                 ids = cluster.terminating if old.state == "checkpointing" else cluster.staying
                 del ids[bisect_left(ids, name)]
             if name in cluster.allocations and name not in kept:
-                _rise(cluster, cluster.allocations[name], crowded)
+                _remove(cluster, cluster.allocations[name], crowded)
                 beneficiaries.add(old.evicted_for or "")
             if old.state in ADMITTED and name not in kept:
                 _note_absent(cluster, old, False)
             cluster.yielding.discard(name)
-    for workload in told:
+    for workload in changed:
         if workload.state not in LIVE:
             continue
         cluster.workloads[workload.id] = workload
@@ -78,37 +78,37 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
         if workload.state in ADMITTED:
             insort(cluster.terminating if workload.state == "checkpointing" else cluster.staying, workload.id)
             if workload.id in kept:
-                _stay(cluster, kept[workload.id], workload)
+                _keep(cluster, kept[workload.id], workload)
                 continue
-            _sit(cluster, workload, crowded)
+            _allocate(cluster, workload, crowded)
             beneficiaries.add(workload.evicted_for or "")
     for node in crowded.values():
         repack(cluster, node)
     return beneficiaries
 
 
-def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
+def _same_requests(cluster: Cluster, changed: Iterable[Workload]) -> set[str]:
     """Return the ids of workloads whose request and profile are unchanged: the pools count them already."""
     found = set()
-    for workload in told:
+    for workload in changed:
         old = cluster.workloads.get(workload.id)
-        alike = old is not None and workload.state in LIVE and old.profile == workload.profile
-        if old is not None and alike and cluster.need(old) is cluster.need(workload):
+        same = old is not None and workload.state in LIVE and old.profile == workload.profile
+        if old is not None and same and cluster.need(old) is cluster.need(workload):
             found.add(workload.id)
     return found
 
 
-def _keeps_its_seat(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
+def _is_unchanged(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
     """Whether a workload's allocation is still right: its placement and all that the rules read are unchanged."""
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
     old = allocation.workload
     if allocation.fresh:
-        alike = workload.placement == placement_of(allocation.parts) and old.evicted_for is None
+        same = workload.placement == placement_of(allocation.parts) and old.evicted_for is None
     else:
-        alike = workload.placement == old.placement and old.state in _AT_WORK
-    alike = alike and workload.evicted_for == old.evicted_for and cluster.need(workload) is allocation.need
-    if not alike or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in allocation.parts):
+        same = workload.placement == old.placement and old.state in _AT_WORK
+    same = same and workload.evicted_for == old.evicted_for and cluster.need(workload) is allocation.need
+    if not same or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in allocation.parts):
         return False
     return (_yields_from(cluster, workload) <= cluster.now) == (workload.id in cluster.yielding)
 
@@ -118,7 +118,7 @@ def _counts_as(workload: Workload) -> tuple[object, ...]:
     return w.policy, w.profile, w.owner, w.non_preemptible, w.priority
 
 
-def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
+def _keep(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
     """Keep an allocation with the newer workload record; its expected end may have changed."""
     allocation.workload = workload
     if allocation.fresh:
@@ -153,7 +153,7 @@ def _time(cluster: Cluster, workload: Workload) -> None:
             cluster.yields_at = sorted(set(cluster.yields_at))
 
 
-def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
+def _allocate(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
     """Allocate admitted work; a node with unknown devices is repacked afterwards."""
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
@@ -164,7 +164,7 @@ def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) ->
     if allocation is None:
         return
     cluster.allocations[workload.id] = allocation
-    _book(cluster, allocation, 1)
+    _record(cluster, allocation, 1)
     for part in parts:
         part.node.shift(part, need, -1, 0 if allocation.terminating else -1)
         part.node.allocations[workload.id] = allocation
@@ -177,7 +177,7 @@ def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) ->
             if node.crowded:
                 crowded[name] = node
     if workload.state == "checkpointing" and workload.evicted_for is not None:
-        cluster.promised_by.setdefault(workload.evicted_for, []).append(allocation)
+        cluster.terminating_for.setdefault(workload.evicted_for, []).append(allocation)
 
 
 def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
@@ -198,11 +198,11 @@ def _unplaced(cluster: Cluster, workload: Workload, need: Need) -> Allocation | 
     return Allocation(workload, need, pools[0], (), 0) if pools else None
 
 
-def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
+def _remove(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
     """Remove a workload's allocation from its nodes and quota lines."""
     workload, vague = allocation.workload, allocation.vague
     del cluster.allocations[workload.id]
-    _book(cluster, allocation, -1)
+    _record(cluster, allocation, -1)
     for part in allocation.parts:
         part.node.shift(part, allocation.need, 1, 0 if allocation.terminating else 1)
         part.node.allocations.pop(workload.id, None)
@@ -213,14 +213,14 @@ def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState
                 crowded[name] = node
             node.placed.pop(workload.id, None)
             node.guessed -= vague
-    promised = cluster.promised_by.get(workload.evicted_for or "")
-    if promised and allocation in promised:
-        promised.remove(allocation)
-        if not promised:
-            del cluster.promised_by[workload.evicted_for or ""]
+    terminating = cluster.terminating_for.get(workload.evicted_for or "")
+    if terminating and allocation in terminating:
+        terminating.remove(allocation)
+        if not terminating:
+            del cluster.terminating_for[workload.evicted_for or ""]
 
 
-def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
+def _record(cluster: Cluster, allocation: Allocation, sign: int) -> None:
     """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
         allocation.terminating = allocation.workload.state == "checkpointing"
@@ -237,7 +237,7 @@ def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None
     placed = sorted(node.placed.values(), key=lambda t: t.workload.id)
     placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
     for allocation in placed:
-        _book(cluster, allocation, -1)
+        _record(cluster, allocation, -1)
     with node.inadmissible():
         node.empty(shown or node.node)
         for allocation in placed:
@@ -246,9 +246,9 @@ def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None
             for part in here:
                 node.shift(part, allocation.need, -1, 0 if allocation.terminating else -1)
                 node.allocations[allocation.workload.id] = allocation
-        _seat_foreign(node)
+        _place_foreign(node)
     for allocation in placed:
-        _book(cluster, allocation, 1)
+        _record(cluster, allocation, 1)
 
 
 def _guessed(allocation: Allocation) -> bool:
@@ -337,7 +337,7 @@ def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
         pool.mixed += 1
 
 
-def _seat_foreign(node: NodeState) -> None:
+def _place_foreign(node: NodeState) -> None:
     """Take what foreign pods hold off the free devices, from the last one down."""
     rest = node.node.foreign_gpus
     for at in range(len(node.open) - 1, -1, -1):

@@ -16,7 +16,7 @@ from .allocations import build, restore_nominations
 from .nodes import Allocation, NodeState, Part, PoolState, placement_of
 from .rooms import Rooms
 
-NOBODY = 1 << 30
+NO_PRIORITY = 1 << 30
 """Higher than every priority: no candidate."""
 
 
@@ -56,9 +56,9 @@ class Cluster:
         """Node outside the inventory to the ids of admitted workloads whose placement names it."""
         self.endings: dict[Line, Any] = {}
         """Line to the expected ends of the allocations that count on its limit, kept from one cycle to the next."""
-        self.stoppable: dict[str, dict[str, int]] = {}
+        self.lowest_priorities: dict[str, dict[str, int]] = {}
         """Pool to policy to the lowest priority among its preemptible work there."""
-        self.loose: dict[tuple[str, str], dict[str, Allocation]] = {}
+        self.preemptible: dict[tuple[str, str], dict[str, Allocation]] = {}
         """Pool and policy to the preemptible work there, by id."""
         self.without_gpus: dict[str, dict[str, Allocation]] = {}
         """Pool to the preemptible work there that holds no GPUs, by id."""
@@ -66,13 +66,13 @@ class Cluster:
         """The ids of jobs that ran for `yields_after` and so count one priority lower."""
         self.yields_at: list[tuple[float, str]] = []
         """A heap of the times at which other jobs will, with their ids."""
-        self.promised_by: dict[str, list[Allocation]] = {}
+        self.terminating_for: dict[str, list[Allocation]] = {}
         self.attached: dict[tuple[str, str], bool] = {}
         """Policy and profile to whether the policy may use the profile."""
         self._priorities: dict[tuple[str, str], dict[int, int]] = {}
         self.fresh: dict[str, Allocation] = {}
         """Starts of this plan, or of the last one, that no snapshot has confirmed yet."""
-        self._told: dict[str, Allocation] = {}
+        self._evicted: dict[str, Allocation] = {}
         self._needs: dict[tuple[object, ...], Need] = {}
         self._serving: dict[str, tuple[PoolState, ...]] = {}
         build(self, snapshot.nodes, snapshot.workloads)
@@ -100,7 +100,7 @@ class Cluster:
         """Undo all operations but starts, which the next snapshot is likely to confirm."""
         for allocation in list(self.nominations.values()):
             self.withdraw_nomination(allocation.workload)
-        for allocation in list(self._told.values()):
+        for allocation in list(self._evicted.values()):
             self.stay(allocation)
 
     # Lookups
@@ -137,7 +137,7 @@ class Cluster:
 
     def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
         """List a policy's preemptible work in a pool that is not terminating and has a lower priority."""
-        for allocation in self.loose.get((pool.pool.name, policy), {}).values():
+        for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
             if not allocation.terminating and self.is_below(allocation.workload, priority):
                 yield allocation
 
@@ -154,10 +154,10 @@ class Cluster:
 
     def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
         """Return the lowest priority among a policy's candidates for its own work in these pools; else NO_PRIORITY."""
-        found = NOBODY
+        found = NO_PRIORITY
         if self.settings.in_team_preemption:
             for pool in pools:
-                teams = self.stoppable.get(pool.pool.name)
+                teams = self.lowest_priorities.get(pool.pool.name)
                 if teams and policy in teams:
                     found = min(found, teams[policy])
         return found
@@ -221,14 +221,14 @@ class Cluster:
     def leave(self, allocation: Allocation) -> None:
         """Mark an allocation as terminating: what it holds is part of the future, not of now."""
         allocation.terminating = True
-        self._told[allocation.workload.id] = allocation
+        self._evicted[allocation.workload.id] = allocation
         self.record(allocation, terminating=allocation.amount)
         self._shift(allocation, 1)
 
     def stay(self, allocation: Allocation) -> None:
         """Undo `leave`."""
         allocation.terminating = False
-        del self._told[allocation.workload.id]
+        del self._evicted[allocation.workload.id]
         self.record(allocation, terminating=-allocation.amount)
         self._shift(allocation, -1)
 
@@ -267,15 +267,15 @@ class Cluster:
             return
         key = (pool, workload.policy)
         if sign > 0:
-            self.loose.setdefault(key, {})[workload.id] = allocation
+            self.preemptible.setdefault(key, {})[workload.id] = allocation
         else:
-            del self.loose[key][workload.id]
+            del self.preemptible[key][workload.id]
         many = self._priorities.setdefault(key, {})
         priority = self.priority(workload)
         many[priority] = many.get(priority, 0) + sign
         if not many[priority]:
             del many[priority]
-        lowest = self.stoppable.setdefault(pool, {})
+        lowest = self.lowest_priorities.setdefault(pool, {})
         if many:
             lowest[workload.policy] = min(many)
         else:

@@ -82,9 +82,9 @@ class IncrementalEngine:
 
     def change(self, workloads: Iterable[Workload], gone: Iterable[str] = ()) -> None:
         """Apply new and changed workloads, and the ids of removed ones."""
-        told, left = list(workloads), list(gone)
-        others = change(self.cluster, told, left)
-        self.queues.change({*(w.id for w in told), *left, *others})
+        changed, left = list(workloads), list(gone)
+        others = change(self.cluster, changed, left)
+        self.queues.change({*(w.id for w in changed), *left, *others})
 
     def plan(self, now: float, why: bool = True) -> Plan:
         """Return the plan for the present state; without `why`, it has no reasons for waiting."""

@@ -79,13 +79,13 @@ def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When,
             unknown.append((allocation.workload.non_preemptible, allocation.amount, allocation.workload.id, allocation))
     for end, _, allocation in sorted(known):
         yield (max(now, end), 0, 0), allocation
-    non_preemptible = loose = 0
+    non_preemptible = preemptible = 0
     for is_non_preemptible, amount, _, allocation in sorted(unknown):
         if is_non_preemptible:
             non_preemptible += amount
         else:
-            loose += amount
-        yield (UNKNOWN, non_preemptible, loose), allocation
+            preemptible += amount
+        yield (UNKNOWN, non_preemptible, preemptible), allocation
 
 
 def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
@@ -131,9 +131,9 @@ class Foreseen:
         self._catch_up(now, ends)
         least, total = self.need.least, 0
         chosen: dict[str, Opening] = {}
-        for (when, non_preemptible, loose), _, name, workers in self._order:
+        for (when, non_preemptible, preemptible), _, name, workers in self._order:
             opening = self._openings[name][workers]
-            moment = (max(when, now), non_preemptible, loose)
+            moment = (max(when, now), non_preemptible, preemptible)
             if workers >= least:
                 return moment, [opening]
             total += workers - (chosen[name].workers if name in chosen else 0)

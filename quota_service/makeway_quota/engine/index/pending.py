@@ -11,7 +11,7 @@ from ..state import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PendingReason:
     """A reason to wait. `more` follows it, after the facts of the single workload."""
 
     code: Code
@@ -29,12 +29,12 @@ class Told:
         return Waiting(workload.id, self.code, self.rule, facts, self.numbers, self.not_before)
 
 
-class Alike(NamedTuple):
+class PendingGroup(NamedTuple):
     """Workloads that wait for the same reason, in any order. `queue` numbers where they wait, from plan to plan."""
 
     queue: int
     members: tuple[Workload, ...]
-    told: Told
+    reason: PendingReason
 
 
 def _lost(workload: Workload) -> Facts:
@@ -44,7 +44,7 @@ def _lost(workload: Workload) -> Facts:
 class Pending(Sequence[Waiting]):
     """All pending workloads in the order of ids; those in `single` have a reason of their own."""
 
-    def __init__(self, single: dict[str, Waiting], groups: Sequence[Alike]) -> None:
+    def __init__(self, single: dict[str, Waiting], groups: Sequence[PendingGroup]) -> None:
         self.single = single
         self.groups = tuple(groups)
         self._many = len(single) + sum(len(group.members) for group in groups)
@@ -54,7 +54,7 @@ class Pending(Sequence[Waiting]):
         if self._all is None:
             found = [
                 *self.single.values(),
-                *(told.to(workload) for _, members, told in self.groups for workload in members),
+                *(reason.to(workload) for _, members, reason in self.groups for workload in members),
             ]
             self._all = tuple(sorted(found, key=lambda waiting: waiting.id))
         return self._all
@@ -66,7 +66,7 @@ class Pending(Sequence[Waiting]):
         for group in self.groups:
             for workload in group.members:
                 if workload.id == id:
-                    return group.told.to(workload)
+                    return group.reason.to(workload)
         raise KeyError(id)
 
     @overload

@@ -34,7 +34,7 @@ class Queue:
     kind: str
     priority: int
     patient: bool
-    promised: bool
+    nominated: bool
     pools: tuple[PoolState, ...]
     lines: dict[str, Line] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
@@ -46,11 +46,11 @@ class Queue:
     """The milli-GPUs that one of its workloads needs to start."""
     borrows: bool = True
     """Whether its workloads may run over quota; without GPUs they always may."""
-    equivalent: int = 0
+    rights_class: int = 0
     """The same number for all queues with the same account, pools and preemptibility."""
-    wish: int = 0
+    request_class: int = 0
     """The same number for all queues with the same need and pools."""
-    alike: int = 0
+    reason_class: int = 0
     """The same number for all queues whose reasons to wait are the same."""
     ranks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Pool to the part of the order that comes from ranks."""
@@ -156,11 +156,11 @@ class PendingQueues:
             else:
                 open_to.append(workload)
         self._ages = sorted(map(_age, open_to))
-        self._by_time = self.anybody_starves()
+        self._by_time = self.any_starving()
         for workload in sorted(open_to, key=_age):
             self._enter(workload)
 
-    def anybody_starves(self) -> bool:
+    def any_starving(self) -> bool:
         """Whether the oldest workload waited for longer than `starvation_after`."""
         return bool(self._ages) and self.cluster.waits_too_long(self.cluster.workloads[self._ages[0][1]])
 
@@ -181,7 +181,7 @@ class PendingQueues:
     def open(self) -> list[Queue]:
         """Return the queues of this decision; time alone may have moved workloads from one into another."""
         now = self.cluster.now
-        if now < self._began or self._by_time != self.anybody_starves():
+        if now < self._began or self._by_time != self.any_starving():
             self._fill()
         self._began = now
         while self._patience and self._patience[0][0] <= now:
@@ -192,7 +192,7 @@ class PendingQueues:
                     self._out(name)
                     self._enter(workload)
         for name in self.cluster.nominees:
-            if name in self._of and self._of[name][1].promised != self._promised(name):
+            if name in self._of and self._of[name][1].nominated != self._nominated(name):
                 workload = self._of[name][2]
                 self._out(name)
                 self._enter(workload)
@@ -203,9 +203,9 @@ class PendingQueues:
         for queue in self._queues.values():
             queue.take_back()
 
-    def _promised(self, name: str) -> bool:
+    def _nominated(self, name: str) -> bool:
         """Whether a workload has a nomination, or a victim terminates for it."""
-        return name in self.cluster.promised_by or name in self.cluster.nominations
+        return name in self.cluster.terminating_for or name in self.cluster.nominations
 
     def _patient(self, workload: Workload) -> bool:
         profile = self.cluster.profiles[workload.profile]
@@ -217,7 +217,7 @@ class PendingQueues:
         if patient:
             until = w.submitted_at + cluster.profiles[w.profile].reclaim_after
             heapq.heappush(self._patience, (until, w.id))
-        own = w.id if self._promised(w.id) else ""
+        own = w.id if self._nominated(w.id) else ""
         limit = cluster.time_limit(w) if self._by_time else None
         priority = cluster.priority(w)
         key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
@@ -230,19 +230,19 @@ class PendingQueues:
         queue.join(w)
         self._of[w.id] = key, queue, w
 
-    def _made(self, w: Workload, need: Need, patient: bool, promised: bool) -> Queue:
+    def _made(self, w: Workload, need: Need, patient: bool, nominated: bool) -> Queue:
         pools = self.cluster.pools_of(w)
         names = tuple(pool.pool.name for pool in pools)
         profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
         queue = Queue(
-            self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, promised, pools
+            self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, nominated, pools
         )
         queue.session = w.non_preemptible and w.kind == "session"
         queue.total = need.total
         queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")
-        queue.equivalent = self._number((w.policy, names, w.non_preemptible))
-        queue.wish = self._number((need, names))
-        queue.alike = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
+        queue.rights_class = self._number((w.policy, names, w.non_preemptible))
+        queue.request_class = self._number((need, names))
+        queue.reason_class = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
         return queue
 
     def _number(self, key: Hashable) -> int:
@@ -260,7 +260,7 @@ class PendingQueues:
         queue.part(workload)
         if not queue.lines:
             del self._queues[key]
-            if not queue.promised and len(self._empty) < _MOST_EMPTY:
+            if not queue.nominated and len(self._empty) < _MOST_EMPTY:
                 self._empty[key] = queue
 
 

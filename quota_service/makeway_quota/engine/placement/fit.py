@@ -24,7 +24,7 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
         if not later and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
             return _packed(pool, need)
         node = _one(pool, need, later)
-        return _seats(node, need, 0, 1, later) if node else ()
+        return _parts_on(node, need, 0, 1, later) if node else ()
     return _gang(pool, need, later)
 
 
@@ -43,7 +43,7 @@ def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
     able = list(islice(chain.from_iterable(pool.by_free[need.whole :]), 2)) if need.whole else []
     if len(able) == 1:
         only = pool.nodes[able[0]]
-        return _seats(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
+        return _parts_on(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
     if pool.packing is None:
         pool.packing = PackIndex(pool)
     found = pool.packing.best(need)
@@ -52,7 +52,7 @@ def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
     node, device = found
     if 0 < need.gpus < GPU:
         return (Part(0, node, (device,), need.gpus),)
-    return _seats(node, need, 0, 1, False)
+    return _parts_on(node, need, 0, 1, False)
 
 
 def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
@@ -97,11 +97,11 @@ def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
         if able[0][0] >= missing:
             at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
         count, node = able.pop(at)
-        parts += _seats(node, need, len(parts), min(count, missing), later)
+        parts += _parts_on(node, need, len(parts), min(count, missing), later)
     return tuple(parts) if len(parts) == need.least else ()
 
 
-def _seats(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
+def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
     left = list(node.future if later else node.free)
     avoid = node.free if later else None
     parts = []

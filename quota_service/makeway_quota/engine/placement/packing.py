@@ -30,7 +30,7 @@ _PLENTY = 1e15
 """Milli-GPUs per unit of CPU or memory, for shapes that need none of it."""
 _MOST_CHANGES = 100_000
 """A longer list of changed rows is cleared."""
-_MOST_ASKS = 512
+_MOST_REQUESTS = 512
 """The cache of requests is cleared beyond so many kinds."""
 _FEW = 8
 """Up to so many nodes are priced one by one, from the cached prices of nodes in the same state."""
@@ -73,7 +73,7 @@ class Packing:
         self.states: list[State] = [(int(model), 0, 0) for model in self.model]
         self.changed: list[int] = []
         self.turn: Ints = np.arange(len(rooms))
-        self._asks: dict[Shape, _Ask] = {}
+        self._requests: dict[Shape, _RequestCosts] = {}
         self.shapes: list[Shape] | None = None
         self.each: Floats = np.zeros((len(rooms), 0))
         """The milli-GPUs that each shape could use on each node, were it empty."""
@@ -93,28 +93,28 @@ class Packing:
         self.cpu[position], self.memory[position] = cpu, memory
         self.changed.append(position)
 
-    def best(self, ask: Shape) -> tuple[int, int] | None:
+    def best(self, shape: Shape) -> tuple[int, int] | None:
         """Return the cheapest node for a worker, and the device for a share of one; None if it fits nowhere."""
-        known = self._asks.get(ask)
+        known = self._requests.get(shape)
         if known is None:
-            if len(self._asks) >= _MOST_ASKS:
-                self._asks.clear()
-            known = self._asks[ask] = _Ask(len(self.free))
+            if len(self._requests) >= _MOST_REQUESTS:
+                self._requests.clear()
+            known = self._requests[shape] = _RequestCosts(len(self.free))
             news = set(range(len(self.free)))
         else:
             news = set(self.changed[known.seen :])
         if len(news) <= _FEW:
-            self._look_up(ask, known, news)
+            self._look_up(shape, known, news)
         else:
             stale = np.array(sorted(news))
-            known.loss[stale], known.rest[stale], known.device[stale] = self._cost(ask, stale)
+            known.loss[stale], known.rest[stale], known.device[stale] = self._cost(shape, stale)
         known.seen = len(self.changed)
         if known.seen > _MOST_CHANGES:
             self._forget()
         position = known.cheapest(self.turn)
         return None if position is None else (position, int(known.device[position]))
 
-    def _look_up(self, ask: Shape, known: _Ask, stale: Iterable[int]) -> None:
+    def _look_up(self, shape: Shape, known: _RequestCosts, stale: Iterable[int]) -> None:
         """Price a few nodes, most of them from the cache: states recur."""
         if len(known.prices) > _MOST_PRICES:
             known.prices.clear()
@@ -122,14 +122,14 @@ class Packing:
             state = self.states[at]
             price = known.prices.get(state)
             if price is None:
-                loss, rest, device = self._cost(ask, np.array([at]))
+                loss, rest, device = self._cost(shape, np.array([at]))
                 price = known.prices[state] = float(loss[0]), int(rest[0]), int(device[0])
             known.loss[at], known.rest[at], known.device[at] = price
 
     def _forget(self) -> None:
         """Shorten the list of changes; requests that have not been read for long are scored from scratch."""
-        self._asks = {ask: known for ask, known in self._asks.items() if known.seen == len(self.changed)}
-        for known in self._asks.values():
+        self._requests = {shape: known for shape, known in self._requests.items() if known.seen == len(self.changed)}
+        for known in self._requests.values():
             known.seen = 0
         self.changed.clear()
 
@@ -195,7 +195,7 @@ class Packing:
     def _set_prices(self) -> None:
         every = self.each.sum(axis=0)
         self.price: Floats = np.where(every > 0, self._part / np.where(every > 0, every, 1.0), 0.0)
-        self._asks.clear()
+        self._requests.clear()
         self.changed.clear()
 
     def _shape(self, shapes: list[Shape]) -> None:
@@ -232,44 +232,44 @@ class Packing:
 
     # The cost of a request
 
-    def _cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints, Ints]:
+    def _cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints, Ints]:
         """Return the loss (infinite where it does not fit), the free milli-GPUs left, and the device, of each row."""
         loss = np.full(len(rows), np.inf)
         rest = np.zeros(len(rows), dtype=np.int64)
         device = np.zeros(len(rows), dtype=np.int64)
-        able = np.flatnonzero(self._fits(ask, rows))
+        able = np.flatnonzero(self._fits(shape, rows))
         if able.size:
             at = rows[able]
-            price = self._shared_cost if 0 < ask.gpus < GPU else self._whole_cost
-            loss[able], device[able] = price(ask, at)
-            rest[able] = self.free[at].sum(axis=1) - ask.gpus
+            price = self._shared_cost if 0 < shape.gpus < GPU else self._whole_cost
+            loss[able], device[able] = price(shape, at)
+            rest[able] = self.free[at].sum(axis=1) - shape.gpus
         return loss, rest, device
 
-    def _fits(self, ask: Shape, rows: Ints) -> Bools:
+    def _fits(self, shape: Shape, rows: Ints) -> Bools:
         free = self.free[rows]
-        fits: Bools = (self.cpu[rows] >= ask.cpu) & (self.memory[rows] >= ask.memory)
-        if ask.models:
-            fits &= np.isin(self.model[rows], [at for at, name in enumerate(self.models) if name in ask.models])
-        if ask.gpus >= GPU:
-            fits &= (free == GPU).sum(axis=1) >= ask.gpus // GPU
-        elif ask.gpus:
-            fits &= (free >= ask.gpus).any(axis=1)
+        fits: Bools = (self.cpu[rows] >= shape.cpu) & (self.memory[rows] >= shape.memory)
+        if shape.models:
+            fits &= np.isin(self.model[rows], [at for at, name in enumerate(self.models) if name in shape.models])
+        if shape.gpus >= GPU:
+            fits &= (free == GPU).sum(axis=1) >= shape.gpus // GPU
+        elif shape.gpus:
+            fits &= (free >= shape.gpus).any(axis=1)
         return fits
 
-    def _whole_cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints]:
+    def _whole_cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints]:
         """Price whole devices (or none): what is left of the others stays as it is."""
         free = self.free[rows]
         shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
-        blocks = ask.gpus // GPU
-        after = self._share(shared - blocks * self.full, whole - blocks, cpu - ask.cpu, memory - ask.memory, rows)
+        blocks = shape.gpus // GPU
+        after = self._share(shared - blocks * self.full, whole - blocks, cpu - shape.cpu, memory - shape.memory, rows)
         return (before - after) @ self.price, np.zeros(len(rows), dtype=np.int64)
 
-    def _shared_cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints]:
+    def _shared_cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints]:
         """Price a share of one device on every device of each node; the fullest of the cheapest is taken."""
         free = self.free[rows]
-        left = free - ask.gpus
+        left = free - shape.gpus
         shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
@@ -278,8 +278,8 @@ class Packing:
         after = self._share(
             shared[:, None, :] + moved,
             whole[:, None] - (free == GPU),
-            np.broadcast_to((cpu - ask.cpu)[:, None], free.shape),
-            np.broadcast_to((memory - ask.memory)[:, None], free.shape),
+            np.broadcast_to((cpu - shape.cpu)[:, None], free.shape),
+            np.broadcast_to((memory - shape.memory)[:, None], free.shape),
             rows,
         )
         loss = np.where(left >= 0, (before[:, None, :] - after) @ self.price, np.inf)
@@ -288,7 +288,7 @@ class Packing:
         return cheapest, device
 
 
-class _Ask:
+class _RequestCosts:
     """The cost of one kind of request on every node, up to the change number `seen`."""
 
     __slots__ = ("device", "loss", "prices", "rest", "seen")

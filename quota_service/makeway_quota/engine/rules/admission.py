@@ -70,7 +70,7 @@ def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
     return True
 
 
-def promised(
+def nominated(
     builder: PlanBuilder,
     queue: Queue,
     workload: Workload,
@@ -79,7 +79,7 @@ def promised(
     over: bool,
 ) -> bool:
     """Nominate GPUs that are about to be free: those of the old nomination, or for work in quota any."""
-    if over and not held and not queue.promised:
+    if over and not held and not queue.nominated:
         return False
     cluster = builder.cluster
     account, amount = queue.account, queue.need.total
@@ -87,7 +87,7 @@ def promised(
         if not allowed(cluster, account, pool, amount, True):
             continue
         mine = held if held and held[0].node.pool is pool else ()
-        parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
+        parts = mine or (find(pool, queue.need, True) if not over or queue.nominated else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)
             builder.nominate(workload, queue, pool)

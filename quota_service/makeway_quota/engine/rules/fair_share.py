@@ -32,15 +32,15 @@ def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request
     return over <= fair_over(ledger, account, pool, account, request)
 
 
-def fair_over(ledger: Ledger, account: Account, pool: PoolState, asking: Account, request: int) -> int:
+def fair_over(ledger: Ledger, account: Account, pool: PoolState, preemptor: Account, request: int) -> int:
     """Return by how much a policy's usage may fairly exceed its reservation, with the request of `asking` counted.
 
     That is its weight's part of the GPUs that are not used within a reservation.
     """
     name = pool.pool.name
-    overs = {each: each.over(name, request, asking) for each in ledger.teams}
-    weights = sum(WEIGHTS[a.policy.weight] for a, over in overs.items() if over > 0 or a is account or a is asking)
+    overs = {each: each.over(name, request, preemptor) for each in ledger.teams}
+    weights = sum(WEIGHTS[a.policy.weight] for a, over in overs.items() if over > 0 or a is account or a is preemptor)
     if not weights:
         return 0
-    within = sum(a.in_pool.get(name, 0) + (request if a is asking else 0) - over for a, over in overs.items())
+    within = sum(a.in_pool.get(name, 0) + (request if a is preemptor else 0) - over for a, over in overs.items())
     return max(0, pool.total - within) * WEIGHTS[account.policy.weight] // weights

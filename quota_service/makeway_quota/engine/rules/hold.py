@@ -37,7 +37,7 @@ class Hold:
     pool: PoolState
     until: float | None
     rooms: list[Opening]
-    there: bool = False
+    in_force: bool = False
     """Whether the hold is in force."""
     parts: list[tuple[Part, Need]] = field(default_factory=list)
     """The parts that it takes while it is in force."""
@@ -49,7 +49,7 @@ class Hold:
 
     def put(self) -> None:
         """Put the hold into force: the held GPUs are not free."""
-        self.there = True
+        self.in_force = True
         for room in self.rooms:
             for part, need in _held(room, self.queue.need):
                 _shift(part, need, -1)
@@ -57,15 +57,15 @@ class Hold:
 
     def lift(self) -> None:
         """Suspend the hold: the held GPUs are free."""
-        self.there = False
+        self.in_force = False
         for part, need in self.parts:
             _shift(part, need, 1)
         self.parts = []
 
     @contextmanager
-    def being(self, put: bool) -> Iterator[None]:
+    def in_state(self, put: bool) -> Iterator[None]:
         """Put the hold into force, or suspend it, for the length of a block."""
-        before = self.there
+        before = self.in_force
         if before and not put:
             self.lift()
         if put and not before:
@@ -73,9 +73,9 @@ class Hold:
         try:
             yield
         finally:
-            if before and not self.there:
+            if before and not self.in_force:
                 self.put()
-            if self.there and not before:
+            if self.in_force and not before:
                 self.lift()
 
     def count(self, allocation: Allocation) -> None:

@@ -16,7 +16,7 @@ from .serving import guaranteed
 
 def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
     """Start the workloads that earlier plans nominated and whose GPUs are free by now."""
-    nominated = [q for q in waiting if q.promised and any(w.id in cluster.nominations for w in q.members())]
+    nominated = [q for q in waiting if q.nominated and any(w.id in cluster.nominations for w in q.members())]
     if not nominated:
         return
     for queue, workload, _ in QueueHeads(cluster, nominated, False):

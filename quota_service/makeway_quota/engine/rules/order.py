@@ -41,7 +41,7 @@ def common(queue: Queue, pool: PoolState, over: bool) -> Key:
     known = keys.get(name)
     if known is None or known[-2] is not shares:
         last = over and account.policy.weight == "Lowest"
-        known = keys[name] = (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
+        known = keys[name] = (not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)
     return known
 
 

@@ -24,27 +24,27 @@ class Line:
 
     __slots__ = (
         "account",
+        "allocations",
         "changes",
         "moving",
         "nominated",
         "non_preemptible",
         "now",
         "quota",
+        "reported",
         "spare",
-        "tenants",
         "terminating",
-        "told",
     )
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
         self.now = self.terminating = self.nominated = self.moving = self.non_preemptible = 0
         self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
-        self.tenants: dict[str, Allocation] = {}
+        self.allocations: dict[str, Allocation] = {}
         """The allocations that it counts, where it has a limit: forecasts read their ends."""
         self.changes = 0
         """The number of changes to them."""
-        self.told: LineUsage | None = None
+        self.reported: LineUsage | None = None
         """The usage as last reported; None once it has changed."""
 
     @property
@@ -61,9 +61,9 @@ class Line:
         """Record that an allocation counts on this limit (None: no longer)."""
         self.changes += 1
         if allocation is None:
-            del self.tenants[name]
+            del self.allocations[name]
         else:
-            self.tenants[name] = allocation
+            self.allocations[name] = allocation
 
     def held(self, later: bool) -> int:
         """Return how much of the static quota other teams' work must leave free now (`later`: in the future)."""
@@ -183,7 +183,7 @@ class Ledger:
         """Return the accounts that are no department."""
         return [account for account in self.accounts.values() if account not in self._parents]
 
-    def family(self, account: Account) -> Iterable[Account]:
+    def affected(self, account: Account) -> Iterable[Account]:
         """Return the accounts whose shares depend on one: itself, or all where there are departments."""
         return self.accounts.values() if self.nested else (account,)
 
@@ -209,7 +209,7 @@ class Ledger:
         later = now - terminating + nominated
         if later > 0:
             self.grown.append(account)
-        for each in self.family(account):
+        for each in self.affected(account):
             each.forget()
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
@@ -218,7 +218,7 @@ class Ledger:
                 line.terminating += terminating
                 line.nominated += nominated
                 line.moving += moving
-                line.told = None
+                line.reported = None
                 if non_preemptible:
                     line.non_preemptible += now + nominated
         account.owners[owner] = account.owners.get(owner, 0) + later

@@ -181,8 +181,8 @@ def _ranking(preemptor: Preemptor) -> Ranking:
     if preemptor.right not in _SHARED:
         return Ranking(_best_on)
     kind = preemptor.workload.kind == "job"
-    alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, kind)
-    ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(_best_on))
+    equivalence = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, kind)
+    ranking: Ranking = preemptor.cluster.rankings.setdefault(equivalence, Ranking(_best_on))
     return ranking
 
 

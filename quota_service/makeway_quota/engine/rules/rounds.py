@@ -94,7 +94,8 @@ class Rounds:
         where a start used GPUs that were about to be free.
         """
         builder, cluster = self.builder, self.cluster
-        if builder.progress.eased != before.eased or builder.nominated or cluster.settings.fair_share == "reclaim":
+        released = builder.progress.releases != before.releases
+        if released or builder.nominated or cluster.settings.fair_share == "reclaim":
             return False
         return not (cluster.terminating or builder.evicted or builder.moved)
 
@@ -106,14 +107,15 @@ class Rounds:
         """
         if self.cluster.nominations:
             return False
-        own_policy_only = self.builder.progress.raised == before.raised and not self.cluster.ledger.nested
+        none_over = self.builder.progress.over_reservation == before.over_reservation
+        own_policy_only = none_over and not self.cluster.ledger.nested
         able = (queue for queue in self.heads if queue.non_preemptible or not own_policy_only)
         return not any(queue.in_quota_somewhere() and queue.has_members() for queue in able)
 
 
 def _may_start(queue: Queue, unschedulable: Unschedulable) -> bool:
     """Whether there may be room over quota, or victims, for a workload of the queue."""
-    return (queue.promised or queue.borrows) and not unschedulable(queue) and queue.has_members()
+    return (queue.nominated or queue.borrows) and not unschedulable(queue) and queue.has_members()
 
 
 def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:

@@ -98,9 +98,9 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
     demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
     if not demands:
         return
-    asking = _Asking(cluster, demands)
+    admission = _Admission(cluster, demands)
     for *_, queue, workload in _in_order(cluster, builder, waiting):
-        beyond = asking.ask(queue, workload)
+        beyond = admission.admit(queue, workload)
         if beyond is not None:
             _report_over_budget(builder, beyond, workload)
     for name, demand in sorted(demands.items()):
@@ -123,10 +123,10 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
     """Return the pending workloads that a new node could help, sorted by `order.key` in their autoscaled pool."""
     by_number = {queue.number: queue for queue in waiting}
     groups = []
-    for number, members, told in builder.groups:
+    for number, members, reason in builder.groups:
         queue = by_number[abs(number)]
         growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
-        if growing is None or told.code not in _COULD_USE_A_NODE:
+        if growing is None or reason.code not in _COULD_USE_A_NODE:
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
         groups.append(((over, common(queue, growing, over)), queue, members))
@@ -142,7 +142,7 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
     return found
 
 
-class _Asking:
+class _Admission:
     """The autoscaled pools, and the queues that cannot get room in them."""
 
     def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
@@ -154,7 +154,7 @@ class _Asking:
         self.limited: set[tuple[int, str]] = set()
         """Queues and pools where a limit leaves no room for one more."""
 
-    def ask(self, queue: Queue, workload: Workload) -> _Demand | None:
+    def admit(self, queue: Queue, workload: Workload) -> _Demand | None:
         """Add a workload to the demand; return the last pool where the budget, and no limit, is too small."""
         need, account, beyond = queue.need, queue.account, None
         for demand in self._able(queue):

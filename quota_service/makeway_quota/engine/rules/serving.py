@@ -11,7 +11,7 @@ from ..index.queues import Queue
 from ..index.unschedulable import Unschedulable
 from ..plan_builder import PlanBuilder
 from ..state import Workload
-from .admission import promised, reclaimed, started
+from .admission import nominated, reclaimed, started
 from .order import QueueHeads
 
 
@@ -41,7 +41,7 @@ def serve(
         return
     turn = QueueHeads(cluster, entered, over, unschedulable)
     builder.returned.clear()
-    eased = builder.progress.eased
+    releases = builder.progress.releases
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.withdraw_nomination(workload)
@@ -55,7 +55,7 @@ def serve(
                 cluster.nominate(workload, queue.need, held)
             turn.enter(queue, at + 1)
         elif not (_kept_elsewhere(queue, held, able) and not over) and (
-            promised(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
+            nominated(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
         ):
             _served(turn, queue, workload)
         else:
@@ -64,12 +64,12 @@ def serve(
                 cluster.nominate(workload, queue.need, held)
             elif held:
                 builder.progress.decisions += 1  # the nomination no longer fits: its GPUs are free for others
-                builder.progress.eased += 1
+                builder.progress.releases += 1
         while builder.returned:
             back, owner = builder.returned.pop()
             if any(each is back for each in waiting):
                 turn.enter_again(back, owner)
-        if out and builder.progress.eased != eased:
+        if out and builder.progress.releases != releases:
             for each in out:  # these queues may have room now
                 turn.enter(each, 0)
             out = []
@@ -96,11 +96,11 @@ def _sorted_out(
     out: list[Queue] = []
     if unschedulable is not None:
         for queue in waiting:
-            if queue.promised or queue.borrows:
+            if queue.nominated or queue.borrows:
                 (out if unschedulable(queue) else found).append(queue)
         return found, out
     for queue in waiting:
-        if queue.promised or queue.in_quota_somewhere():
+        if queue.nominated or queue.in_quota_somewhere():
             found.append(queue)
     return found, out
 
@@ -118,9 +118,9 @@ def _begin(
     if found is None:
         return started(builder, queue, workload, pool, held, not over)
     if not over or found.ends_in_time(workload):
-        with found.being(put=False):
+        with found.in_state(put=False):
             return started(builder, queue, workload, pool, held, not over)
-    with found.being(put=True):
+    with found.in_state(put=True):
         if found.line_in_the_way(queue) or found.over_capacity(queue):
             return False
         done = started(builder, queue, workload, pool, held, False)
@@ -134,7 +134,7 @@ def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: li
 
     A workload that requests no GPUs never evicts (rule 2).
     """
-    if not queue.total or queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
+    if not queue.total or queue.patient or (over and not _may_evict(builder.cluster, queue, pools)):
         return False
     found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
     mine = [each for each in found if each.workload is workload]
@@ -142,13 +142,13 @@ def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: li
     if reclaimed(builder, queue, workload, open_to_all, over):
         return True
     for each in mine:
-        with each.being(put=False):
+        with each.in_state(put=False):
             if reclaimed(builder, queue, workload, [each.pool], over):
                 return True
     return False
 
 
-def _may_ask(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
+def _may_evict(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
     """Whether there may be victims for a workload over quota."""
     if cluster.settings.fair_share == "reclaim":
         return True

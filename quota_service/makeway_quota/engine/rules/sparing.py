@@ -100,9 +100,9 @@ class _Places:
             self.cluster.withdraw_nomination(workload)
             self.cluster.nominate(workload, queue.need, parts)
 
-    def find(self, promises: Iterable[_Promise]) -> bool:
+    def find(self, nominations: Iterable[_Promise]) -> bool:
         """Nominate these workloads again, in their order; False if one has no placement."""
-        for workload, queue, old in promises:
+        for workload, queue, old in nominations:
             pool = old[0].node.pool
             may = allowed(self.cluster, queue.account, pool, queue.total, True)
             parts = find(pool, queue.need, True) if may else ()
@@ -117,23 +117,23 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     cluster = builder.cluster
     if _exceeds(cluster, victim):
         return False
-    promises = _promises(builder, victim)
+    nominations = _nominations(builder, victim)
     nodes = {part.node.position for part in victim.parts}
-    near = _Places(cluster, [p for p in promises if any(part.node.position in nodes for part in p[2])])
+    near = _Places(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
     near.off()
     moved = []
-    for promise in near.taken:
-        if fits_later(promise[2], promise[1].need):
-            cluster.nominate(promise[0], promise[1].need, promise[2])
+    for nomination in near.taken:
+        if fits_later(nomination[2], nomination[1].need):
+            cluster.nominate(nomination[0], nomination[1].need, nomination[2])
         else:
-            moved.append(promise)
+            moved.append(nomination)
     if near.find(moved):
         return True
     near.back()
-    if len(promises) > _MOST_REPLACED:
+    if len(nominations) > _MOST_REPLACED:
         return False
-    every = _Places(cluster, promises)
-    for order in (promises, sorted(promises, key=lambda promise: -promise[1].need.gpus)):
+    every = _Places(cluster, nominations)
+    for order in (nominations, sorted(nominations, key=lambda nomination: -nomination[1].need.gpus)):
         every.off()
         if every.find(order):
             return True
@@ -151,7 +151,7 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
     return kept_back(cluster, account, pool, 0, True) is not None
 
 
-def _promises(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
+def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
     """Return the nominations of this plan in a victim's pool, in the order of the decisions."""
     nominations = builder.cluster.nominations
     return [

@@ -15,14 +15,14 @@ from .quota import Account, Ledger, Line
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
     """Return what every quota line counts, in the order of policy names."""
-    return tuple([line.told or _told(name, line) for name, line in cluster.ledger.lines])
+    return tuple([line.reported or _report(name, line) for name, line in cluster.ledger.lines])
 
 
-def _told(policy: str, line: Line) -> LineUsage:
-    line.told = LineUsage(
+def _report(policy: str, line: Line) -> LineUsage:
+    line.reported = LineUsage(
         policy, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.non_preemptible
     )
-    return line.told
+    return line.reported
 
 
 @dataclass(frozen=True, slots=True)

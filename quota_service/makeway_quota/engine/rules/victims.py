@@ -61,7 +61,7 @@ class Preemptor:
             return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
         if self._without_gpus():
             return True
-        return any(map(self._is_candidate_policy, self.cluster.stoppable.get(self.pool.pool.name, {})))
+        return any(map(self._is_candidate_policy, self.cluster.lowest_priorities.get(self.pool.pool.name, {})))
 
     def is_candidate(self, allocation: Allocation) -> bool:
         """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
@@ -96,10 +96,10 @@ class Preemptor:
 
     def _candidates(self) -> Iterator[Allocation]:
         cluster, pool = self.cluster, self.pool.pool.name
-        names = [name for name in cluster.stoppable.get(pool, {}) if self._is_candidate_policy(name)]
+        names = [name for name in cluster.lowest_priorities.get(pool, {}) if self._is_candidate_policy(name)]
         checked = self.right == "own_team" or bool(cluster.protecting)
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
-        for known in (*(cluster.loose[pool, name] for name in names), light):
+        for known in (*(cluster.preemptible[pool, name] for name in names), light):
             for allocation in known.values():
                 if not allocation.terminating and (not checked or self._may_evict(allocation.workload)):
                     yield allocation
@@ -175,7 +175,7 @@ class Preemptor:
             return set()
         return {
             name
-            for name in self.cluster.stoppable.get(pool, {})
+            for name in self.cluster.lowest_priorities.get(pool, {})
             if not levels.isdisjoint((account := ledger.account(name)).chain)
             and ledger.above(account, pool, self.account, self.amount, {})
         }

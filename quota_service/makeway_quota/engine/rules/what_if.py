@@ -48,7 +48,7 @@ class WhatIf:
         priority: int = 0,
     ) -> Offer:
         """Return what a request would get right now, from a plan with it."""
-        asking = Workload(
+        request = Workload(
             ASKING,
             policy,
             profile,
@@ -58,11 +58,11 @@ class WhatIf:
             preemptible=preemptible,
             submitted_at=self.snapshot.now,
         )
-        incremental = self._stands(asking.non_preemptible)
-        incremental.change([asking])
+        incremental = self._stands(request.non_preemptible)
+        incremental.change([request])
         try:
             plan = incremental.plan(self.snapshot.now)
-            return _read(self.snapshot, asking, plan, incremental.in_quota(asking))
+            return _read(self.snapshot, request, plan, incremental.in_quota(request))
         finally:
             incremental.change((), [ASKING])
 
@@ -88,18 +88,18 @@ def _first(workload: Workload, non_preemptible: bool) -> bool:
     return not non_preemptible or workload.non_preemptible or bool(workload.nomination)
 
 
-def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> Offer:
+def _read(snapshot: Snapshot, request: Workload, plan: Plan, in_quota: bool) -> Offer:
     """Return the plan's decision for the added workload as an offer; `in_quota` holds if it waits."""
     for start in plan.start:
         if start.id == ASKING:
-            found = _answer(asking, start.facts, start.numbers, start.in_quota)
+            found = _answer(request, start.facts, start.numbers, start.in_quota)
             return replace(found, code="ready_now", reason="starting", facts=_ready(start))
     for refusal in plan.refused:
         if refusal.id == ASKING:
-            found = _answer(asking, refusal.facts, refusal.numbers, False)
+            found = _answer(request, refusal.facts, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
     waiting = _waiting(plan)
-    found = _answer(asking, waiting.facts, waiting.numbers, in_quota)
+    found = _answer(request, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
         return _reclaiming(snapshot, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
@@ -114,8 +114,8 @@ def _waiting(plan: Plan) -> Waiting:
     return next(each for each in pending if each.id == ASKING)
 
 
-def _answer(asking: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
-    return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
+def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
+    return Offer(request.policy, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
 def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
