@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.engine import GPU, Node, Placed, Pool, QuotaLine, WhatIf, usage_by_team
-from makeway_quota.engine.rules.fair_share import decayed
+from makeway_quota.engine.weights import decayed
 from worlds import World
 
 

@@ -7,8 +7,10 @@ import random
 import pytest
 from makeway_quota.engine import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
 from makeway_quota.engine.index.cluster import Cluster
+from makeway_quota.engine.index.rooms import Room
 from makeway_quota.engine.placement.fit import find
-from makeway_quota.engine.placement.packing import Packing, Room, Shape
+from makeway_quota.engine.placement.packing import Packing
+from makeway_quota.engine.request import Shape
 
 FREE = 1 << 60
 ONE, EIGHT = Shape(GPU), Shape(8 * GPU)

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from engine.histories import happen, random_world
 from makeway_quota.engine import GPU, Placed, schedule
-from makeway_quota.engine.index import victim_ranking
+from makeway_quota.engine.cycle import rounds
 from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
 from makeway_quota.engine.request import Need
-from makeway_quota.engine.rules import consolidation, hold, rounds
+from makeway_quota.engine.rules import consolidation, hold, victim_ranking
 from makeway_quota.engine.rules.victims import Preemptor
 from worlds import World
 

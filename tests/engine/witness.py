@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 from engine.sums import Sums, fits, take
 from makeway_quota.engine import QuotaLine, Snapshot, Workload
+from makeway_quota.engine.cycle import admission
 from makeway_quota.engine.index.nodes import placement_of
-from makeway_quota.engine.rules import admission
 from makeway_quota.engine.rules.victim_sets import Victim
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .index.cluster import Cluster
+from .index.ledger import Account
 from .index.nodes import Allocation, Part, PoolState, placement_of
 from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
@@ -13,7 +14,6 @@ from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start,
 from .progress import Progress
 from .rules.consolidation import Moving
 from .rules.hold import Hold
-from .rules.quota import Account
 from .rules.usage import line_usage
 from .rules.victim_sets import SHRINK, Victim
 from .rules.victims import Preemptor, Right

@@ -1,4 +1,4 @@
-"""Count the decisions of a plan so far; the rounds of a cycle compare the counts (rules/rounds.py)."""
+"""Count the decisions of a plan so far; the rounds of a cycle compare the counts (cycle/rounds.py)."""
 
 from __future__ import annotations
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .placement.packing import Shape
 from .state import GPU, Profile, Workload
+
+
+class Shape(NamedTuple):
+    """The request of one worker: milli-GPUs, milli-cores, MiB, and the GPU models that suit (none: all)."""
+
+    gpus: int
+    cpu: int = 0
+    memory: int = 0
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ Called by the service, the simulator and what-if questions. Pure: the same snaps
 
 from __future__ import annotations
 
+from .cycle.growth import grow
+from .cycle.reasons import explain, refuse
+from .cycle.rounds import MOST_ROUNDS, Rounds
+from .cycle.scaling import scale
+from .cycle.sparing import spare
 from .index.cluster import Cluster
 from .index.queues import PendingQueues, Queue
 from .plan import Plan
 from .plan_builder import PlanBuilder
-from .rules.growth import grow
-from .rules.reasons import explain, refuse
-from .rules.rounds import MOST_ROUNDS, Rounds
-from .rules.scaling import scale
-from .rules.sparing import spare
 from .state import Snapshot
 
 

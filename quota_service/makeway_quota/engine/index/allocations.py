@@ -6,19 +6,16 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from heapq import heappush
 from math import inf
-from typing import TYPE_CHECKING
 
 from ..request import Need, need_of
 from ..state import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
+from .cluster_state import ClusterState
 from .nodes import Allocation, NodeState, Part, PoolState, devices_of, pick, placement_of
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
 
 _AT_WORK = ("starting", "running")
 
 
-def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
+def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
     """Build a cluster's nodes and allocations; workloads with known devices are placed first."""
     for node in sorted(nodes, key=lambda n: (n.pool, n.name)):
         pool = cluster.pools.get(node.pool)
@@ -38,7 +35,7 @@ def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]
             repack(cluster, state)
 
 
-def change(cluster: Cluster, workloads: Iterable[Workload], gone: Iterable[str]) -> set[str]:
+def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[str]) -> set[str]:
     """Apply changed and removed workloads; return the ids whose nomination this may change.
 
     Called between decisions, when the cluster has no nomination in force.
@@ -87,7 +84,7 @@ def change(cluster: Cluster, workloads: Iterable[Workload], gone: Iterable[str])
     return beneficiaries
 
 
-def _same_requests(cluster: Cluster, changed: Iterable[Workload]) -> set[str]:
+def _same_requests(cluster: ClusterState, changed: Iterable[Workload]) -> set[str]:
     """Return the ids of workloads whose request and profile are unchanged: the pools count them already."""
     found = set()
     for workload in changed:
@@ -98,7 +95,7 @@ def _same_requests(cluster: Cluster, changed: Iterable[Workload]) -> set[str]:
     return found
 
 
-def _is_unchanged(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
+def _is_unchanged(cluster: ClusterState, workload: Workload, allocation: Allocation) -> bool:
     """Whether a workload's allocation is still right: its placement and all that the rules read are unchanged."""
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
@@ -118,7 +115,7 @@ def _counts_as(workload: Workload) -> tuple[object, ...]:
     return w.policy, w.profile, w.owner, w.non_preemptible, w.priority
 
 
-def _keep(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
+def _keep(cluster: ClusterState, allocation: Allocation, workload: Workload) -> None:
     """Keep an allocation with the newer workload record; its expected end may have changed."""
     allocation.workload = workload
     if allocation.fresh:
@@ -130,7 +127,7 @@ def _keep(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
     cluster.note(allocation)
 
 
-def _yields_from(cluster: Cluster, workload: Workload) -> float:
+def _yields_from(cluster: ClusterState, workload: Workload) -> float:
     """Return the time from which a workload counts one priority lower (`yields_after`); infinite if never."""
     after = cluster.settings.yields_after
     if not after or workload.non_preemptible or workload.kind != "job":
@@ -142,7 +139,7 @@ def _yields_from(cluster: Cluster, workload: Workload) -> float:
     return workload.started_at + after - workload.ran
 
 
-def _time(cluster: Cluster, workload: Workload) -> None:
+def _time(cluster: ClusterState, workload: Workload) -> None:
     """Record whether a workload counts one priority lower, or from when on."""
     at = _yields_from(cluster, workload)
     if at <= cluster.now:
@@ -153,7 +150,7 @@ def _time(cluster: Cluster, workload: Workload) -> None:
             cluster.yields_at = sorted(set(cluster.yields_at))
 
 
-def _allocate(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
+def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, NodeState]) -> None:
     """Allocate admitted work; a node with unknown devices is repacked afterwards."""
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
@@ -180,7 +177,7 @@ def _allocate(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState
         cluster.terminating_for.setdefault(workload.evicted_for, []).append(allocation)
 
 
-def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
+def _note_absent(cluster: ClusterState, workload: Workload, there: bool) -> None:
     """Record, or forget, that a placement names nodes outside the inventory: they may come (back)."""
     for placed in workload.placement:
         ids = cluster.absent.get(placed.node)
@@ -192,13 +189,13 @@ def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
                 del cluster.absent[placed.node]
 
 
-def _unplaced(cluster: Cluster, workload: Workload, need: Need) -> Allocation | None:
+def _unplaced(cluster: ClusterState, workload: Workload, need: Need) -> Allocation | None:
     """Return an allocation without parts, in the first pool of the profile: all nodes of the workload are gone."""
     pools = cluster.pools_of(workload)
     return Allocation(workload, need, pools[0], (), 0) if pools else None
 
 
-def _remove(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
+def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
     """Remove a workload's allocation from its nodes and quota lines."""
     workload, vague = allocation.workload, allocation.vague
     del cluster.allocations[workload.id]
@@ -220,7 +217,7 @@ def _remove(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeSta
             del cluster.terminating_for[workload.evicted_for or ""]
 
 
-def _record(cluster: Cluster, allocation: Allocation, sign: int) -> None:
+def _record(cluster: ClusterState, allocation: Allocation, sign: int) -> None:
     """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
         allocation.terminating = allocation.workload.state == "checkpointing"
@@ -232,7 +229,7 @@ def _record(cluster: Cluster, allocation: Allocation, sign: int) -> None:
     cluster.count(allocation, sign)
 
 
-def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None:
+def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:
     """Assign a node's devices again: allocations with known devices first, the others by age, then foreign pods."""
     placed = sorted(node.placed.values(), key=lambda t: t.workload.id)
     placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
@@ -255,7 +252,7 @@ def _guessed(allocation: Allocation) -> bool:
     return not all(placed.devices for placed in allocation.workload.placement)
 
 
-def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
+def _rearrange(cluster: ClusterState, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
     """Replace an allocation's parts on one node."""
     by_worker = {p.worker: p for p in allocation.parts if p.node is not node} | {p.worker: p for p in here}
     order = [placed.worker for placed in allocation.workload.placement]
@@ -267,7 +264,7 @@ def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: 
         allocation.pool = found.pool if found else allocation.pool
 
 
-def _parts(cluster: Cluster, workload: Workload, need: Need) -> tuple[Part, ...]:
+def _parts(cluster: ClusterState, workload: Workload, need: Need) -> tuple[Part, ...]:
     return _placed(cluster.nodes, workload.placement, need)
 
 
@@ -295,7 +292,7 @@ def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: N
     return tuple(parts)
 
 
-def restore_nominations(cluster: Cluster) -> None:
+def restore_nominations(cluster: ClusterState) -> None:
     """Restore the nominations of the snapshot that still fit, the oldest workload first."""
     for workload in sorted(cluster.nominees.values(), key=lambda w: (w.submitted_at, w.id)):
         need = cluster.need(workload)
@@ -325,7 +322,7 @@ def fits_later(parts: Iterable[Part], need: Need) -> bool:
     return True
 
 
-def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
+def _count(cluster: ClusterState, name: str, need: Need, sign: int) -> None:
     """Count a request in the mix of the pools that serve it: one for each profile, and for each live workload."""
     pools = cluster.serving(name)
     shape = need.shape

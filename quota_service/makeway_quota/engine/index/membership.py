@@ -13,7 +13,7 @@ from ..state import ADMITTED, Node, Workload
 from .allocations import change, repack
 from .cluster import Cluster
 from .nodes import NodeState, PoolState
-from .pack_index import emptied
+from .rooms import emptied
 
 
 def known_pool(cluster: Cluster, node: Node) -> bool:

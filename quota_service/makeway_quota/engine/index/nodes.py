@@ -11,14 +11,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from ..placement.packing import Shape
-from ..request import Need
+from ..request import Need, Shape
 from ..state import GPU, Node, Placed, Placement, Pool, Workload
-
-if TYPE_CHECKING:
-    from .pack_index import PackIndex
 
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000
@@ -178,6 +174,27 @@ class Allocation:
         return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
 
 
+class PoolPacking(Protocol):
+    """The packing of a pool (placement/pack_index.py), as the changes of nodes reach it."""
+
+    seen: int
+
+    def best(self, need: Need) -> tuple[NodeState, int] | None:
+        """Return the node for one worker, and the device for a share of one."""
+
+    def renew(self, node: NodeState) -> bool:
+        """Apply a node's new size; False if the packing has to be rebuilt."""
+
+    def insert(self, node: NodeState) -> bool:
+        """Insert a node at its position; False if the packing has to be rebuilt."""
+
+    def remove(self, position: int) -> None:
+        """Remove the node at a position."""
+
+    def catch_up(self) -> None:
+        """Apply the nodes that were touched since the last query."""
+
+
 class PoolState:
     """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
@@ -217,7 +234,7 @@ class PoolState:
         """Shape to the number of workers that the pool serves; the packing keeps nodes useful for this mix."""
         self.mixed = 0
         """How many times the mix has changed."""
-        self.packing: PackIndex | None = None
+        self.packing: PoolPacking | None = None
 
     def index(self) -> None:
         """Build the index from the nodes."""

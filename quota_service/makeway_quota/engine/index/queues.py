@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from ..plan import Fact, Waiting
 from ..request import Need
-from ..rules.quota import Account
 from ..state import Profile, Workload
 from .cluster import Cluster
+from .ledger import Account
 from .nodes import PoolState
 
 Line = list[Workload] | deque[Workload]

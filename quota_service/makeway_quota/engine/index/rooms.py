@@ -6,15 +6,14 @@ what was not read for `_KEEP` decisions is dropped, and so is the oldest where n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..request import Need
 from ..state import GPU
-from .nodes import UNLIMITED, NodeState, Part, PoolState, hosts
+from .nodes import UNLIMITED, NodeState, Part, PoolState, devices_of, hosts
 from .openings import Foreseen, When
-from .pack_index import emptied
 
 T = TypeVar("T")
 
@@ -120,6 +119,23 @@ class Rooms:
             _count_capacity(known, node, need, sign)
         for need, empty in _of(self._emptied, node):
             _count_emptied(empty, node, need, sign)
+
+
+class Room(NamedTuple):
+    """What is left on a node: of each device, of CPU and of memory. CPU < 0: the node takes nothing."""
+
+    left: Sequence[int]
+    cpu: int
+    memory: int
+    model: str = ""
+
+
+def emptied(node: NodeState) -> Room:
+    """Return the room on a node without any managed workload; on a node that is down, room that takes nothing."""
+    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
+    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
+    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
+    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
 
 
 def capacity(node: NodeState, need: Need) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import chain, islice
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account, Line
 from ..index.nodes import NodeState, Part, PoolState, pick
-from ..index.pack_index import PackIndex
 from ..request import Need
-from ..rules.quota import Account, Line
 from ..state import GPU
+from .pack_index import PackIndex
 
 
 def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:

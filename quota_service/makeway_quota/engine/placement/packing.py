@@ -11,11 +11,13 @@ then the first node. Arrays hold one row a node; only rows that changed are scor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..index.rooms import Room
+from ..request import Shape
 from ..state import GPU
 
 Floats = npt.NDArray[np.float64]
@@ -39,24 +41,6 @@ _MOST_PRICES = 5_000
 
 State = tuple[int, ...]
 """A node as far as prices go: its model, and what is left of CPU, of memory and of each device."""
-
-
-class Shape(NamedTuple):
-    """The request of one worker: milli-GPUs, milli-cores, MiB, and the GPU models that suit (none: all)."""
-
-    gpus: int
-    cpu: int = 0
-    memory: int = 0
-    models: tuple[str, ...] = ()
-
-
-class Room(NamedTuple):
-    """What is left on a node: of each device, of CPU and of memory. CPU < 0: the node takes nothing."""
-
-    left: Sequence[int]
-    cpu: int
-    memory: int
-    model: str = ""
 
 
 class Packing:

@@ -1,29 +1,10 @@
-"""Weigh over-quota use between policies, and compute each one's fair share (rules 3 and 5.9)."""
+"""Compute the fair share of each policy in a pool (rule 5.9)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..state import WEIGHTS, Weight
-
-if TYPE_CHECKING:
-    from ..index.nodes import PoolState
-    from .quota import Account, Ledger
-
-_SCALE = 6
-"""Divisible by every weight, so that shares are exact integers."""
-LAST = 1 << 60
-
-
-def over_per_weight(amount: int, weight: Weight) -> int:
-    """Return over-quota use divided by a weight. A policy without a weight ranks after all others."""
-    number = WEIGHTS[weight]
-    return amount * (_SCALE // number) if number else LAST + amount
-
-
-def decayed(amount: float, seconds: float, half_life: float) -> float:
-    """Return the present weight of past use: it halves every `half_life` seconds; 0 switches history off."""
-    return amount * 0.5 ** (seconds / half_life) if half_life > 0 else 0.0
+from ..index.ledger import Account, Ledger
+from ..index.nodes import PoolState
+from ..state import WEIGHTS
 
 
 def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request: int) -> bool:

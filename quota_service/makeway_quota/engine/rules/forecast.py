@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import Allocation, PoolState
 from ..index.openings import KNOWN, UNKNOWN
 from ..index.queues import Queue
 from ..plan import Code
-from .quota import Line
 
 Ending = tuple[float, str, int]
 """An allocation's end, its workload's id, and the milli-GPUs that it frees."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
@@ -21,7 +22,6 @@ from ..state import GPU, Workload
 from .fair_share import within_fair_share
 from .forecast import ends_at, limit_falls
 from .order import rank
-from .quota import Line
 
 _GPUS_ALONE = Need(0, 1, 1, 0, 0)
 """The request of a part that takes no CPU and no memory."""

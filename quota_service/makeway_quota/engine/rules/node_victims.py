@@ -1,6 +1,6 @@
 """Find the sets of victims that make room for workers on one node (rule 5.4).
 
-Called for every node that could be the cheapest (index/victim_ranking.py), and node after node for gangs (reclaim.py).
+Called for every node that could be the cheapest (victim_ranking.py), and node after node for gangs (reclaim.py).
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..index.nodes import Allocation, NodeState, Part
-from ..index.victim_ranking import Ranking, enough_devices
 from ..placement.fit import allowed, enough
 from .gang_victims import node_by_node
 from .node_victims import NodeVictims, room_on
 from .returning import any_returns
 from .trial import Trial, evict, place, restore
+from .victim_ranking import Ranking, enough_devices
 from .victim_sets import (
     MOST_SETS,
     SHRINK,

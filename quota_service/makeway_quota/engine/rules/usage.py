@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account, Ledger, Line
 from ..index.nodes import Allocation
 from ..placement.fit import kept_back
 from ..plan import LineUsage, TeamUsage
 from ..state import Snapshot
-from .quota import Account, Ledger, Line
 
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:

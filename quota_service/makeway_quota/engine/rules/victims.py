@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account, Line
 from ..index.nodes import Allocation, NodeState, PoolState
 from ..request import Need
 from ..state import Workload
 from .fair_share import fair_over
 from .order import rank_in_profile
-from .quota import Account, Line
 
 Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 """The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""

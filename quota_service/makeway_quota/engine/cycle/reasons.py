@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, NodeState, PoolState, hosts
 from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
@@ -13,10 +14,9 @@ from ..placement.fit import kept_back
 from ..plan import Code, Fact, Facts, Number, Refusal
 from ..plan_builder import PlanBuilder, quota_numbers
 from ..request import Need
+from ..rules.forecast import not_before
+from ..rules.hold import Hold
 from ..state import GPU, number
-from .forecast import not_before
-from .hold import Hold
-from .quota import Line
 
 _REPORT_ORDER: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
 """Order of the pools' reasons: the pool with idle GPUs is reported, else the first that could fit the request."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from ..index.cluster import Cluster
 from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
+from ..rules.order import QueueHeads
 from ..state import Workload
 from .admission import kept, started
-from .order import QueueHeads
 from .serving import guaranteed
 
 

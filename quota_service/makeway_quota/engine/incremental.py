@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop
 
-from ..plan import Plan
-from ..schedule import decide
-from ..state import Node, Policy, Snapshot, Workload
-from . import membership
-from .allocations import change
-from .cluster import Cluster
-from .queues import PendingQueues
+from .index import membership
+from .index.allocations import change
+from .index.cluster import Cluster
+from .index.queues import PendingQueues
+from .plan import Plan
+from .schedule import decide
+from .state import Node, Policy, Snapshot, Workload
 
 
 class IncrementalEngine:

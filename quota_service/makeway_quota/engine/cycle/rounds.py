@@ -12,14 +12,14 @@ from dataclasses import replace
 from ..index.cluster import Cluster
 from ..index.nodes import PoolState
 from ..index.queues import Queue
-from ..index.unschedulable import Unschedulable
 from ..plan_builder import PlanBuilder
 from ..progress import Progress
+from ..rules.hold import hold, outranked, starving
 from ..state import Workload
 from .admission import started
-from .hold import hold, outranked, starving
 from .nominations import keep_nominations, start_nominated
 from .serving import guaranteed, serve
+from .unschedulable import Unschedulable
 
 MOST_ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""

@@ -9,12 +9,12 @@ from ..index.nodes import Part, PoolState
 from ..index.queues import Queue
 from ..placement.fit import allowed, enough, find
 from ..plan_builder import PlanBuilder
+from ..rules.consolidation import Moving, Rearrangement, consolidate
+from ..rules.fair_share import within_fair_share
+from ..rules.reclaim import Choice, reclaim
+from ..rules.victim_sets import WITHDRAW
+from ..rules.victims import Preemptor, Right
 from ..state import Workload
-from .consolidation import Moving, Rearrangement, consolidate
-from .fair_share import within_fair_share
-from .reclaim import Choice, reclaim
-from .victim_sets import WITHDRAW
-from .victims import Preemptor, Right
 
 
 def started(

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
-from ..placement.packing import Shape
 from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
-from ..request import Need
+from ..request import Need, Shape
+from ..rules.order import common
 from ..state import GPU, Workload
-from .order import common
-from .quota import Line
 
 _COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
 Entry = tuple[int, int, float, str, Queue, Workload]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import log
 
-from ..placement.packing import Packing, Room, Shape
-from ..request import Need
-from ..state import GPU
-from .nodes import UNLIMITED, NodeState, PoolState, devices_of
+from ..index.nodes import NodeState, PoolState
+from ..index.rooms import Room, emptied
+from ..request import Need, Shape
+from .packing import Packing
 
 _STEP = 1.125
 
@@ -65,14 +65,6 @@ def rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
 @lru_cache(maxsize=10_000)
 def _step(count: int) -> int:
     return round(_STEP ** round(log(count, _STEP)))
-
-
-def emptied(node: NodeState) -> Room:
-    """Return the room on a node without any managed workload; on a node that is down, room that takes nothing."""
-    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
-    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
-    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
-    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
 
 
 def _left(node: NodeState) -> Room:

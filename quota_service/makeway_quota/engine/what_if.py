@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ..index.incremental import IncrementalEngine
-from ..index.pending import Pending
-from ..plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
-from ..state import ADMITTED, Kind, Profile, Snapshot, Workload, number
+from .incremental import IncrementalEngine
+from .index.pending import Pending
+from .plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
+from .state import ADMITTED, Kind, Profile, Snapshot, Workload, number
 
 ASKING = "?"
 """The id of the workload that an offer adds to the snapshot."""

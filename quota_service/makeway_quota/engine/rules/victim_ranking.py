@@ -12,10 +12,10 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ..rules.victim_sets import Key, Scored, Victims, extra_workers, key
-from ..rules.victims import Preemptor
+from ..index.nodes import Allocation, NodeState
 from ..state import GPU
-from .nodes import Allocation, NodeState
+from .victim_sets import Key, Scored, Victims, extra_workers, key
+from .victims import Preemptor
 
 Bound = tuple[bool, int]
 """A lower bound of the first two parts of a node's best key: stops and milli-GPUs."""

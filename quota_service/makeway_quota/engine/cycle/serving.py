@@ -8,11 +8,11 @@ from __future__ import annotations
 from ..index.cluster import Cluster
 from ..index.nodes import Part, PoolState
 from ..index.queues import Queue
-from ..index.unschedulable import Unschedulable
 from ..plan_builder import PlanBuilder
+from ..rules.order import QueueHeads
 from ..state import Workload
 from .admission import nominated, reclaimed, started
-from .order import QueueHeads
+from .unschedulable import Unschedulable
 
 
 def guaranteed(cluster: Cluster, queue: Queue, pool: PoolState, workers: int = 0) -> bool:

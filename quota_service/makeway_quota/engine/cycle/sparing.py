@@ -15,8 +15,8 @@ from ..index.nodes import Allocation, Part, placement_of
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, kept_back
 from ..plan_builder import PlanBuilder
+from ..rules.victims import order_of
 from ..state import Workload
-from .victims import order_of
 
 _MOST_REPLACED = 8
 """Up to so many nominations of a pool are all placed anew to spare one victim."""

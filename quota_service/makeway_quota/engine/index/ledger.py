@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ..plan import LineUsage
 from ..state import Policy, QuotaLine
-from .fair_share import over_per_weight
-
-if TYPE_CHECKING:
-    from ..index.nodes import Allocation
+from ..weights import over_per_weight
+from .nodes import Allocation
 
 
 class Line:

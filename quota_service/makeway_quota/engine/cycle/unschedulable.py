@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..index.cluster import Cluster
+from ..index.nodes import PoolState
+from ..index.queues import Queue
 from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
-from .cluster import Cluster
-from .nodes import PoolState
-from .queues import Queue
 
 
 class Unschedulable:
