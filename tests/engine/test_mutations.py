@@ -123,9 +123,7 @@ EDITS = (
         "last = False",
         "Lowest takes only what no other workload can use",
     ),
-    Edit(
-        "weights.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"
-    ),
+    Edit("weights.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"),
     Edit(
         "index/ledger.py",
         "self.over(pool) + self.policy.history",

@@ -48,7 +48,7 @@ class Hold:
         return sorted(room.node.node.name for room in self.rooms)
 
     def put(self) -> None:
-        """Put the hold into force: the held GPUs are not free."""
+        """Enforce the hold: the held GPUs are not free."""
         self.in_force = True
         for room in self.rooms:
             for part, need in _held(room, self.queue.need):
@@ -64,7 +64,7 @@ class Hold:
 
     @contextmanager
     def in_state(self, put: bool) -> Iterator[None]:
-        """Put the hold into force, or suspend it, for the length of a block."""
+        """Enforce the hold, or suspend it, within a block."""
         before = self.in_force
         if before and not put:
             self.lift()
