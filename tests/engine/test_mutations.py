@@ -295,7 +295,7 @@ EDITS = (
         "gangs are all or nothing",
     ),
     Edit(
-        "index/allocations.py",
+        "index/nominations.py",
         "        if fits_later(parts, need):\n            cluster.nominate(workload, need, parts)\n",
         "",
         "nothing else takes nominated GPUs",

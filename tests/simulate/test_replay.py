@@ -161,4 +161,4 @@ def test_promised_times_are_compared_with_the_starts() -> None:
     replay(made, trace, IncrementalEngine(made, forecasts=forecasts), durations=durations)
     assert forecasts.early, "somebody was told a time"
     assert min(forecasts.early) >= 0, "all jobs are alike, so nobody starts before the time that was promised"
-    assert not forecasts.told, "all of them have started"
+    assert not forecasts.given, "all of them have started"

@@ -1,4 +1,4 @@
-"""Which process is which: a pid counts only together with its start time, so that a reused one fools nobody.
+"""Identify processes: a pid counts only together with its start time, as pids are reused.
 
 Used by the local backend to hold on to launchers, and to find and kill whatever is left of an attempt.
 """
@@ -20,7 +20,7 @@ SWEEP_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What every process of an attempt carries in its environment, wherever it moved itself."""
+    """The mark that every process of an attempt carries in its environment."""
 
     job_dir: str
     attempt: int
@@ -63,7 +63,7 @@ class Stat:
 
 
 def boot_id() -> str:
-    """Name this boot of the machine: pids and start times of another one mean nothing."""
+    """Return the id of this boot: pids and start times of another one mean nothing."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -95,7 +95,7 @@ class Process:
         return None
 
     def alive(self) -> bool:
-        """Say whether it still runs; a zombie does not."""
+        """Whether it still runs; a zombie does not."""
         if self.fd is None:
             return self._same()
         poll = select.poll()
@@ -111,7 +111,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Let go of it; it lives on."""
+        """Close its handle; the process goes on."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None

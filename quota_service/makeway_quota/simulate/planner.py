@@ -1,4 +1,4 @@
-"""Who decides in a simulation: the engine, asked anew every time or kept incremental between decisions."""
+"""Decide in a simulation with the engine: built anew every time, or kept between decisions."""
 
 from __future__ import annotations
 

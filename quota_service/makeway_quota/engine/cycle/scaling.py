@@ -166,9 +166,8 @@ class _Admission:
                 beyond = demand
             else:
                 demand.by.append(workload.id)
-                for level in account.chain:
-                    for line in level.covering(name):
-                        self.minus[line] = self.minus.get(line, 0) - need.total
+                for line in account.limiting(name):
+                    self.minus[line] = self.minus.get(line, 0) - need.total
                 return None
         return beyond
 
@@ -183,9 +182,8 @@ class _Admission:
         return found
 
     def _may_run(self, queue: Queue, pool: str) -> bool:
-        if self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible):
-            return True
-        return queue.borrows
+        in_quota = self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible)
+        return in_quota or queue.borrows
 
 
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:

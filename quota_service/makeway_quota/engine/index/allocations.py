@@ -265,14 +265,14 @@ def _rearrange(cluster: ClusterState, allocation: Allocation, node: NodeState, h
 
 
 def _parts(cluster: ClusterState, workload: Workload, need: Need) -> tuple[Part, ...]:
-    return _placed(cluster.nodes, workload.placement, need)
+    return parts_of(cluster.nodes, workload.placement, need)
 
 
 def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
-    return _placed({node.node.name: node}, workload.placement, need)
+    return parts_of({node.node.name: node}, workload.placement, need)
 
 
-def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
+def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
     """Return a placement's parts; where only the node is known, on its lowest free devices."""
     parts = []
     taken: dict[str, list[int]] = {}
@@ -290,36 +290,6 @@ def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: N
             devices, milli = pick(need, left)
             parts.append(Part(placed.worker, node, devices, milli))
     return tuple(parts)
-
-
-def restore_nominations(cluster: ClusterState) -> None:
-    """Restore the nominations of the snapshot that still fit, the oldest workload first."""
-    for workload in sorted(cluster.nominees.values(), key=lambda w: (w.submitted_at, w.id)):
-        need = cluster.need(workload)
-        parts = _placed(cluster.nodes, workload.nomination, need)
-        if not parts or len(parts) < need.least or not all(p.node.usable for p in parts):
-            continue
-        if any(len(p.devices) * p.milli != need.gpus for p in parts):
-            continue  # a device of the nomination is gone
-        if fits_later(parts, need):
-            cluster.nominate(workload, need, parts)
-
-
-def fits_later(parts: Iterable[Part], need: Need) -> bool:
-    """Whether a placement is free in the future, with all terminating work gone and beside the nominations."""
-    wanted: dict[tuple[str, int], int] = {}
-    hosted: dict[str, int] = {}
-    for part in parts:
-        node = part.node
-        hosted[node.node.name] = count = hosted.get(node.node.name, 0) + 1
-        if node.cpu_future < count * need.cpu or node.memory_future < count * need.memory:
-            return False
-        for at in part.devices:
-            key = (node.node.name, at)
-            wanted[key] = wanted.get(key, 0) + part.milli
-            if node.future[at] < wanted[key]:
-                return False
-    return True
 
 
 def _count(cluster: ClusterState, name: str, need: Need, sign: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..state import Snapshot
-from .allocations import build, restore_nominations
+from .allocations import build
 from .cluster_state import ClusterState
+from .nominations import restore_nominations
 
 
 class Cluster(ClusterState):
