@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from makeway_quota.engine import GPU, Policy, Pool, Profile, QuotaLine, Snapshot, Workload
+from makeway_quota.engine.cycle.reasons import explain
+from makeway_quota.engine.cycle.scaling import scale
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.queues import PendingQueues
 from makeway_quota.engine.plan_builder import PlanBuilder
-from makeway_quota.engine.rules.reasons import explain
-from makeway_quota.engine.rules.scaling import scale
 
 from .measure import Measured
 from .worlds_at_scale import NOW

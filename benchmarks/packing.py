@@ -19,7 +19,7 @@ from statistics import mean
 
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.placement.fit import find
-from makeway_quota.engine.placement.packing import Shape
+from makeway_quota.engine.request import Shape
 from makeway_quota.engine.state import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
 
 from . import openb

@@ -1,4 +1,4 @@
-"""Invariant I11: in a world where nothing else happens, no workload evicts that was itself evicted, if avoidable."""
+"""Check I11: without other events, no evicted workload evicts another one where that is avoidable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 40
 
 
 def come_to_rest(world: World, engine: Engine) -> int:
-    """Plan, carry out and release until nothing changes; check I11 on the way and return the number of cascades."""
+    """Plan, apply and release until nothing changes; check I11 and return the number of cascades."""
     world.engine = engine
     evicted: dict[str, tuple[World, Plan, str]] = {}
     cascades = 0
@@ -44,14 +44,14 @@ def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Eng
     facts = Facts(world.snapshot())
     gone = [facts.live[each.id] for each in plan.evict]
     if not returns(world, preemptor, gone, facts.live[victim], engine):
-        return  # alone it would start where nothing leaves for it
+        return  # alone it would start without an eviction
     for group in minimal_legal_sets(facts, facts.live[preemptor]):
         back = [w.id for w in group if returns(world, preemptor, group, w, engine)]
         assert back, f"I11: {[w.id for w in group]} would have led to no cascade, after {plan}"
 
 
 def returns(world: World, preemptor: str, group: Sequence[Workload], victim: Workload, engine: Engine) -> bool:
-    """Whether a victim, as the only one that waits once the preemptor started, makes another leave."""
+    """Whether a victim, as the only pending workload once the preemptor has started, evicts another one."""
     other = _copy(world)
     waiting = [w.id for w in world.workloads.values() if w.state == "pending" and w.id != preemptor]
     other.end(*waiting, *(w.id for w in group if w.id != victim.id), state="cancelled")
@@ -84,7 +84,7 @@ def minimal_legal_sets(facts: Facts, asking: Workload) -> Iterator[list[Workload
     ]
     every = [place for w, place in now.held.values() if not w.non_preemptible and facts.pool(place) == pool]
     if len(every) > MOST_CANDIDATES:
-        return  # the engines do not look at all of so many sets
+        return  # beyond the number of sets that the engines examine
     found: list[set[str]] = []
     for size in range(1, len(able) + 1):
         for group in combinations(able, size):

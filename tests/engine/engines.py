@@ -1,4 +1,4 @@
-"""The two engines that have to agree, and what of their plans is compared."""
+"""Compare the decisions of the fast engine and the reference engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a snapshot and a plan come to, counted by brute force and with nothing of either engine."""
+"""Count the state of a snapshot before and after a plan by brute force, independently of both engines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Room:
             yield ()
 
     def take(self, profile: Profile, devices: Iterable[int], sign: int = 1) -> None:
-        """Take one worker's share (or, with -1, give it back)."""
+        """Take one worker's share (-1: return it)."""
         for at in devices:
             self.devices[at] -= sign * min(profile.gpus, GPU)
         self.cpu -= sign * profile.cpu
@@ -135,7 +135,7 @@ class Facts:
         return count
 
     def all_fit(self, rooms: Rooms, asking: list[tuple[Workload, str]], steps: int = 20_000) -> bool:
-        """Whether all of these fit at once, tried in every way; False if that takes too long."""
+        """Whether all of these fit at once, by exhaustive search; False if that takes too long."""
         workers = [(w, self.profile(w), pool) for w, pool in asking for _ in range(self.least(w))]
         workers.sort(key=lambda each: -each[1].gpus)
         budget = [steps]
@@ -165,7 +165,7 @@ def amount(facts: Facts, w: Workload, placement: Placement) -> int:
 
 @dataclass(slots=True)
 class State:
-    """Who holds what once a plan is carried out and everything that terminates is gone."""
+    """The allocations once a plan is applied and all terminating work is gone."""
 
     facts: Facts
     held: dict[str, tuple[Workload, Placement]] = field(default_factory=dict)
@@ -207,7 +207,7 @@ class State:
 
 
 def future(snapshot: Snapshot, plan: Plan) -> State:
-    """Return the state after a plan, once everything that terminates is gone and every nomination is used."""
+    """Return the state after a plan, once all terminating work is gone and every nomination has started."""
     facts = Facts(snapshot)
     state = State(facts)
     gone = {e.id for e in plan.evict} | {m.id for m in plan.move} | set(plan.terminating)

@@ -1,4 +1,4 @@
-"""Random worlds, and random things that happen in them."""
+"""Generate random worlds and random histories of events in them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ EVENTS = (
 
 
 HISTORIES = int(os.environ.get("HISTORIES", "120"))
-"""So many long histories the slow tests live through; `make invariants` wants 2,000."""
+"""The number of long histories of the slow tests; `make invariants` sets 2,000."""
 MOST_WAITING = 20
-"""With more work than this waiting, new work is cancelled work instead: long lines teach nothing."""
+"""With more pending work than this, work is cancelled instead of submitted: long queues test nothing new."""
 
 
 def random_world(random: Random) -> World:
-    """Make up a small cluster with a few teams and profiles; some have departments, some gangs."""
+    """Return a random small cluster with a few teams and profiles; some with departments, some with gangs."""
     departments, gangs = random.random() < 0.4, random.random() < 0.5
     world = World(
         consolidation=random.random() < 0.7,
@@ -87,7 +87,7 @@ def random_world(random: Random) -> World:
 
 
 def happen(world: World, random: Random) -> None:
-    """Let one thing happen."""
+    """Apply one random event."""
     event = random.choice(EVENTS)
     running, terminating, waiting = world.named("running"), world.named("checkpointing"), world.named("pending")
     if event in ("job", "session") and len(waiting) > MOST_WAITING:
@@ -127,7 +127,7 @@ def happen(world: World, random: Random) -> None:
 
 
 def live_through(random: Random, events: int) -> World:
-    """Let a random history happen and check every plan on the way; now and then, and at its end, nothing happens."""
+    """Run a random history and check every plan of it; now and then, and at its end, without an event."""
     world = random_world(random)
     for _ in range(events):
         happen(world, random)
@@ -141,7 +141,7 @@ def live_through(random: Random, events: int) -> World:
 
 
 def come_to_rest(world: World) -> None:
-    """Plan until nothing changes any more, as it must soon where nothing happens, without any ping-pong."""
+    """Plan until nothing changes, which must be soon without events, and without evicting a workload twice."""
     plans = world.reconcile()
     told = Counter(each.id for plan in plans for each in (*plan.evict, *plan.move))
     assert all(times == 1 for times in told.values()), f"ping-pong: {told.most_common(3)}"

@@ -1,4 +1,4 @@
-"""The invariants I1 to I10, checked from the outside: with sums of their own, not with the engine's."""
+"""Check the invariants I1 to I10 of a plan with independent sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOLDS = {"held", "paused", "queue_closed"}
 
 
 def check(world: World, shuffle: Random) -> Plan:
-    """Plan, check everything that must hold of the plan, carry it out, and plan again."""
+    """Plan, check the invariants of the plan, apply it, and plan again."""
     before = world.snapshot()
     with watched(before):
         plan = schedule(before)
@@ -34,19 +34,19 @@ def check(world: World, shuffle: Random) -> Plan:
     nothing_idles_that_is_allowed(after, plan)
     again = world.plan()
     assert not again.acts, f"I7: planning again acts: {again}\nafter {plan}"
-    nobody_is_started_to_leave_again(world, plan)
+    no_start_is_evicted_a_second_later(world, plan)
     return plan
 
 
-def nobody_is_started_to_leave_again(world: World, plan: Plan) -> None:
-    """I7, a second later: time alone stops or moves nobody who was just started."""
+def no_start_is_evicted_a_second_later(world: World, plan: Plan) -> None:
+    """Check I7 a second later: time alone neither evicts nor moves a workload that was just started."""
     if not plan.start:
         return
     world.now += 1
     again = world.plan()
     world.now -= 1
     gone = {each.id for each in (*again.evict, *again.move)} & {start.id for start in plan.start}
-    assert not gone, f"I7: {gone} started and told to go: {again}\nafter {plan}"
+    assert not gone, f"I7: {gone} started and evicted: {again}\nafter {plan}"
 
 
 def everybody_has_a_place(sums: Sums, plan: Plan) -> None:
@@ -71,20 +71,20 @@ def every_wait_has_a_reason(plan: Plan) -> None:
 
 
 def victims_are_legal(sums: Sums, plan: Plan) -> None:
-    """Check what the plan alone tells; witness.py looks at the moment when they were chosen."""
+    """Check the evictions by the plan alone; witness.py checks them at the moment of the choice."""
     started = {s.id for s in plan.start}
-    promised = {w.id for w in plan.pending if w.nomination}
+    nominated = {w.id for w in plan.pending if w.nomination}
     for each in (*plan.evict, *plan.move):
         victim = sums.live[each.id]
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
         assert each.id not in started, "I7"
-        assert each.beneficiary in promised | started, f"I4: {each}"
+        assert each.beneficiary in nominated | started, f"I4: {each}"
     for move in plan.move:
         assert sums.pool(move.to) == sums.pool(move.source), "a job moves within its pool"
         if move.rule == "shrink":
             old, new = (Counter((p.node, p.devices) for p in place) for place in (move.source, move.to))
-            assert new < old, "a gang goes on with a part of its place"
+            assert new < old, "a gang goes on with a part of its placement"
             assert len(move.to) >= sums.workers(sums.live[move.id]), "a gang goes on with its least number of workers"
 
 
@@ -129,7 +129,7 @@ def nothing_is_given_twice(before: Sums, after: Sums, plan: Plan) -> None:
 
 
 def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
-    """I6, seen after the plan: whoever still waits does not fit into what is free and not promised."""
+    """Check I6 after the plan: no pending workload fits into what is free and not nominated."""
     free = after.left()
     future = after.left(w.id for w in after.live.values() if w.state == "checkpointing")
     for w in after.live.values():
@@ -146,7 +146,7 @@ def nothing_idles_that_is_allowed(after: Sums, plan: Plan) -> None:
 
 
 def may_run(after: Sums, w: Workload, pool: str) -> bool:
-    """Say whether quotas, limits and caps (but no static quota of others) let it start."""
+    """Whether quotas, limits and capacity (static quotas of others aside) admit a workload."""
     request = after.request(w)
     for name in after.family(w.policy):
         for line in after.policies[name].quotas:

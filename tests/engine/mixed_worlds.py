@@ -1,4 +1,4 @@
-"""Random worlds with everything in them: CPU, memory, models, elastic gangs, jobs without GPUs, foreign pods."""
+"""Generate random worlds with CPU, memory, models, elastic gangs, jobs without GPUs and foreign pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODELS = ("", "", "a100", "h100")
 
 
 def mixed_world(random: Random) -> World:
-    """Return a random world of `histories.py` with some of what is rarer added."""
+    """Return a random world of `histories.py` with rarer features added."""
     world = random_world(random)
     if random.random() < 0.5:
         _limit_cpu_and_memory(world, random)
@@ -82,7 +82,7 @@ def happen_mixed(world: World, random: Random) -> None:
 
 
 def contended_world(random: Random) -> World:
-    """Return a full cluster in which several workloads ask at once for what others borrowed."""
+    """Return a full cluster in which several workloads at once reclaim what others borrowed."""
     world = World(
         consolidation=random.random() < 0.5,
         victim_order=random.choice(["newest", "cheapest"]),
@@ -120,7 +120,7 @@ def contended_world(random: Random) -> World:
 
 
 def _fill(world: World, random: Random) -> None:
-    """Run workloads until most devices are taken: first gangs over several nodes, then what still fits."""
+    """Run workloads until most devices are taken: first gangs on several nodes, then whatever fits."""
     free = {name: [1000] * node.gpus for name, node in world.nodes.items()}
     cpu = {name: node.cpu or 10**9 for name, node in world.nodes.items()}
     names = list(world.profiles)

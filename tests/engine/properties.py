@@ -1,4 +1,4 @@
-"""The invariants I1 to I11 of one plan, for either engine, checked from the outside by brute force."""
+"""Check the invariants I1 to I11 of one plan of either engine by brute force."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_COMBINATIONS = 1024
 
 
 def check(world: World, engine: Engine, shuffle: Random) -> Plan:
-    """Plan, check everything that must hold, carry the plan out and plan again."""
+    """Plan, check the invariants, apply the plan and plan again."""
     before = world.snapshot()
     plan = engine(before)
     facts = Facts(before)
@@ -68,7 +68,7 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
         assert facts.pool(move.to) == facts.pool(move.source), "a job moves within its pool"
         if move.rule == "shrink":
             kept, had = (Counter((p.node, p.devices) for p in place) for place in (move.to, move.source))
-            assert kept < had, "a gang goes on with a part of its place"
+            assert kept < had, "a gang goes on with a part of its placement"
             assert len(move.to) >= facts.least(facts.live[move.id]), "a gang keeps its least number of workers"
         else:
             assert len(move.to) == len(move.source), "a job that moves keeps its workers"
@@ -76,7 +76,7 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
 
 
 def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
-    """I3, as far as it shows from the outside: without its largest victim a team stays above its reservation."""
+    """Check I3 by the plan alone: without its largest victim a team stays above its reservation."""
     freed = _freed(facts, plan)
     for beneficiary in {b for b, _ in freed.values()}:
         mine = {name: milli for name, (b, milli) in freed.items() if b == beneficiary}
@@ -124,7 +124,7 @@ def the_order_of_the_input_does_not_matter(snapshot: Snapshot, plan: Plan, engin
 
 
 def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
-    """I1, now and once everything that terminates is gone."""
+    """Check I1 now, and once all terminating work is gone."""
     running = {w.id: (w, w.placement) for w in facts.live.values() if w.placement}
     now = State(facts, running | {s.id: (facts.live[s.id], s.placement) for s in plan.start})
     new = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
@@ -151,7 +151,7 @@ def _exceeded_before(facts: Facts, w: Workload, pool: str) -> bool:
 
 
 def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
-    """I4: with any single victim where it was, some preemptor of the plan has no placement left."""
+    """Check I4: with any single victim still running, some preemptor of the plan has no placement."""
     if facts.static:
         return
     for each in (*plan.evict, *plan.move):
@@ -171,7 +171,7 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
         rooms = spared.rooms()
         mine = [rooms[placed.node] for placed in victim.placement]
         if any(min(room.devices, default=0) < 0 or room.cpu < 0 or room.memory < 0 for room in mine):
-            continue  # a start, or a job that moves, has its place
+            continue  # a start, or a job that moves, uses its devices
         assert not facts.all_fit(rooms, [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
 
 
@@ -185,7 +185,7 @@ def _within_caps(facts: Facts, state: State, victim: Workload, pool: str) -> boo
 
 
 def in_quota_waits_only_without_legal_victims(facts: Facts, plan: Plan, after: State) -> None:
-    """I5: no legal set of victims would make an in-quota workload fit that waits."""
+    """Check I5: no legal set of victims would make room for a pending workload in quota."""
     if facts.static:
         return
     for waiting in plan.pending:
@@ -221,7 +221,7 @@ def _legal_sets(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) 
         and not (w.kind == "job" and is_protected(facts, o))
     ]
     if prod(len(place) - facts.least(o) + 2 for o, place in able) > MOST_COMBINATIONS:
-        return  # the engines do not look at all of so many sets
+        return  # beyond the number of sets that the engines examine
     able = [each for each in able if amount(facts, *each)][:MOST_CANDIDATES]
     for size in range(len(able) + 1):
         for group in combinations(able, size):
@@ -248,7 +248,7 @@ def _legal(facts: Facts, after: State, w: Workload, pool: str, order: Sequence[t
     for victim, place in order:
         left = State(facts, {n: each for n, each in after.held.items() if n not in gone})
         if len(place) > facts.least(victim):
-            return False  # an elastic gang is divisible: what it may give up is another question
+            return False  # an elastic gang is divisible, and not covered here
         if not (w.non_preemptible and victim.policy == w.policy) and not above(facts, left, w, pool, victim):
             return False
         gone.append(victim.id)
@@ -270,7 +270,7 @@ def above(facts: Facts, state: State, w: Workload, pool: str, victim: Workload) 
 
 
 def nothing_idles(world: World, plan: Plan, after: State) -> None:
-    """I6: what is allowed and fits into what is free and not spoken for does not wait, but for a hold."""
+    """Check I6: no workload waits that is admissible and fits into free GPUs without a nomination or hold."""
     facts = after.facts
     now = State(facts, {w.id: (w, w.placement) for w in world.workloads.values() if w.id in facts.live and w.placement})
     for waiting in plan.pending:

@@ -1,4 +1,4 @@
-"""Who holds what in a snapshot, counted the plain way: not with the engine's sums."""
+"""Count usage and free resources of a snapshot, independently of the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from makeway_quota.engine.state import ADMITTED, LIVE, Placement
 
 
 class Sums:
-    """Who holds what in a snapshot, counted the plain way."""
+    """Usage and free resources of a snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
@@ -46,7 +46,7 @@ class Sums:
         )
 
     def nominated(self, policy: str, line: QuotaLine, non_preemptible: bool = False) -> int:
-        """Count what waits and was promised GPUs; who is still to move holds as much already."""
+        """Count the nominations of pending workloads; a workload that is still to move holds as much already."""
         return sum(
             held(w.nomination)
             for w in self.live.values()
@@ -66,7 +66,7 @@ class Sums:
         return found or [policy]
 
     def left(self, gone: Iterable[str] = ()) -> dict[str, list[int]]:
-        """Give what is free per node and device, had those in `gone` left."""
+        """Return the milli-GPUs left per node and device, without the workloads in `gone`."""
         gone = set(gone)
         free = {n.name: [GPU] * n.gpus for n in self.nodes.values()}
         for w in self.live.values():
@@ -88,7 +88,7 @@ def take(free: dict[str, list[int]], placement: Placement) -> None:
 
 
 def fits(profile: Profile, sums: Sums, free: dict[str, list[int]], pool: str) -> bool:
-    """Say whether the least number of workers fits on usable nodes of a pool (GPUs only)."""
+    """Whether the least number of workers fits on usable nodes of a pool (GPUs only)."""
     count = 0
     for name, devices in free.items():
         node = sums.nodes[name]

@@ -1,4 +1,4 @@
-"""Worlds in which the engine once broke its rules: each with what the rules ask for."""
+"""Worlds in which the engine once broke its rules, each with the decisions that the rules require."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CASES = Path(__file__).parent / "cases"
 
 @dataclass(frozen=True)
 class Expected:
-    """What a plan decides: victims to beneficiaries, and the nodes of the workers of those that move or shrink."""
+    """The decisions of a plan: victims to beneficiaries, and the nodes of workloads that move or shrink."""
 
     evict: dict[str, str] = field(default_factory=dict)
     move: dict[str, list[str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Who counts how (engine rules 2): reservations, limits, capacity, strangers, nodes that are down, weights."""
+"""Accounting (engine rule 2): reservations, limits, capacity, foreign pods, nodes that are down, weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pair(gpus: int = 8, **settings: object) -> World:
 
 
 def started(plan: Plan) -> dict[str, bool]:
-    """Who starts, and whether in quota."""
+    """Return the workloads that start, and whether in quota."""
     return {start.id: start.in_quota for start in plan.start}
 
 
@@ -54,7 +54,7 @@ def test_a_limit_is_hard_for_sessions_too() -> None:
     assert world.reason("s2") == ("limit", "a uses 4 of its limit of 4 GPUs; this session needs 2.")
 
 
-def test_others_make_way_where_the_capacity_of_the_pool_is_full() -> None:
+def test_others_are_evicted_where_the_capacity_of_the_pool_is_full() -> None:
     world = pair()
     world.pools["p"] = replace(world.pools["p"], capacity=6000)
     world.jobs("b1 b2 b3", "b", "two").reconcile()
@@ -64,7 +64,7 @@ def test_others_make_way_where_the_capacity_of_the_pool_is_full() -> None:
     assert (world.used("a"), world.used("b")) == (2, 4)
 
 
-def test_strangers_are_never_touched() -> None:
+def test_foreign_pods_are_never_evicted() -> None:
     world = pair()
     world.nodes["p-1"] = replace(world.nodes["p-1"], foreign_gpus=6000)
     world.submit("b1", "b", "two").reconcile()
@@ -73,7 +73,7 @@ def test_strangers_are_never_touched() -> None:
 
 
 @pytest.mark.parametrize("down", [{"cordoned": True}, {"ready": False}])
-def test_nobody_leaves_a_node_that_takes_nothing(down: dict[str, bool]) -> None:
+def test_no_workload_is_evicted_from_a_node_that_takes_nothing(down: dict[str, bool]) -> None:
     world = World().pool("p", nodes=2, gpus=2).team("a", reserved=2).team("b").profile("two", 2)
     world.jobs("b1 b2", "b", "two").reconcile()
     node = world.workloads["b2"].placement[0].node
@@ -104,7 +104,7 @@ def test_named_weights_share_what_is_over(weight: str, used: int) -> None:
     world.reconcile()
     assert world.used("x") == used
     world.end(*(f"m{at}" for at in range(8))).reconcile()
-    assert world.used("x") == (0 if weight == "None" else 8), "whatever nobody else wants"
+    assert world.used("x") == (0 if weight == "None" else 8), "all GPUs without another request"
 
 
 def test_history_is_weighed_like_use() -> None:

@@ -1,4 +1,4 @@
-"""Elastic gangs: they start with what there is, make room with some of their workers, and grow again (rule 5.5)."""
+"""Elastic gangs start with the workers that fit, shrink to make room, and grow when they start again (rule 5.5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def gang(nodes: int = 4, gpus: int = 8, workers: int = 4, least: int = 2, each: 
 
 
 def shrunk(plan: Plan) -> dict[str, list[str]]:
-    """Who goes on with fewer workers, and on which nodes."""
+    """Return the nodes on which each gang that shrinks goes on."""
     assert not plan.evict
     assert {move.rule for move in plan.move} <= {"shrink"}
     return {move.id: [p.node for p in move.to] for move in plan.move}

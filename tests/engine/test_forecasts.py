@@ -1,4 +1,4 @@
-"""When a waiting workload may start, as far as anybody can know."""
+"""Forecasts of the earliest start of pending workloads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_past_durations_tell_when_room_appears() -> None:
     world.change("a1", expected=2500.0)
     assert due(world, "b1") == 3500
     world.now = 3600.0
-    assert due(world, "b1") == 4000, "a1 should be over by now, so nobody knows about it"
+    assert due(world, "b1") == 4000, "a1 should be over by now, so its end is unknown"
 
 
 def test_a_duration_beyond_the_limit_ends_at_the_limit() -> None:
@@ -59,7 +59,7 @@ def test_room_for_a_gang_appears_node_by_node() -> None:
 
 
 @pytest.mark.covers("F72")
-def test_only_pools_that_grow_are_asked_for_nodes() -> None:
+def test_only_autoscaled_pools_get_demand_for_nodes() -> None:
     world = World().pool("p", gpus=1).team("a", limit=2)
     world.pools["cloud"] = Pool("cloud", kind="autoscaled", max_nodes=4, node_gpus=1)
     world.profile("one", 1, pools=("p", "cloud")).jobs("a1 a2 a3", "a", "one")
@@ -67,7 +67,7 @@ def test_only_pools_that_grow_are_asked_for_nodes() -> None:
     assert (scale.nodes, scale.beneficiaries) == (1, ("a2",)), "a3 would be over the limit"
 
 
-def test_nobody_who_never_borrows_asks_for_nodes() -> None:
+def test_work_that_never_borrows_requests_no_nodes() -> None:
     world = World().team("a", 1, weight="None").profile("one", 1, pools=("cloud",))
     world.pools["cloud"] = Pool("cloud", kind="autoscaled", max_nodes=4, node_gpus=1)
     world.nodes["c1"] = Node("c1", "cloud", 1)

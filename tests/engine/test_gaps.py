@@ -1,4 +1,4 @@
-"""Worlds with gaps: records that name what is gone, promises that cannot be kept, nodes without room."""
+"""Worlds with gaps: records that name missing objects, nominations that no longer fit, nodes without room."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.engine import GPU, Node, Placed, Pool, QuotaLine, WhatIf, usage_by_team
-from makeway_quota.engine.rules.fair_share import decayed
+from makeway_quota.engine.weights import decayed
 from worlds import World
 
 
@@ -15,10 +15,10 @@ def pair(gpus: int = 4, **settings: object) -> World:
     return world.profile("one", 1).profile("two", 2).profile("four", 4).profile("half", 0.5)
 
 
-# What the records say and what is there
+# Records that name missing objects
 
 
-def test_a_node_may_name_a_pool_that_nobody_described() -> None:
+def test_a_node_may_name_an_undeclared_pool() -> None:
     world = pair()
     world.nodes["x"] = Node("x", "elsewhere", 2)
     world.profile("two", 2, pools=("elsewhere",))
@@ -34,7 +34,7 @@ def test_work_counts_on_its_first_pool_when_its_node_is_gone() -> None:
     assert world.plan().keep == ("j",)
 
 
-def test_work_of_a_team_that_is_gone_borrows_and_makes_way() -> None:
+def test_work_of_a_deleted_team_is_over_quota_and_evictable() -> None:
     world = pair().team("old").profile("two", 2).jobs("o1 o2", "old", "two")
     world.step()
     del world.policies["old"]
@@ -55,7 +55,7 @@ def test_more_work_on_a_node_than_it_has_devices() -> None:
     assert set(plan.keep) | {e.id for e in plan.evict} == {"j1", "j2"}
 
 
-def test_strangers_on_devices_nobody_named_take_whole_ones_from_the_last_down() -> None:
+def test_foreign_pods_on_unknown_devices_take_whole_ones_from_the_last_down() -> None:
     world = pair()
     world.nodes["p-1"] = replace(world.nodes["p-1"], foreign_gpus=1500)
     world.run("j", "b", "one", "p-1")
@@ -71,7 +71,7 @@ def test_work_without_gpus_runs_where_cpu_is_left() -> None:
     assert [(s.id, s.placement[0].devices) for s in plan.start] == [("c1", ())]
 
 
-def test_a_profile_without_pools_waits_and_says_so() -> None:
+def test_a_profile_without_pools_waits_with_a_reason() -> None:
     world = pair().profile("lost", 1, pools=("nowhere",)).submit("j", "a", "lost")
     assert world.reason("j") == ("too_large", "Profile lost names no pool that exists.")
 
@@ -89,11 +89,11 @@ def test_a_gang_that_fits_no_set_of_nodes() -> None:
     assert world.reason("j") == ("too_large", message)
 
 
-# Promises
+# Nominations
 
 
 @pytest.mark.parametrize(("what", "amount"), [("cpu", 4000), ("memory", 4000)])
-def test_a_promise_waits_for_cpu_and_memory_too(what: str, amount: int) -> None:
+def test_a_nomination_waits_for_cpu_and_memory_too(what: str, amount: int) -> None:
     world = World().pool("p", gpus=2, **{what: 4000}).team("a", 0).team("b", 2)
     world.profile("greedy", 1, **{what: amount}).profile("one", 1, **{what: 1000})
     world.submit("a1", "a", "greedy").reconcile()
@@ -105,7 +105,7 @@ def test_a_promise_waits_for_cpu_and_memory_too(what: str, amount: int) -> None:
     assert [s.id for s in world.step().start] == ["b1"]
 
 
-def test_a_promise_ends_with_its_node() -> None:
+def test_a_nomination_ends_with_its_node() -> None:
     world = World().pool("p", nodes=2, gpus=2).team("a", 0).team("b", 2).profile("two", 2)
     world.jobs("a1 a2", "a", "two").reconcile()
     (nomination,) = (w.nomination for w in world.submit("b1", "b", "two").step().pending)
@@ -115,7 +115,7 @@ def test_a_promise_ends_with_its_node() -> None:
 
 
 @pytest.mark.parametrize(("what", "less"), [("gpus", 1), ("cpu", 500), ("memory", 500)])
-def test_a_promise_ends_when_the_node_shrinks(what: str, less: int) -> None:
+def test_a_nomination_ends_when_the_node_shrinks(what: str, less: int) -> None:
     world = World().pool("p", gpus=2, cpu=4000, memory=4000).team("a", 0).team("b", 2)
     world.profile("two", 2, cpu=1000, memory=1000).submit("a1", "a", "two").reconcile()
     world.submit("b1", "b", "two").step()
@@ -126,7 +126,7 @@ def test_a_promise_ends_when_the_node_shrinks(what: str, less: int) -> None:
     assert not any(w.nomination for w in plan.pending)
 
 
-def test_a_promise_that_ended_gives_no_precedence() -> None:
+def test_a_nomination_that_ended_has_no_precedence() -> None:
     world = World().pool("p", nodes=2, gpus=1).team("a").profile("one", 1).jobs("first second", "a", "one")
     world.nodes["p-2"] = replace(world.nodes["p-2"], ready=False)
     world.change("second", nomination=(Placed(0, "p-2", (0,)),))
@@ -146,7 +146,7 @@ def test_a_job_does_not_move_where_nothing_is_free() -> None:
     assert world.reason("b1")[0] == "fragmented"
 
 
-def test_only_those_move_who_have_to() -> None:
+def test_only_the_jobs_that_must_move() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("one", 1).profile("two", 2).profile("three", 3)
     world.run("a1", "a", "one", "p-1").run("a2", "a", "two", "p-1").run("a3", "a", "two", "p-2")
@@ -162,7 +162,7 @@ def test_the_smallest_job_moves() -> None:
     assert [m.id for m in plan.move] == ["a2"]
 
 
-def test_who_may_not_borrow_does_not_grow() -> None:
+def test_a_gang_that_may_not_borrow_does_not_grow() -> None:
     world = World().pool("p", nodes=3, gpus=2).team("a", reserved=2, weight="None")
     world.profile("elastic", 2, workers=3, min_workers=1)
     plan = world.submit("g", "a", "elastic").step()
@@ -170,7 +170,7 @@ def test_who_may_not_borrow_does_not_grow() -> None:
 
 
 def test_victims_of_another_line_where_a_limit_is_in_the_way() -> None:
-    """The session's own team is at its limit in one pool and others have to make way for it too."""
+    """The session's own team is at its limit in one pool, and work of other teams is evicted for it too."""
     world = World().pool("p", gpus=4).team("a", reserved=2, limit=2).team("b", reserved=1).profile("one", 1)
     world.profile("two", 2).submit("a1", "a", "one").jobs("b1 b2 b3", "b", "one").reconcile()
     plan = world.session("s", "a", "two").step()
@@ -180,7 +180,7 @@ def test_victims_of_another_line_where_a_limit_is_in_the_way() -> None:
 # The picker and the numbers of teams
 
 
-def test_offers_tell_who_moves_and_what_is_on_its_way() -> None:
+def test_offers_list_moves_and_terminating_work() -> None:
     world = World().pool("p", nodes=2, gpus=4).team("a", reserved=4).team("b", reserved=4)
     world.profile("one", 1).profile("two", 2).profile("four", 4)
     world.run("a1", "a", "two", "p-1").run("a2", "a", "two", "p-2")
@@ -194,7 +194,7 @@ def test_offers_tell_who_moves_and_what_is_on_its_way() -> None:
     assert world.say(found) == "Ready in 28 s or less: the GPUs are on their way."
 
 
-def test_what_a_team_could_start_minds_capacity_and_static_quotas() -> None:
+def test_what_a_team_could_start_respects_capacity_and_static_quotas() -> None:
     world = World().pool("p", gpus=8, capacity=6000).team("a", reserved=2, lend=0).team("b", reserved=2)
     world.profile("one", 1).jobs("b1", "b", "one").reconcile()
     free = {team.policy: team.free for team in usage_by_team(world.snapshot())}
@@ -218,7 +218,7 @@ def test_departments_are_no_lenders_of_their_own_teams() -> None:
 # Pools that grow
 
 
-def test_pools_that_grow_are_asked_only_for_what_may_run_there() -> None:
+def test_autoscaled_pools_grow_only_for_work_that_may_run_there() -> None:
     world = World().team("a", reserved=0, limit=3).team("none", weight="None").team("b")
     world.pools["cloud"] = Pool("cloud", kind="autoscaled", max_nodes=4, node_gpus=2)
     world.profile("one", 1, pools=("cloud",)).profile("two", 2, pools=("cloud",))
@@ -241,7 +241,7 @@ def test_departments_with_lines_of_their_own_in_other_pools() -> None:
     assert len(plan.start) == 4
 
 
-def test_a_promise_to_a_session_outlives_the_use_of_its_departments_reservation() -> None:
+def test_a_nomination_of_a_session_outlives_the_use_of_its_departments_reservation() -> None:
     world = World().pool("p", gpus=4).pool("q", gpus=4).team("b")
     world.team("top", 4).team("a", 4, parent="top", pools=("p",))
     world.profile("p4", 4, pools=("p",)).profile("q2", 2, pools=("q",)).profile("q4", 4, pools=("q",))

@@ -1,4 +1,4 @@
-"""Who waited too long gets its nodes held (engine rule 3), and nobody starves."""
+"""Holds for workloads that waited too long (engine rule 3): no workload starves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOUR = 3_600.0
 
 
 def busy(**settings: object) -> World:
-    """Two nodes full of borrowed 2-GPU jobs that nobody knows the end of, and a gang that needs them both."""
+    """Return two nodes full of borrowed 2-GPU jobs without a known end, and a gang that needs both nodes."""
     world = World(**settings).pool("p", nodes=2, gpus=4).team("a").team("b")
     world.profile("two", 2).profile("brief", 2, time_limit=HOUR).profile("gang", 4, workers=2)
     world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
@@ -25,7 +25,7 @@ def busy(**settings: object) -> World:
 
 
 @pytest.mark.covers("F43")
-def test_nodes_are_held_for_who_waited_too_long() -> None:
+def test_nodes_are_held_for_a_workload_that_waited_too_long() -> None:
     world = busy()
     world.now += DAY - 60
     world.end("a4").submit("a5", "a", "two")
@@ -107,7 +107,7 @@ def test_the_lowest_weight_holds_nothing() -> None:
 
 
 def test_fair_share_goes_before_a_hold() -> None:
-    """Where work over quota reclaims, nothing is held beyond the fair share: it would be lost at once."""
+    """Where work over quota reclaims, nothing is held beyond the fair share: the workload would be evicted at once."""
     world = busy(fair_share="reclaim")
     world.now += DAY
     world.end("a4").submit("a5", "a", "two")
@@ -115,7 +115,7 @@ def test_fair_share_goes_before_a_hold() -> None:
 
 
 def stream(random: Random) -> World:
-    """Small jobs of several teams without end, more than fit, and a few large ones among them."""
+    """Return a world with an endless stream of small jobs of several teams, more than fit, and a few large ones."""
     world = World(starvation_after=random.choice([0, HOUR, 6 * HOUR]))
     world.pool("p", nodes=random.randint(2, 4), gpus=4).team("a").team("b", 2, weight="Low").team("c", priority=1)
     world.policies["d"] = replace(world.policies["a"], name="d", quotas=(QuotaLine(limit=8000),))
@@ -127,7 +127,7 @@ def stream(random: Random) -> World:
 
 @pytest.mark.covers("F43")
 @pytest.mark.parametrize("start", range(20))
-def test_nobody_starves(start: int) -> None:
+def test_no_workload_starves(start: int) -> None:
     starve(Random(start))
 
 
@@ -135,12 +135,12 @@ def test_nobody_starves(start: int) -> None:
 @pytest.mark.covers("F43")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(20, 20 + HISTORIES // 10))
-def test_nobody_starves_at_length(start: int) -> None:
+def test_no_workload_starves_at_length(start: int) -> None:
     starve(Random(start))
 
 
 def starve(random: Random) -> None:
-    """Let large jobs wait behind small ones without end until they have started, or for 400 rounds in vain."""
+    """Run large jobs behind an endless stream of small ones until they have started, for at most 400 rounds."""
     world = stream(random)
     ends: dict[str, float] = {}
     large: list[str] = []
@@ -171,7 +171,7 @@ def starve(random: Random) -> None:
 
 
 def outranked(**settings: object) -> World:
-    """A small job of `a` runs, a large one waited too long, and an urgent one of the same team comes."""
+    """Return a world in which a small job of `a` runs, a large one waited too long, and an urgent one arrives."""
     world = World(**settings).pool("p", gpus=4).team("a").profile("two", 2).profile("three", 3).profile("eight", 8)
     world.submit("low", "a", "two", priority=-1).reconcile()
     world.submit("late", "a", "three", priority=-1)
@@ -179,7 +179,7 @@ def outranked(**settings: object) -> World:
     return world
 
 
-def test_who_waited_too_long_stands_behind_its_own_teams_higher_priority() -> None:
+def test_a_workload_that_waited_too_long_comes_after_its_own_teams_higher_priority() -> None:
     world = outranked().submit("urgent", "a", "three", priority=1)
     plan = world.step()
     assert [(e.id, e.rule) for e in plan.evict] == [("low", "preempt_in_team")]
@@ -198,7 +198,7 @@ def test_a_job_that_waited_too_long_is_not_started_to_be_preempted() -> None:
     assert not world.plan().acts
 
 
-def test_a_higher_priority_that_can_never_start_takes_nothing_from_who_waited_too_long() -> None:
+def test_a_higher_priority_that_can_never_start_ends_no_hold() -> None:
     world = outranked().submit("urgent", "a", "eight", priority=1)
     assert world.reason("late")[1].endswith("p-1 is held for it.")
 
@@ -211,7 +211,7 @@ def test_nothing_is_held_for_what_can_never_start(capacity: int | None) -> None:
 
 
 def test_a_gang_that_grows_may_end_a_hold_and_then_others_start_at_once() -> None:
-    """Over quota, the wider gang of `c` takes from the fair share of `b`, for whom nothing is held then."""
+    """The wider gang of `c`, over quota, reduces the fair share of `b`, so that nothing is held for `b`."""
     world = World(starvation_after=0, fair_share="reclaim").pool("p", nodes=2, gpus=4)
     world.team("b").team("c", 1, weight="High").team("d", 2)
     world.profile("one", 1).profile("three", 3).profile("four", 4).profile("elastic", 1, workers=2, min_workers=1)
@@ -221,7 +221,7 @@ def test_a_gang_that_grows_may_end_a_hold_and_then_others_start_at_once() -> Non
     assert not world.plan().acts
 
 
-def test_who_starts_elsewhere_waits_for_nothing_that_was_held() -> None:
+def test_a_workload_that_starts_elsewhere_holds_nothing() -> None:
     world = World(starvation_after=600).pool("q", gpus=1, profiles=("small", "big")).pool("p", gpus=4).team("a")
     world.profile("small", 1, pools=("q", "p")).profile("big", 2, pools=("q", "p")).run("a0", "a", "small", "q-1")
     world.submit("low", "a", "small", priority=-1).submit("high", "a", "big").now += 700
@@ -230,7 +230,7 @@ def test_who_starts_elsewhere_waits_for_nothing_that_was_held() -> None:
     assert not plan.pending
 
 
-def test_what_is_not_held_any_more_is_used_in_the_same_plan() -> None:
+def test_gpus_of_a_dropped_hold_are_used_in_the_same_plan() -> None:
     world = World(starvation_after=600).pool("q", gpus=2, profiles=("small", "big")).pool("p", gpus=6)
     world.team("a").team("b").profile("one", 1, pools=("q",))
     world.profile("small", 2, pools=("q", "p")).profile("big", 2, pools=("q", "p")).run("a0", "a", "one", "q-1")
@@ -240,7 +240,7 @@ def test_what_is_not_held_any_more_is_used_in_the_same_plan() -> None:
 
 
 @pytest.mark.covers("F43")
-def test_who_waited_too_long_may_still_stop_its_own_teams_lower_work() -> None:
+def test_a_workload_that_waited_too_long_may_preempt_its_own_teams_lower_priority() -> None:
     world = World().pool("p", gpus=2).team("a").team("b").profile("one", 1)
     world.submit("low", "a", "one", priority=-1).submit("other", "b", "one").reconcile()
     world.submit("high", "a", "one", priority=1).change("high", submitted_at=world.now - 2 * DAY)

@@ -1,4 +1,4 @@
-"""The engine that stays between decisions gives, after every change, the plan that a fresh look gives."""
+"""The incremental engine returns, after every change, the plan of a new engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from worlds import World
 
 
 class Follower:
-    """Tells a incremental engine what changed in a world since the last time."""
+    """Applies the changes of a world to an incremental engine."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -36,7 +36,7 @@ class Follower:
 
 @pytest.mark.covers("F13", "F14")
 @pytest.mark.parametrize("start", range(40))
-def test_it_plans_as_if_it_saw_everything_for_the_first_time(start: int) -> None:
+def test_the_incremental_engine_plans_as_a_new_one(start: int) -> None:
     random = Random(start)
     world = random_world(random)
     follower = Follower(world)
@@ -51,7 +51,7 @@ def test_it_plans_as_if_it_saw_everything_for_the_first_time(start: int) -> None
 
 
 def carry_out(world: World, random: Random) -> None:
-    """Plan and do it; now and then some of those who should start do not, or somebody leaves in the same moment."""
+    """Plan and apply the plan; at times a start fails, or a workload ends at the same moment."""
     plan = world.plan()
     if random.random() < 0.25:
         plan = replace(plan, start=tuple(start for start in plan.start if random.random() < 0.5))
@@ -61,7 +61,7 @@ def carry_out(world: World, random: Random) -> None:
 
 
 def strange(world: World, random: Random) -> None:
-    """Let something happen that the store of a plain history do not know."""
+    """Apply an event that plain histories lack."""
     what = random.choice(["vague", "foreign", "cordon", "forget", "pause", "history", "rename"])
     live = world.named("running")
     if what == "vague" and live:
@@ -92,13 +92,13 @@ def test_finished_work_and_unknown_ids_change_nothing() -> None:
     world.workloads["old"] = Workload("old", "a", "one", state="succeeded")
     world.submit("j", "a", "one")
     follower.check()
-    follower.incremental.change((), ["nobody", "old"])
+    follower.incremental.change((), ["unknown", "old"])
     assert [start.id for start in follower.incremental.plan(world.now).start] == ["j"]
-    assert [start.id for start in follower.incremental.plan(world.now).start] == ["j"], "nothing was carried out"
+    assert [start.id for start in follower.incremental.plan(world.now).start] == ["j"], "no plan was applied"
 
 
 @pytest.mark.covers("F13")
-def test_a_start_stays_where_it_is_once_the_world_says_the_same() -> None:
+def test_a_start_stays_where_it_is_once_the_snapshot_confirms_it() -> None:
     world = World().pool("p", nodes=2, gpus=2).team("a", reserved=4).profile("one", 1)
     follower = Follower(world)
     world.submit("j", "a", "one")
@@ -114,8 +114,8 @@ def test_a_start_stays_where_it_is_once_the_world_says_the_same() -> None:
 
 
 @pytest.mark.covers("F13")
-@pytest.mark.parametrize("what", ["not at all", "elsewhere", "in another team", "and is told to go"])
-def test_a_start_that_comes_about_otherwise_is_taken_as_it_is(what: str) -> None:
+@pytest.mark.parametrize("what", ["not at all", "elsewhere", "in another team", "and is evicted"])
+def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
     world = World().pool("p", nodes=2, gpus=2).team("a", reserved=2).team("b", reserved=2).profile("one", 1)
     follower = Follower(world)
     world.submit("j", "a", "one")
@@ -126,7 +126,7 @@ def test_a_start_that_comes_about_otherwise_is_taken_as_it_is(what: str) -> None
         world.change("j", placement=(Placed(0, "p-2", (1,), 1000),))
     elif what == "in another team":
         world.change("j", policy="b")
-    elif what == "and is told to go":
+    elif what == "and is evicted":
         world.change("j", state="checkpointing", deadline=world.now + 5)
     world.jobs("k l m n o", "b", "one")
     follower.check()

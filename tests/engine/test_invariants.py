@@ -1,4 +1,4 @@
-"""The invariants over random worlds and random histories."""
+"""Check the invariants over random worlds and random histories."""
 
 from __future__ import annotations
 

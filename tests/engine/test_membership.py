@@ -1,4 +1,4 @@
-"""Nodes that come, go and change in a standing engine: after each, it plans as a new engine would."""
+"""After nodes come, go and change, the incremental engine plans as a new engine would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODELS = ("", "a", "b")
 
 
 class NodeFollower:
-    """Shows an incremental engine the nodes and workloads that differ from the last time, by name."""
+    """Applies the nodes and workloads that differ from the last time to an incremental engine."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -23,7 +23,7 @@ class NodeFollower:
         self.engine = IncrementalEngine(world.snapshot())
 
     def check(self, random: Random) -> None:
-        """Compare the plan with a fresh engine's; nodes and workloads are shown in either order."""
+        """Compare the plan with a new engine's; nodes and workloads are applied in either order."""
         world = self.world
         snapshot = world.snapshot()
         nodes = [node for name, node in world.nodes.items() if self.nodes.get(name) != node]

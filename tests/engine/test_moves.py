@@ -1,4 +1,4 @@
-"""Who moves over: counted once, and only where that is enough (engine rule 5.6)."""
+"""Moves: counted once on the reservation, and only where they are enough (engine rule 5.6)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from worlds import World
 
 
 def scattered() -> World:
-    """Six 3-GPU jobs of `a` run as 6, 6, 3, 3; `b` asks for 8 GPUs, so that one of them moves."""
+    """Return a world where six 3-GPU jobs of `a` run as 6, 6, 3, 3 and `b` requests 8 GPUs, so that one moves."""
     world = World().pool("p", nodes=4, gpus=10).team("a", reserved=20, weight="None").team("b", reserved=20)
     world.profile("gpu2", 2).profile("gpu3", 3).profile("gpu8", 8)
     for at, node in enumerate([1, 1, 2, 2, 3, 4]):
@@ -53,7 +53,7 @@ def gangs(*sizes: int, **settings: bool) -> World:
     return world.submit("g", "b", "gang")
 
 
-def test_jobs_move_over_for_a_gang_until_enough_nodes_are_free() -> None:
+def test_jobs_move_for_a_gang_until_enough_nodes_are_free() -> None:
     world = gangs(1, 1, 2, 3)
     plan = world.step()
     assert sorted(move.id for move in plan.move) == ["a1", "a2"], "the fewest GPUs"
@@ -69,7 +69,7 @@ def test_only_as_many_move_for_a_gang_as_have_to() -> None:
     assert not gangs(1, 1, 2, 3, consolidation=False).step().move
 
 
-def test_another_node_is_cleared_for_a_gang_where_somebody_has_nowhere_to_go() -> None:
+def test_another_node_is_cleared_for_a_gang_where_a_job_cannot_move() -> None:
     world = gangs(0, 1, 2, 0)
     world.run("a4", "a", "gpu3", "p-4").profile("odd", 2, models=("X",))
     world.nodes["p-2"] = replace(world.nodes["p-2"], model="X")

@@ -1,4 +1,4 @@
-"""Wrong edits of the engine's rules, each of which some other test of this folder must catch."""
+"""Mutation tests: each wrong edit of the engine's rules fails another test of this folder."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Where `new` instead of `old` (which is there exactly once) breaks a rule, and which."""
+    """`new` instead of `old` (which occurs exactly once) in `file` breaks the rule `why`."""
 
     file: str
     old: str
     new: str
     why: str
     again: tuple[str, str, str] | None = None
-    """(file, old, new) where the rule is said once more, and would still hold if only the one place were broken."""
+    """(file, old, new) of a second place that has the rule, and that would keep it in force."""
 
     @property
     def changes(self) -> list[tuple[str, str, str]]:
-        """List every (file, old, new) that it takes."""
+        """Return every (file, old, new) of the edit."""
         return [(self.file, self.old, self.new), *([self.again] if self.again else [])]
 
 
 EDITS = (
-    # Who counts how
+    # Accounting
     Edit(
         "state.py",
         'else self.kind == "session"',
@@ -39,37 +39,37 @@ EDITS = (
         "sessions may never be stopped, jobs may",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "return amount <= account.unreserved(pool, non_preemptible)",
         "return amount < account.unreserved(pool, non_preemptible)",
         "work that fills the reservation exactly is in quota",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "(line.non_preemptible if non_preemptible else line.taken) for line in lines",
         "line.taken for line in lines",
         "a session's reservation is used up by sessions only",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "return self.now + self.nominated - self.moving",
         "return self.now + self.nominated",
         "who moves counts once on its reservation",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "+ amount > (line.quota.limit or 0):",
         "> (line.quota.limit or 0):",
         "a limit is hard: what asks counts",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "used = line.future if later else max(line.now, line.future)",
         "used = line.now",
-        "what was promised counts on the limit",
+        "nominations count on the limit",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))",
         "self.spare = 0",
         "a static quota is kept free of others",
@@ -86,11 +86,11 @@ EDITS = (
         "True",
         "the pool's capacity is never exceeded",
     ),
-    # Who is next
+    # Order
     Edit(
         "rules/order.py",
-        "(not queue.promised, last, *rank(queue, pool), shares, -queue.priority)",
-        "(not queue.promised, last, shares, -queue.priority)",
+        "(not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)",
+        "(not queue.nominated, last, shares, -queue.priority)",
         "ranks go before fairness",
     ),
     Edit(
@@ -121,26 +121,24 @@ EDITS = (
         "rules/order.py",
         'last = over and account.policy.weight == "Lowest"',
         "last = False",
-        "Lowest takes only what nobody else can use",
+        "Lowest takes only what no other workload can use",
     ),
+    Edit("weights.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"),
     Edit(
-        "rules/fair_share.py", "amount * (_SCALE // number)", "amount * number", "who has more weight may borrow more"
-    ),
-    Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "self.over(pool) + self.policy.history",
         "self.over(pool)",
         "past use counts",
     ),
-    # Who must leave
+    # Victims
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "+ extra > ln.quota.reserved for ln in lines",
         "+ extra >= ln.quota.reserved for ln in lines",
         "a policy at its reservation keeps what it has",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "extra = amount if level in preemptor.chain else 0",
         "extra = 0",
         "the preemptor's own need counts first",
@@ -158,7 +156,7 @@ EDITS = (
         "min_runtime protects from jobs, not from sessions",
     ),
     Edit(
-        "index/cluster.py",
+        "index/cluster_state.py",
         "return self.priority(workload) < priority\n",
         "return self.priority(workload) <= priority\n",
         "only a higher priority preempts in the team",
@@ -189,7 +187,7 @@ EDITS = (
     ),
     Edit(
         "rules/fair_share.py",
-        "(request if a is asking else 0)",
+        "(request if a is preemptor else 0)",
         "0",
         "the request counts where the fair share is computed",
     ),
@@ -200,7 +198,7 @@ EDITS = (
         "non-preemptible work may evict its own policy's jobs",
     ),
     Edit(
-        "rules/quota.py",
+        "index/ledger.py",
         "rest, default=-1)",
         "rest, default=0)",
         "work without GPUs is not in quota by that alone",
@@ -236,13 +234,13 @@ EDITS = (
         "sessions are not moved",
     ),
     Edit(
-        "rules/admission.py",
+        "cycle/admission.py",
         "            change = consolidate(preemptor)\n",
         "            change = None if queue else consolidate(preemptor)\n",
         "moving is better than stopping",
     ),
     Edit(
-        "rules/serving.py",
+        "cycle/serving.py",
         "if not queue.total or queue.patient or (over",
         "if not queue.total or (over",
         "reclaim_after waits before anybody is evicted",
@@ -283,7 +281,7 @@ EDITS = (
         "if stay else ()",
         "no gang goes on with fewer than its least number of workers",
     ),
-    # Where
+    # Placement
     Edit(
         "index/nodes.py",
         "suited = self.usable and (not need.models",
@@ -300,54 +298,54 @@ EDITS = (
         "index/nominations.py",
         "        if fits_later(parts, need):\n            cluster.nominate(workload, need, parts)\n",
         "",
-        "nothing else takes what was promised",
+        "nothing else takes nominated GPUs",
     ),
     Edit(
         "index/allocations.py",
-        "        _take_foreign(node)\n",
+        "        _place_foreign(node)\n",
         "",
-        "what strangers hold does not exist",
+        "what foreign pods hold does not exist",
     ),
     Edit(
-        "rules/serving.py",
+        "cycle/serving.py",
         "able = right or _owed(queue, held)",
         "able = right",
-        "a promise to a session is kept",
+        "a session's nomination stands",
     ),
     Edit(
-        "rules/rounds.py",
+        "cycle/rounds.py",
         " and _what_is_held(builder) == held:",
         ":",
         "what is held no longer may be used at once",
     ),
     Edit(
-        "rules/rounds.py",
+        "cycle/rounds.py",
         ' or cluster.settings.fair_share == "reclaim":',
         ":",
         "a start beyond the fair share makes its team's work reclaimable",
     ),
     Edit(
-        "rules/rounds.py",
+        "cycle/rounds.py",
         "return not (cluster.terminating or builder.evicted or builder.moved)",
         "return True",
         "who loses what was on its way to be free may stop its own team's work",
     ),
     Edit(
-        "index/unschedulable.py",
+        "cycle/unschedulable.py",
         "self.kept = {hold.queue.number for hold in builder.holds.values()}",
         "self.kept: set[int] = set()",
         "who waited too long asks its own team past its hold",
     ),
     Edit(
-        "index/unschedulable.py",
-        "return hold is not None and not (hold.there and hold.until is None)",
+        "cycle/unschedulable.py",
+        "return hold is not None and not (hold.in_force and hold.until is None)",
         "return False",
         "what ends in time may use what is held",
     ),
     Edit(
         "index/allocations.py",
-        "if not alike or _counts_as(workload) != _counts_as(old) or",
-        "if not alike or",
+        "if not same or _counts_as(workload) != _counts_as(old) or",
+        "if not same or",
         "who changes its team between two plans counts on the new one",
     ),
     Edit(
@@ -358,19 +356,19 @@ EDITS = (
         "a start that did not come about takes no room",
     ),
     Edit(
-        "index/unschedulable.py",
-        "        return queue.patient or not self._may_ask(queue)",
+        "cycle/unschedulable.py",
+        "        return queue.patient or not self._may_evict(queue)",
         "        return True",
         "a team's higher priority stops its lower one",
     ),
     Edit(
-        "rules/growth.py",
+        "cycle/growth.py",
         "if allocation.pool.pool.name not in wanted:",
         "if wanted is not None:",
-        "gangs grow only where nobody in quota waits",
+        "gangs grow only where no workload in quota waits",
     ),
     Edit(
-        "rules/scaling.py",
+        "cycle/scaling.py",
         "max(0, self.pool.pool.max_nodes - len(self.pool.nodes))",
         "self.pool.pool.max_nodes + 1",
         "pools grow within their budget",
@@ -378,7 +376,7 @@ EDITS = (
 )
 ROOT = Path(__file__).resolve().parents[2]
 LAST = ("test_second_opinion.py", "test_invariants.py", "test_holds.py")
-"""These take longest; most edits are caught before."""
+"""The slowest tests, run last: most edits fail an earlier one."""
 
 
 def broken(edit: Edit | None, place: Path) -> Path:
@@ -399,7 +397,7 @@ def broken(edit: Edit | None, place: Path) -> Path:
 
 
 def caught_by(edit: Edit | None, place: Path) -> str | None:
-    """Name the first test that fails on the broken engine; None if all pass."""
+    """Return the first test that fails on the broken engine; None if all pass."""
     here = Path(__file__).parent
     tests = [file for file in here.glob("test_*.py") if file.name != Path(__file__).name]
     tests.sort(key=lambda file: (LAST.index(file.name) if file.name in LAST else -1, file.name))

@@ -1,4 +1,4 @@
-"""What the picker answers, and the numbers of each team."""
+"""What-if offers for the picker, and the usage of each team."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_ready_now() -> None:
 
 
 @pytest.mark.covers("N03", "F40")
-def test_ready_after_reclaim_says_how_soon_and_at_whose_cost() -> None:
+def test_ready_after_reclaim_has_a_time_and_victims() -> None:
     world = lab()
     found = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
     assert found.code == "ready_after_reclaim"
@@ -74,7 +74,7 @@ def test_closed_and_too_large_are_refused() -> None:
 
 
 @pytest.mark.covers("F37", "N13")
-def test_usage_says_who_borrows_from_whom() -> None:
+def test_usage_lists_lenders_and_borrowers() -> None:
     world = lab().session("s", "rnd", "gpu1", owner="ana")
     world.reconcile()
     rnd, devops = sorted(usage_by_team(world.snapshot()), key=lambda t: t.policy, reverse=True)
@@ -87,7 +87,7 @@ def test_usage_says_who_borrows_from_whom() -> None:
 
 @pytest.mark.covers("N03")
 @pytest.mark.parametrize("start", range(12))
-def test_many_answers_from_one_look_are_those_of_many_looks(start: int) -> None:
+def test_many_offers_of_one_what_if_are_those_of_many(start: int) -> None:
     random = Random(start)
     world = random_world(random)
     for _ in range(25):

@@ -1,4 +1,4 @@
-"""Who is next, and who leaves first: one key of each order at a time."""
+"""The order of starts and the order of evictions, one key of each at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rank_in_the_profile_goes_before_share_and_age() -> None:
 
 
 @pytest.mark.covers("F31")
-def test_lowest_comes_after_everybody_whatever_its_rank() -> None:
+def test_lowest_comes_last_whatever_its_rank() -> None:
     world = teams("a", "z")
     world.policies["z"] = replace(world.policies["z"], weight="Lowest")
     world.pools["p"] = replace(world.pools["p"], profiles=("first",))
@@ -52,7 +52,7 @@ def test_lowest_comes_after_everybody_whatever_its_rank() -> None:
     assert [s.id for s in plan.start] == ["a1"]
 
 
-def test_the_team_that_is_most_over_its_share_makes_way_first() -> None:
+def test_the_team_that_is_most_over_its_share_is_evicted_first() -> None:
     world = teams("a", "c", gpus=8).team("b", reserved=4).profile("one", 1)
     world.jobs("a1 a2 a3 a4 a5", "a", "one").reconcile()
     world.jobs("c1 c2 c3", "c", "one").reconcile()
@@ -77,7 +77,7 @@ def test_sessions_are_not_moved() -> None:
     assert [(w.id, w.code) for w in plan.pending] == [("b1", "fragmented")]
 
 
-def test_an_elastic_gang_does_not_grow_where_somebody_in_quota_waits() -> None:
+def test_an_elastic_gang_does_not_grow_where_work_in_quota_waits() -> None:
     world = World().pool("p", nodes=3, gpus=4).team("a").team("b", reserved=13)
     world.profile("one", 1).profile("wide", 4, workers=3).profile("elastic", 4, workers=2, min_workers=1)
     world.session("s", "b", "one").step()

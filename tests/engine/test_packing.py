@@ -1,4 +1,4 @@
-"""The packing score: what a placement takes from the others, by hand."""
+"""The packing score of a placement, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import random
 import pytest
 from makeway_quota.engine import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
 from makeway_quota.engine.index.cluster import Cluster
+from makeway_quota.engine.index.rooms import Room
 from makeway_quota.engine.placement.fit import find
-from makeway_quota.engine.placement.packing import Packing, Room, Shape
+from makeway_quota.engine.placement.packing import Packing
+from makeway_quota.engine.request import Shape
 
 FREE = 1 << 60
 ONE, EIGHT = Shape(GPU), Shape(8 * GPU)
@@ -93,9 +95,9 @@ def test_only_what_changed_is_scored_again_and_the_answer_is_the_same() -> None:
         assert lasting.best(ask) == incremental(mix, *rooms).best(ask)
 
 
-def test_a_long_list_of_changes_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_of_changes_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_CHANGES", 3)
-    monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_ASKS", 1)
+    monkeypatch.setattr("makeway_quota.engine.placement.packing._MOST_REQUESTS", 1)
     packing = incremental({ONE: 1, EIGHT: 1}, whole(8), whole(8))
     for left in (7, 6, 5, 4):
         packing.see(1, whole(left))

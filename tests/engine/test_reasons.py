@@ -1,4 +1,4 @@
-"""Every waiting workload says why, with numbers and names."""
+"""Every pending workload has a reason with numbers and names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_pool_capacity() -> None:
     assert world.reason("j2") == ("pool_capacity", "Pool p runs 2 of its capacity of 3 GPUs; this job needs 2.")
 
 
-def test_no_free_gpus_and_that_nobody_can_make_way() -> None:
+def test_no_free_gpus_and_no_candidate_to_evict() -> None:
     world = two_teams()
     world.jobs("j1 j2", "a", "two").jobs("k1 k2", "b", "two").reconcile()
     world.submit("j3", "a", "two")
@@ -38,7 +38,7 @@ def test_no_free_gpus_and_that_nobody_can_make_way() -> None:
 
 
 @pytest.mark.covers("F41")
-def test_fragmented_says_how_much_is_free_and_where() -> None:
+def test_fragmented_has_the_free_gpus_and_their_nodes() -> None:
     world = World(consolidation=False).pool("p", nodes=2, gpus=4).team("a", 8).profile("two", 2).profile("three", 3)
     world.run("j1", "a", "two", "p-1").run("j2", "a", "two", "p-2").submit("j3", "a", "three")
     code, message = world.reason("j3")
@@ -85,7 +85,7 @@ def test_a_lost_node_is_named() -> None:
 
 
 @pytest.mark.covers("F05")
-def test_outranked_counts_who_came_first() -> None:
+def test_outranked_counts_the_workloads_ahead() -> None:
     world = two_teams().jobs("j1 j2", "a", "two").jobs("k1 k2", "b", "two").submit("x", "b", "one")
     assert world.reason("x") == (
         "outranked",
@@ -94,7 +94,7 @@ def test_outranked_counts_who_came_first() -> None:
 
 
 @pytest.mark.covers("F40")
-def test_reclaiming_says_who_leaves_and_by_when() -> None:
+def test_reclaiming_has_victims_and_a_deadline() -> None:
     world = two_teams()
     world.jobs("k1 k2 k3 k4", "b", "two", owner="bo").reconcile()
     world.submit("j", "a", "two")

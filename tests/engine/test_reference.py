@@ -1,4 +1,4 @@
-"""Two engines, one set of rules: the reference keeps the invariants, and the fast engine decides what it decides."""
+"""The reference engine keeps the invariants, and the fast engine makes the same decisions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_no_eviction_leads_to_another_that_could_be_avoided(engine: str) -> None
 @pytest.mark.covers("F14")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("seed", [164, 268, 324, 494])
-def test_cascades_that_cannot_be_avoided_are_told_from_the_others(seed: int, engine: str) -> None:
+def test_unavoidable_cascades_are_distinguished_from_the_others(seed: int, engine: str) -> None:
     assert come_to_rest(contended_world(Random(seed)), ENGINES[engine])
 
 

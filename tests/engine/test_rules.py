@@ -26,7 +26,7 @@ def test_the_cheapest_victim_is_the_one_that_lost_least_work() -> None:
 
 
 @pytest.mark.covers("F31", "F36")
-def test_low_priority_policies_and_jobs_leave_first() -> None:
+def test_low_priority_policies_and_jobs_are_evicted_first() -> None:
     world = pair().team("c", reserved=0, priority=1).team("d", reserved=0).profile("one", 1)
     world.jobs("c1 c2", "c", "one").jobs("d1 d2", "d", "one", priority=1).jobs("d3 d4", "d", "one", priority=-1)
     world.jobs("a1 a2", "a", "one").reconcile()
@@ -156,7 +156,7 @@ def test_an_evicted_job_returns_ahead_of_later_ones() -> None:
     assert [s.id for s in world.step().start] == ["a4"]
 
 
-def test_nothing_takes_what_was_promised() -> None:
+def test_nothing_takes_nominated_gpus() -> None:
     world = pair()
     world.jobs("a1 a2 a3 a4", "a", "two").reconcile()
     world.submit("b1", "b", "four").step()
@@ -198,7 +198,7 @@ def test_a_start_that_takes_a_team_beyond_its_fair_share_lets_others_reclaim_in_
     assert not world.plan().acts
 
 
-def test_a_start_that_takes_what_was_on_its_way_lets_a_higher_priority_stop_its_own_team_in_the_same_plan() -> None:
+def test_a_start_on_gpus_about_to_be_free_lets_a_higher_priority_preempt_its_own_team_in_the_same_plan() -> None:
     world = World().pool("p", gpus=4).team("a", 1).team("b").profile("one", 1).profile("two", 2).profile("three", 3)
     world.run("a1", "a", "one", "p-1", priority=-1).run("b1", "b", "two", "p-1")
     world.change("b1", state="checkpointing", deadline=world.now + 30)

@@ -57,7 +57,7 @@ def growing(random: Random) -> World:
 
 
 @pytest.mark.covers("F33")
-def test_the_demand_is_what_trying_everything_finds() -> None:
+def test_the_demand_is_that_of_the_reference() -> None:
     grown = codes = 0
     for seed in range(150):
         world = growing(Random(seed))

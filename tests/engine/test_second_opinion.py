@@ -1,4 +1,4 @@
-"""A second opinion: every set of victims is tried in small worlds, and must agree with the engine (I4, I5)."""
+"""Compare the engine's victims with an exhaustive search over all victim sets in small worlds (I4, I5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (1, 1, 2, 3)
 
 
 def crowded(random: Random, workers: int = 1) -> World:
-    """Make up a small cluster full of running work, where one more job or session, `preemptor`, asks."""
+    """Return a small full cluster with one pending job or session, `preemptor`."""
     world = World(consolidation=False)
     world.pool("p", nodes=random.randint(2, 3), gpus=random.choice([3, 4]))
     for name in ("a", "b", "c"):
@@ -56,7 +56,7 @@ def legal(sums: Sums, preemptor: Workload, group: tuple[Workload, ...], own: boo
 
 
 def legal_in_order(sums: Sums, preemptor: Workload, order: tuple[Workload, ...], own: bool) -> bool:
-    """Whether rule 5.1 lets the preemptor evict these; `own`: non-preemptible work may evict all jobs of its policy."""
+    """Whether rule 5.1 allows the preemptor these victims; `own`: non-preemptible work may evict jobs of its policy."""
     use = {name: sums.usage(name, policy.quotas[0]) for name, policy in sums.policies.items()}
     use[preemptor.policy] += sums.request(preemptor)
     for victim in order:
@@ -76,7 +76,7 @@ def solutions(sums: Sums, preemptor: Workload, own: bool) -> Iterator[tuple[Work
 
 
 def judge(world: World, exact: bool) -> bool:
-    """Compare the engine with every possible answer; say whether there was something to compare."""
+    """Compare the engine's victims with every possible set; return whether there was a set to compare."""
     sums = Sums(world.snapshot())
     preemptor = sums.live["preemptor"]
     if not in_quota(sums, preemptor) or fits(sums, preemptor, []):
@@ -92,7 +92,7 @@ def judge(world: World, exact: bool) -> bool:
         assert legal_in_order(sums, preemptor, chosen, own), "I3"
         assert fits(sums, preemptor, [w.id for w in chosen]), "I4"
         for one in chosen:
-            assert not fits(sums, preemptor, [w.id for w in chosen if w is not one]), f"I4: {one.id} need not leave"
+            assert not fits(sums, preemptor, [w.id for w in chosen if w is not one]), f"I4: {one.id} is needless"
     elif found:
         raise AssertionError(f"I5: {[w.id for w in found[0]]} would have made room")
     if exact and found:

@@ -1,4 +1,4 @@
-"""What the engine leaves out to save time changes nothing: the same comes of looking at everything."""
+"""The engine's shortcuts change no decision: a full computation has the same result."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from engine.histories import happen, random_world
 from makeway_quota.engine import GPU, Placed, schedule
-from makeway_quota.engine.index import victim_ranking
+from makeway_quota.engine.cycle import rounds
 from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
 from makeway_quota.engine.request import Need
-from makeway_quota.engine.rules import consolidation, hold, rounds
+from makeway_quota.engine.rules import consolidation, hold, victim_ranking
 from makeway_quota.engine.rules.victims import Preemptor
 from worlds import World
 
@@ -46,7 +46,7 @@ def test_the_cheapest_node_is_chosen_though_few_are_scored(monkeypatch: pytest.M
 
 
 @pytest.mark.covers("F16")
-def test_no_node_is_cleared_for_less_than_was_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_node_is_scored_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Counter[bool] = Counter()
     option = consolidation._option
 
@@ -80,7 +80,7 @@ def test_whole_devices_are_held_as_any_others(start: int, monkeypatch: pytest.Mo
 
 
 def compare(start: int, module: object, name: str, otherwise: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan along random histories, each time also with something done otherwise."""
+    """Plan along random histories, each time also without one of the shortcuts."""
     for seed in (*range(10 * start, 10 * start + 10), *WRONG_ONCE[start : start + 1]):
         random = Random(seed)
         world = random_world(random)
@@ -95,7 +95,7 @@ def compare(start: int, module: object, name: str, otherwise: object, monkeypatc
 
 
 def crowded(random: Random, fill: float, asked: tuple[float, ...]) -> World:
-    """Make up nodes full of work over quota, for which an owner comes back with several jobs."""
+    """Return nodes full of work over quota, and an owner who reclaims them with several jobs."""
     world = World(fair_share=random.choice(["order", "reclaim"]), victim_order=random.choice(["newest", "cheapest"]))
     world.pool("p", nodes=random.randint(3, 8), gpus=8)
     for name in ("a", "b", "c"):

@@ -1,4 +1,4 @@
-"""Where, and who makes room there (engine rules 4 and 5): pools in order, few nodes, nobody asked in vain."""
+"""Placement and reclaim by pool (engine rules 4 and 5): pools in order, few nodes, no needless eviction."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def test_reclaim_is_tried_in_the_order_of_the_pools() -> None:
     world.profile("non_preemptible", 2, pools=("fast",)).profile("two", 2, pools=("fast", "slow"))
     world.session("c1", "c", "non_preemptible").session("c2", "c", "non_preemptible").step()
     world.jobs("b1 b2", "b", "two").reconcile()
-    assert [e.id for e in world.submit("a1", "a", "two").step().evict] == ["b2"], (
-        "nobody in the first pool may be asked"
-    )
+    assert [e.id for e in world.submit("a1", "a", "two").step().evict] == ["b2"], "the first pool has no candidate"
 
 
 def test_a_gang_gets_as_few_nodes_as_possible() -> None:
@@ -46,7 +44,7 @@ def test_a_gang_gets_as_few_nodes_as_possible() -> None:
     assert {p.node for p in start.placement} == {"p-1", "p-4"}
 
 
-def test_what_cannot_run_blocks_nobody_behind_it() -> None:
+def test_an_unschedulable_workload_blocks_none_behind_it() -> None:
     world = World().pool("p", gpus=4).team("a", reserved=4).profile("one", 1).profile("four", 4)
     world.submit("a1", "a", "one").reconcile()
     plan = world.submit("first", "a", "four").submit("second", "a", "one").step()
@@ -59,7 +57,7 @@ def test_policies_in_one_inner_list_share_a_rank() -> None:
     assert [s.id for s in plan.start] == ["a1"], "the oldest"
 
 
-def test_nobody_else_leaves_while_enough_is_on_its_way() -> None:
+def test_nothing_more_is_evicted_while_enough_is_terminating() -> None:
     world = World().pool("p", gpus=8).team("a", reserved=4).team("b").profile("two", 2).profile("four", 4)
     world.jobs("b1 b2", "b", "four").reconcile()
     world.submit("a1", "a", "two").step()
@@ -85,7 +83,7 @@ def test_a_better_rank_is_not_preempted_by_a_higher_priority() -> None:
     assert not world.submit("high", "a", "second", priority=1).step().evict, "it would come back at once"
 
 
-def test_nobody_is_preempted_for_a_job_of_another_team() -> None:
+def test_no_workload_is_preempted_for_a_job_of_another_team() -> None:
     world = World().pool("p", gpus=2).team("a").team("b").profile("two", 2)
     world.submit("low", "a", "two", priority=-1).reconcile()
     assert not world.submit("high", "b", "two", priority=1).step().evict

@@ -1,4 +1,4 @@
-"""Jobs that ran for long yield to shorter ones of their own team (`yields_after`)."""
+"""Jobs that ran for longer than `yields_after` have a lower priority than shorter ones of their team."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_job_that_ran_for_long_yields_to_a_shorter_one_of_its_team() -> None:
     assert world.named() == ["later", "next"], "it also waits behind shorter ones"
 
 
-def test_nobody_yields_without_the_setting_nor_to_another_team_nor_too_early() -> None:
+def test_no_job_yields_without_the_setting_nor_to_another_team_nor_too_early() -> None:
     assert not full(0.0).submit("next", "a", "four").step().evict
     assert not full(12 * HOUR).submit("next", "a", "four").step().evict
     assert not full(8 * HOUR).submit("next", "b", "four").step().evict
 
 
-def test_earlier_attempts_count_and_what_may_not_be_stopped_never_yields() -> None:
+def test_earlier_attempts_count_and_non_preemptible_work_never_yields() -> None:
     world = full(12 * HOUR)
     world.change("new", ran=12 * HOUR)
     assert [e.id for e in world.submit("next", "a", "four").step().evict] == ["new"]
@@ -53,7 +53,7 @@ def test_earlier_attempts_count_and_what_may_not_be_stopped_never_yields() -> No
     assert not world.submit("next", "a", "four").step().evict
 
 
-def test_an_engine_that_stands_sees_by_itself_who_has_run_for_long() -> None:
+def test_the_incremental_engine_lowers_priorities_as_time_passes() -> None:
     world = full(12 * HOUR).submit("next", "a", "four")
     snapshot = world.snapshot()
     incremental = IncrementalEngine(snapshot)

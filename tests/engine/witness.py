@@ -1,4 +1,4 @@
-"""Watches the engine choose victims, and judges every choice at its moment, with sums of its own (I3, I4)."""
+"""Check every choice of victims at the moment of the choice, with independent sums (I3, I4)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from unittest.mock import patch
 
 from engine.sums import Sums, fits, take
 from makeway_quota.engine import QuotaLine, Snapshot, Workload
+from makeway_quota.engine.cycle import admission
 from makeway_quota.engine.index.nodes import placement_of
-from makeway_quota.engine.rules import admission
 from makeway_quota.engine.rules.victim_sets import Victim
 
 
 @contextmanager
 def watched(snapshot: Snapshot) -> Iterator[None]:
-    """Let no choice of victims pass that is not legal, or larger than it has to be."""
+    """Check within a block that every choice of victims is legal and minimal."""
     real = admission._carry_out
 
     def judged(builder: Any, queue: Any, preemptor: Any, choice: Any, over: bool) -> None:
         moment = Moment(snapshot, preemptor, list(choice.victims))
         moment.everybody_was_entitled_to_be_asked()
-        moment.nobody_leaves_needlessly()
+        moment.no_victim_is_needless()
         real(builder, queue, preemptor, choice, over)
 
     with patch.object(admission, "_carry_out", judged):
@@ -30,7 +30,7 @@ def watched(snapshot: Snapshot) -> Iterator[None]:
 
 
 class Moment:
-    """The cluster when somebody's victims have been chosen and told to go."""
+    """The cluster at the moment when a preemptor's victims have been evicted."""
 
     def __init__(self, snapshot: Snapshot, preemptor: Any, victims: list[Victim]) -> None:
         self.sums = Sums(snapshot)
@@ -43,7 +43,7 @@ class Moment:
         self.nominations = [t for i, t in cluster.nominations.items() if i != self.preemptor.id]
 
     def usage(self, policy: str, line: QuotaLine, back: list[Victim]) -> int:
-        """Count what a line will hold, had those in `back` stayed."""
+        """Return the future usage of a line with the workloads in `back` still running."""
         kept = [(t, t.amount) for t in [*self.stay, *self.nominations]]
         given_up = [(v.allocation, v.allocation.amount - v.allocation.need.gpus * len(v.kept)) for v in back]
         return sum(
@@ -72,7 +72,7 @@ class Moment:
                 assert self.above(workload, self.victims[at:]), f"I3: {workload} for {self.preemptor}"
 
     def above(self, victim: Workload, back: list[Victim]) -> bool:
-        """Say whether the victim's policy is above its reservation while those in `back` have not left yet."""
+        """Whether the victim's policy is above its reservation while the workloads in `back` still run."""
         mine = self.sums.family(self.preemptor.policy)
         guarantor = next((at for at, name in enumerate(mine) if self.reserving(name)), 0)
         for name in self.sums.family(victim.policy):
@@ -84,16 +84,14 @@ class Moment:
                 return False
         return True
 
-    def nobody_leaves_needlessly(self) -> None:
+    def no_victim_is_needless(self) -> None:
         if any(line.lend is not None for policy in self.sums.policies.values() for line in policy.quotas):
             return
         for victim in self.victims:
-            assert not self.would_do_with(victim), (
-                f"I4: {victim.allocation.workload} need not leave for {self.preemptor}"
-            )
+            assert not self.would_do_with(victim), f"I4: {victim.allocation.workload} is needless for {self.preemptor}"
 
     def would_do_with(self, one: Victim) -> bool:
-        """Say whether the preemptor could start with this victim still there."""
+        """Whether the preemptor could start with this victim still there."""
         request = self.sums.request(self.preemptor)
         for name in self.sums.family(self.preemptor.policy):
             for line in self.sums.policies[name].quotas:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.engine import schedule
-from makeway_quota.engine.index.incremental import IncrementalEngine
+from makeway_quota.engine.incremental import IncrementalEngine
 from running import Running, running
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from makeway_quota.control.reasons import Reasons
-from makeway_quota.engine.index.pending import Alike, Pending, Told
+from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingReason
 from makeway_quota.engine.plan import Fact, Waiting
 from makeway_quota.engine.state import Placed
 from makeway_quota.engine.state import Workload as EngineView
@@ -14,8 +14,8 @@ from makeway_quota.store.records import Place
 from makeway_quota.wording import sentence
 
 
-def told(message: str, not_before: float | None = None) -> Told:
-    return Told("no_free_gpus", "place", (Fact("plain_wait", {"code": message}),), {}, not_before)
+def told(message: str, not_before: float | None = None) -> PendingReason:
+    return PendingReason("no_free_gpus", "place", (Fact("plain_wait", {"code": message}),), {}, not_before)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ChangeSet:
         self.members = tuple(EngineView(f"w{at:03}", "a", "one") for at in range(many))
         self.rows = {w.id: Row(w.id) for w in self.members}
 
-    def cycle(self, *groups: Alike, single: dict[str, Waiting] | None = None) -> list[str]:
+    def cycle(self, *groups: PendingGroup, single: dict[str, Waiting] | None = None) -> list[str]:
         """Plan, write the reasons, and return the ids that were written."""
         found = self.reasons.news(Pending(single or {}, groups), self.rows)
         for waiting in found:
@@ -66,7 +66,7 @@ class ChangeSet:
 @pytest.mark.covers("F53")
 def test_a_first_reason_is_written_at_once_and_then_no_more() -> None:
     change_set = ChangeSet(100)
-    group = Alike(1, change_set.members, told("0 of 8 GPUs are free."))
+    group = PendingGroup(1, change_set.members, told("0 of 8 GPUs are free."))
     assert len(change_set.cycle(group)) == 100
     assert change_set.cycle(group) == []
     change_set.now += 60
@@ -77,8 +77,8 @@ def test_a_first_reason_is_written_at_once_and_then_no_more() -> None:
 @pytest.mark.covers("F53")
 def test_new_reasons_reach_all_rows_at_the_pace() -> None:
     change_set = ChangeSet(100)
-    change_set.cycle(Alike(1, change_set.members, told("0 of 8 GPUs are free.")))
-    group = Alike(1, change_set.members, told("1 of 8 GPUs is free."))
+    change_set.cycle(PendingGroup(1, change_set.members, told("0 of 8 GPUs are free.")))
+    group = PendingGroup(1, change_set.members, told("1 of 8 GPUs is free."))
     assert len(change_set.cycle(group)) == 20, "twice the pace at once"
     assert change_set.reasons.behind
     assert change_set.cycle(group) == []
@@ -94,8 +94,8 @@ def test_new_reasons_reach_all_rows_at_the_pace() -> None:
 
 def test_a_reason_that_another_writer_changed_is_corrected() -> None:
     change_set = ChangeSet(15)
-    change_set.cycle(Alike(1, change_set.members, told("old")))
-    group = Alike(1, change_set.members, told("new"))
+    change_set.cycle(PendingGroup(1, change_set.members, told("old")))
+    group = PendingGroup(1, change_set.members, told("new"))
     change_set.cycle(group)
     change_set.rows["w003"] = replace(change_set.rows["w003"], reason_message="old", version=9)
     change_set.now += 1.0
@@ -108,32 +108,32 @@ def test_a_reason_that_another_writer_changed_is_corrected() -> None:
 def test_every_queue_has_its_turn() -> None:
     change_set = ChangeSet(60)
     split = [change_set.members[:30], change_set.members[30:]]
-    change_set.cycle(*(Alike(at + 1, part, told("old")) for at, part in enumerate(split)))
+    change_set.cycle(*(PendingGroup(at + 1, part, told("old")) for at, part in enumerate(split)))
     for second in range(12):
         change_set.now += 1.0
         change_set.cycle(
-            *(Alike(at + 1, part, told(f"new {second if at == 0 else ''}")) for at, part in enumerate(split))
+            *(PendingGroup(at + 1, part, told(f"new {second if at == 0 else ''}")) for at, part in enumerate(split))
         )
     assert {change_set.text(w.id) for w in split[1]} == {"new "}, "though the first queue's words never rest"
 
 
 def test_who_joins_a_queue_and_who_loses_a_claim_are_told_at_once() -> None:
     change_set = ChangeSet(40)
-    change_set.cycle(Alike(1, change_set.members[:39], told("old")))
+    change_set.cycle(PendingGroup(1, change_set.members[:39], told("old")))
     nomination = (Placed(0, "n1", (0,)),)
     promise = Waiting(
         "w000", "reclaiming", "nomination", (Fact("plain_wait", {"code": "soon"}),), {}, nomination=nomination
     )
-    written = change_set.cycle(Alike(1, change_set.members[1:], told("new")), single={"w000": promise})
+    written = change_set.cycle(PendingGroup(1, change_set.members[1:], told("new")), single={"w000": promise})
     assert written[:2] == ["w000", "w039"], "a promise and a first reason before all others"
     assert change_set.rows["w000"].nomination
     lost = (replace(change_set.members[0], nomination=nomination), *change_set.members[1:])
-    change_set.cycle(Alike(1, lost, told("new")))
+    change_set.cycle(PendingGroup(1, lost, told("new")))
     assert not change_set.rows["w000"].nomination
 
 
 def test_a_forecast_that_shifts_by_seconds_is_no_news() -> None:
     change_set = ChangeSet(5)
-    change_set.cycle(Alike(1, change_set.members, told("wait", 100.0)))
-    assert change_set.cycle(Alike(1, change_set.members, told("wait", 104.0))) == []
-    assert len(change_set.cycle(Alike(1, change_set.members, told("wait", 110.0)))) == 5
+    change_set.cycle(PendingGroup(1, change_set.members, told("wait", 100.0)))
+    assert change_set.cycle(PendingGroup(1, change_set.members, told("wait", 104.0))) == []
+    assert len(change_set.cycle(PendingGroup(1, change_set.members, told("wait", 110.0)))) == 5

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from ..engine.index.incremental import IncrementalEngine
+from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
 from ..store.records import Workload
 from .engine_view import News

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from ..engine.index.pending import Pending, Told
+from ..engine.index.pending import Pending, PendingReason
 from ..engine.plan import Code, Waiting
 from ..engine.state import Workload as EngineView
 from ..store.records import Workload
@@ -32,7 +32,7 @@ class _Group:
     """Those who wait for the same reason: whom it was told to, from the first on, and whether anything was written."""
 
     members: tuple[EngineView, ...]
-    told: Told
+    told: PendingReason
     at: int = 0
     wrote: bool = False
 
@@ -165,7 +165,7 @@ def _alike(a: Waiting, b: Waiting) -> bool:
     return same and _close_enough(a.not_before, b.not_before)
 
 
-def _same(a: Told, b: Told) -> bool:
+def _same(a: PendingReason, b: PendingReason) -> bool:
     same = a.code == b.code and a.facts == b.facts and a.more == b.more
     return same and _close_enough(a.not_before, b.not_before)
 

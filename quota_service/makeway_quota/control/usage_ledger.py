@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..backends.base import NodeSeen
-from ..engine.rules.quota import Ledger
+from ..engine.index.ledger import Ledger
 from ..engine.rules.usage import TeamCount, count_usage, hold
 from ..policy import Document
 from ..store.records import Place, Workload

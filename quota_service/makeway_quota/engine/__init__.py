@@ -1,6 +1,6 @@
 """The policy engine: a snapshot of the world goes in, a plan comes out."""
 
-from .index.incremental import IncrementalEngine
+from .incremental import IncrementalEngine
 from .plan import (
     Evict,
     LineUsage,
@@ -15,7 +15,6 @@ from .plan import (
     Waiting,
 )
 from .rules.usage import usage_by_team
-from .rules.what_if import WhatIf
 from .schedule import schedule
 from .state import (
     GPU,
@@ -29,6 +28,7 @@ from .state import (
     Snapshot,
     Workload,
 )
+from .what_if import WhatIf
 
 __all__ = [
     "GPU",

@@ -1,4 +1,4 @@
-"""What the engine decides: who starts, who leaves, who moves, who waits and why."""
+"""The plan of one admission cycle: starts, evictions, moves, scale-up, and the reasons of pending workloads."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Fact(NamedTuple):
 
 
 Facts = tuple[Fact, ...]
-"""What is to be said about a decision, in this order."""
+"""The statements about a decision, in the order in which a sentence lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a pending workload here. `in_quota` False: it runs over quota and may have to make way."""
+    """Start a pending workload here. `in_quota` False: it runs over quota and may be evicted."""
 
     id: str
     pool: str
@@ -63,7 +63,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Send a running workload back to its queue, for `beneficiary`; `deadline` is when it must be gone."""
+    """Evict a running workload for `beneficiary` and requeue it; it has to terminate by `deadline`."""
 
     id: str
     beneficiary: str
@@ -75,10 +75,10 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Checkpoint a running job and restart it at `to`, so that `beneficiary` fits where it was.
+    """Checkpoint a running job and restart it at `to`, so that `beneficiary` fits on its GPUs.
 
     By the rule `consolidate` it goes elsewhere; by the rule `shrink` it is an elastic gang that goes on with
-    fewer workers, on a part of its own place.
+    fewer workers, on a part of its own placement.
     """
 
     id: str
@@ -93,7 +93,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Ask an autoscaled pool for `nodes` more nodes than it has (booting ones included in the number)."""
+    """Request `nodes` more nodes than an autoscaled pool has (booting ones included in the number)."""
 
     pool: str
     nodes: int
@@ -105,9 +105,9 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A workload that stays pending, and why. `not_before`: the earliest start that can be promised.
+    """A workload that stays pending, and why. `not_before`: no start before this time.
 
-    `nomination` is where it will start once those in `waits_for` are gone; the service hands it back as
+    `nomination` is where it will start once the workloads in `waits_for` are gone; the service returns it as
     `Workload.nomination` so that nothing else takes these GPUs.
     """
 
@@ -123,7 +123,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A session beyond the reservation: it is not queued but told so at once."""
+    """A session beyond the reservation: it is refused at once instead of queued."""
 
     id: str
     code: Code
@@ -147,7 +147,7 @@ class LineUsage(NamedTuple):
 class Plan:
     """Every live workload is in exactly one of start, evict, move, pending, refused, keep and terminating.
 
-    `keep` runs on untouched; `terminating` was told to go in an earlier plan.
+    `keep` runs on untouched; `terminating` was evicted by an earlier plan.
     """
 
     start: tuple[Start, ...] = ()
@@ -162,13 +162,13 @@ class Plan:
 
     @property
     def acts(self) -> bool:
-        """Say whether the plan changes anything that runs."""
+        """Whether the plan changes anything that runs."""
         return bool(self.start or self.evict or self.move or self.refused)
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Someone who would have to leave, as the picker names them."""
+    """A workload that would be evicted or moved, as the picker shows it."""
 
     id: str
     owner: str
@@ -178,7 +178,7 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one request would get now. `seconds` is the longest wait for those in `victims` or `moved`."""
+    """What one request would get now. `seconds` is the longest grace of the workloads in `victims` or `moved`."""
 
     policy: str
     profile: str
@@ -197,8 +197,8 @@ class TeamUsage:
     """One team's numbers in milli-GPUs, over the pools its lines cover.
 
     `guaranteed` sessions, `in_quota` jobs within the reservation, `borrowed` jobs beyond it, `lent` what
-    others use of its reservation, `free` what it could start without anyone terminating, `total` the GPUs that exist.
-    `borrowed_from`: (lender, milli-GPUs), where the lenders can be named.
+    others use of its reservation, `free` what it could start without any eviction, `total` the GPUs that exist.
+    `borrowed_from`: (lender, milli-GPUs), where the lenders are known.
     """
 
     policy: str

@@ -1,4 +1,4 @@
-"""The plan under construction: every decision with its rule, facts and numbers."""
+"""Build the plan: record every decision with its rule, facts and numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .index.cluster import Cluster
+from .index.ledger import Account
 from .index.nodes import Allocation, Part, PoolState, placement_of
-from .index.pending import Alike, Pending
+from .index.pending import Pending, PendingGroup
 from .index.queues import Queue
 from .plan import Evict, Fact, Facts, Move, Number, Plan, Refusal, Scale, Start, Waiting
 from .progress import Progress
 from .rules.consolidation import Moving
 from .rules.hold import Hold
-from .rules.quota import Account
 from .rules.usage import line_usage
 from .rules.victim_sets import SHRINK, Victim
 from .rules.victims import Preemptor, Right
@@ -28,7 +28,7 @@ _BECAUSE: dict[Right, str] = {
 
 
 class PlanBuilder:
-    """Collects decisions in the order in which they are made."""
+    """The decisions of one plan, in the order in which they are made."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -40,25 +40,25 @@ class PlanBuilder:
         self.refused: dict[str, Refusal] = {}
         self.nominated: dict[str, tuple[Workload, Queue]] = {}
         self.came_from: dict[str, Queue] = {}
-        """Started in this plan, and the queue it came from."""
+        """Id of a workload that this plan starts, to its queue."""
         self.returned: list[tuple[Queue, str]] = []
-        """The queue and owner of each start that was withdrawn since the queues were last looked at."""
-        self.groups: list[Alike] = []
-        """The reasons, each with the workloads that wait for it."""
+        """The queue and owner of each start that was withdrawn since the last time that the queues were served."""
+        self.groups: list[PendingGroup] = []
+        """The reasons to wait, each with the workloads that share it."""
         self._instead: dict[str, Waiting] = {}
         self.progress = Progress()
         self.ahead: dict[str, list[str]] = {}
-        """Pool to those that got its GPUs in this plan."""
+        """Pool to the ids of the workloads that got its GPUs in this plan."""
         self.holds: dict[str, Hold] = {}
-        """Pool to what is kept there for the one that waited too long."""
+        """Pool to the hold there for the workload that waited too long."""
 
     def lift_holds(self) -> None:
-        """Release the GPUs that are held; the holds stay known."""
+        """Return the held GPUs to the pools; the holds are kept for the reasons."""
         for held in self.holds.values():
             held.lift()
 
     def drop_holds(self) -> None:
-        """Release the GPUs that are held, for good."""
+        """Return the held GPUs to the pools and forget the holds."""
         self.lift_holds()
         self.holds = {}
 
@@ -66,7 +66,7 @@ class PlanBuilder:
         """Record a start."""
         pool = allocation.pool.pool.name
         account = self.cluster.account(workload)
-        self.progress.raised += any(
+        self.progress.over_reservation += any(
             0 < ln.future - ln.quota.reserved <= allocation.amount for ln in account.reserving(pool)
         )
         reserved, used = quota_numbers(account, pool, workload.non_preemptible and in_quota)
@@ -78,7 +78,7 @@ class PlanBuilder:
             "reserved": number(reserved),
         }
         code = "starts_in_quota" if in_quota else "starts_over_quota"
-        if in_quota and used > reserved:  # its reservation was cut or used by others since the nomination
+        if in_quota and used > reserved:  # since the nomination its reservation was cut, or used by other work
             code = "starts_nominated"
         elif not allocation.amount:
             code = "starts_without_gpus"
@@ -96,7 +96,7 @@ class PlanBuilder:
         self.progress.decisions += 1
 
     def widen(self, allocation: Allocation) -> None:
-        """Record that a gang starts with more workers than it needs."""
+        """Record that a gang starts with more workers than its least number."""
         start = self.started[allocation.workload.id]
         numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
         fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
@@ -104,14 +104,14 @@ class PlanBuilder:
         self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
 
     def withdraw(self, workload: Workload) -> None:
-        """Withdraw a start: a workload with a better right needs these GPUs."""
+        """Withdraw a start of this plan: a workload that may reclaim needs these GPUs."""
         start = self.started.pop(workload.id)
         self.ahead[start.pool].remove(workload.id)
         self.progress.decisions += 1
-        self.progress.eased += 1
+        self.progress.releases += 1
 
-    def evict(self, asking: Preemptor, victims: Sequence[Victim]) -> None:
-        """Record the victims of a workload, in this order; they were evicted in the cluster already."""
+    def evict(self, preemptor: Preemptor, victims: Sequence[Victim]) -> None:
+        """Record the victims of a preemptor in this order; the cluster has evicted them already."""
         cluster, later = self.cluster, {v.allocation.workload.policy: 0 for v in victims}
         frees = [v.allocation.amount - v.allocation.need.gpus * len(v.kept) for v in victims]
         for each, amount in zip(victims, frees, strict=True):
@@ -119,45 +119,45 @@ class PlanBuilder:
         for each, amount in zip(victims, frees, strict=True):
             allocation = each.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
-            rule = self._rule(asking, account)
+            rule = self._rule(preemptor, account)
             pool = allocation.pool.pool.name
             reserved, used = quota_numbers(account, pool, False)
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
-            why = self._why(asking, rule, used, reserved, allocation)
+            why = self._why(preemptor, rule, used, reserved, allocation)
             numbers: dict[str, Number] = {
-                "needs": number(asking.amount),
+                "needs": number(preemptor.amount),
                 "frees": number(amount),
                 "victim_team": account.policy.name,
                 "victim_uses": number(used),
                 "victim_reserved": number(reserved),
-                "for_team": asking.account.policy.name,
+                "for_team": preemptor.account.policy.name,
                 "pool": pool,
             }
             if each.kind != SHRINK:
-                self.evicted[victim.id] = Evict(victim.id, asking.workload.id, deadline, rule, why, numbers)
+                self.evicted[victim.id] = Evict(victim.id, preemptor.workload.id, deadline, rule, why, numbers)
                 continue
             source, to = placement_of(allocation.parts), placement_of(each.kept)
             why = (*why, _goes_on(len(to), len(source)))
             numbers |= {"workers": len(source), "keeps": len(to)}
-            self.moved[victim.id] = Move(victim.id, asking.workload.id, source, to, deadline, "shrink", why, numbers)
+            self.moved[victim.id] = Move(victim.id, preemptor.workload.id, source, to, deadline, "shrink", why, numbers)
         self.progress.decisions += 1
-        self.progress.eased += 1
+        self.progress.releases += 1
 
-    def _rule(self, asking: Preemptor, account: Account) -> str:
+    def _rule(self, preemptor: Preemptor, account: Account) -> str:
         """Return the code of the rule by which work of an account is evicted."""
-        own_limit = asking.blocked is not None and asking.blocked.account in account.chain
-        if own_limit and asking.right in ("reservation", "own_policy"):
+        own_limit = preemptor.blocked is not None and preemptor.blocked.account in account.chain
+        if own_limit and preemptor.right in ("reservation", "own_policy"):
             return "reclaim_own_limit"
-        own = account is asking.account
-        return "reclaim" if asking.right == "own_policy" and not own else _BECAUSE[asking.right]
+        own = account is preemptor.account
+        return "reclaim" if preemptor.right == "own_policy" and not own else _BECAUSE[preemptor.right]
 
-    def _why(self, asking: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
+    def _why(self, preemptor: Preemptor, rule: str, used: int, reserved: int, allocation: Allocation) -> Facts:
         account, victim = self.cluster.account(allocation.workload), allocation.workload
         values: dict[str, Number] = {
-            **preemptor_values(asking.workload, asking.account),
-            "needs": number(asking.amount),
+            **preemptor_values(preemptor.workload, preemptor.account),
+            "needs": number(preemptor.amount),
             "victim": victim.id,
             "victim_kind": victim.kind,
             "victim_team": account.policy.name,
@@ -166,17 +166,17 @@ class PlanBuilder:
             "order": self.cluster.settings.victim_order,
         }
         code = rule
-        if rule == "preempt_in_team" and victim.priority >= asking.workload.priority:
+        if rule == "preempt_in_team" and victim.priority >= preemptor.workload.priority:
             code = "yield_in_team"
             values["yields_after"] = self.cluster.settings.yields_after
         elif rule != "preempt_in_team" and not allocation.amount:
             code = "reclaim_cpu"
-        elif rule == "reclaim" and account is asking.account:
+        elif rule == "reclaim" and account is preemptor.account:
             code = "reclaim_own_team"
         return (Fact(code, values),)
 
     def move(self, workload: Workload, moves: Sequence[Moving]) -> None:
-        """Record the jobs that move so that a workload fits."""
+        """Record the moves that make room for a workload."""
         account = self.cluster.account(workload)
         for moving in moves:
             victim = moving.allocation.workload
@@ -201,16 +201,16 @@ class PlanBuilder:
                 {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
             )
         self.progress.decisions += 1
-        self.progress.eased += 1
+        self.progress.releases += 1
 
     def nominate(self, workload: Workload, queue: Queue, pool: PoolState) -> None:
-        """Record that a workload starts at its nomination as soon as what terminates there has left."""
+        """Record a nomination: the workload starts once the terminating work on its GPUs is gone."""
         self.nominated[workload.id] = workload, queue
         self.ahead.setdefault(pool.pool.name, []).append(workload.id)
         self.progress.decisions += 1
 
     def _write_nominations(self) -> None:
-        """Write where the nominated workloads start, when, and for which workloads they wait."""
+        """Write placement, time and terminating workloads of each nomination."""
         victims: dict[str, list[Allocation]] = {}
         leaves: list[Evict | Move] = [*self.evicted.values(), *self.moved.values()]
         for each in leaves:
@@ -258,9 +258,9 @@ class PlanBuilder:
     def _in_the_way(
         self, workload: Workload, parts: Sequence[Part], victims: Sequence[Allocation]
     ) -> tuple[list[str], float]:
-        """List those who have to leave first, and the time by which they are gone."""
+        """Return the workloads that have to terminate first, and the time by which they are gone."""
         found = {t.workload.id: t for t in victims}
-        for allocation in self.cluster.promised_by.get(workload.id, ()):
+        for allocation in self.cluster.terminating_for.get(workload.id, ()):
             found[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
@@ -285,20 +285,20 @@ class PlanBuilder:
         self.waiting[waiting.id] = waiting
 
     def wait_instead(self, waiting: Waiting) -> None:
-        """Record a better reason for one workload than for the others of its queue."""
+        """Record a more exact reason for one workload than for the others of its queue."""
         self._instead[waiting.id] = waiting
 
     def _pending(self) -> Pending:
         groups = self.groups
         if self._instead:
             groups = [
-                Alike(number, tuple(w for w in members if w.id not in self._instead), told)
-                for number, members, told in groups
+                PendingGroup(number, tuple(w for w in members if w.id not in self._instead), reason)
+                for number, members, reason in groups
             ]
         return Pending(self.waiting | self._instead, groups)
 
     def plan(self) -> Plan:
-        """Write the plan."""
+        """Return the plan."""
         self._write_nominations()
         left = self.evicted.keys() | self.moved.keys()
         staying = self.cluster.staying
@@ -320,7 +320,7 @@ def _goes_on(workers: int, of: int) -> Fact:
 
 
 def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
-    """Return the values by which sentences name the workload that needs room."""
+    """Return the values by which a sentence names the preemptor."""
     values: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
     values["team"] = account.policy.name
     return values

@@ -1,4 +1,4 @@
-"""Count what a plan did so far: the rounds of a cycle compare the counts (rules/rounds.py)."""
+"""Count the decisions of a plan so far; the rounds of a cycle compare the counts (cycle/rounds.py)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """What a plan did so far, counted: rounds compare it to tell whether they changed anything."""
+    """Counts of a plan's decisions so far; a round that leaves them as they were changed nothing."""
 
     decisions: int = 0
     """Starts, withdrawals, evictions, moves, nominations and refusals."""
-    eased: int = 0
-    """How often a victim, a move, a withdrawn start or a lost nomination gave up GPUs that others may use."""
-    raised: int = 0
-    """Starts that put their policy above its reservation, so that its work may be evicted."""
+    releases: int = 0
+    """Evictions, moves, withdrawn starts and lost nominations: each released GPUs that other workloads may use."""
+    over_reservation: int = 0
+    """Starts that put their policy above its reservation, so that its workloads became candidates."""

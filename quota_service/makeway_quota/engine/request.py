@@ -1,16 +1,25 @@
-"""What work asks for, and what one of its workers asks of one node."""
+"""The request of a workload, and of one of its workers on one node."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from .placement.packing import Shape
 from .state import GPU, Profile, Workload
+
+
+class Shape(NamedTuple):
+    """The request of one worker: milli-GPUs, milli-cores, MiB, and the GPU models that suit (none: all)."""
+
+    gpus: int
+    cpu: int = 0
+    memory: int = 0
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one workload asks for: `workers` times (`gpus`, `cpu`, `memory`), at least `least` workers."""
+    """The request of one workload: `workers` times (`gpus`, `cpu`, `memory`), at least `least` workers."""
 
     gpus: int
     workers: int
@@ -19,13 +28,13 @@ class Need:
     memory: int
     models: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
-    """Nodes that are not for it."""
+    """Nodes that the workload must not be placed on."""
     total: int = field(init=False, repr=False, compare=False)
-    """The milli-GPUs that it must have to start."""
+    """The milli-GPUs that the workload needs to start."""
     whole: int = field(init=False, repr=False, compare=False)
     """The number of whole devices per worker (0 for a share of one, or none)."""
     shape: Shape = field(init=False, repr=False, compare=False)
-    """What one worker asks of one node."""
+    """The request of one worker."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -36,12 +45,12 @@ class Need:
         put(self, "_hash", hash((self.shape, self.workers, self.least)))
 
     def __hash__(self) -> int:
-        """Give what was worked out once: needs are looked up many times in every decision."""
+        """Return the hash computed once: needs are dictionary keys in every decision."""
         return self._hash
 
 
 def need_of(workload: Workload, profile: Profile | None) -> Need:
-    """Put the workload's own wishes over those of its profile."""
+    """Return a workload's request: its own values, else those of its profile."""
     gpus = workload.gpus if workload.gpus is not None else profile.gpus if profile else 0
     workers = workload.workers if workload.workers is not None else profile.workers if profile else 1
     least = workload.min_workers

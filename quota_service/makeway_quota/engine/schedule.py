@@ -5,33 +5,33 @@ Called by the service, the simulator and what-if questions. Pure: the same snaps
 
 from __future__ import annotations
 
+from .cycle.growth import grow
+from .cycle.reasons import explain, refuse
+from .cycle.rounds import MOST_ROUNDS, Rounds
+from .cycle.scaling import scale
+from .cycle.sparing import spare
 from .index.cluster import Cluster
 from .index.queues import PendingQueues, Queue
 from .plan import Plan
 from .plan_builder import PlanBuilder
-from .rules.growth import grow
-from .rules.reasons import explain, refuse
-from .rules.rounds import MOST_ROUNDS, Rounds
-from .rules.scaling import scale
-from .rules.sparing import spare
 from .state import Snapshot
 
 
 def schedule(snapshot: Snapshot) -> Plan:
-    """Return the plan for a snapshot: which workloads start, are evicted, move and wait."""
+    """Return the plan for a snapshot: starts, evictions, moves, scale-up and reasons to wait."""
     cluster = Cluster(snapshot)
     return decide(cluster, PendingQueues(cluster))
 
 
 def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
-    """Make one plan for a cluster and all that waits; what it does to both has to be undone afterwards.
+    """Return the plan for a cluster and its queues; the caller undoes what this changes in both.
 
-    Without `why`, only the nominated workloads are told what they wait for.
+    Without `why`, only nominated workloads get a reason for waiting.
     """
     builder = PlanBuilder(cluster)
-    _set_aside(cluster, builder, queues)
+    _withdraw_inadmissible(cluster, builder, queues)
     heads = queues.open()
-    rounds = Rounds(cluster, builder, heads, heads if queues.anybody_starves() else [], why)
+    rounds = Rounds(cluster, builder, heads, heads if queues.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
     _withdraw_superfluous(builder, rounds)
@@ -43,21 +43,21 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     return builder.plan()
 
 
-def _set_aside(cluster: Cluster, builder: PlanBuilder, queues: PendingQueues) -> None:
-    """Take the nominations of the workloads away whose queue is closed or paused, and write why they wait."""
-    for name, told in queues.inadmissible.items():
+def _withdraw_inadmissible(cluster: Cluster, builder: PlanBuilder, queues: PendingQueues) -> None:
+    """Withdraw the nominations of workloads whose queue is closed or paused, and record the reason."""
+    for name, waiting in queues.inadmissible.items():
         cluster.withdraw_nomination(cluster.workloads[name])
-        builder.wait(told)
+        builder.wait(waiting)
 
 
 def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Rounds) -> None:
-    """Start elastic gangs with more workers (§4); a policy whose gang grew has a larger share for the others."""
+    """Start elastic gangs with more workers (§4); another round follows, since their policies' shares grew."""
     if grow(cluster, builder, heads):
         rounds.run()
 
 
 def _withdraw_superfluous(builder: PlanBuilder, rounds: Rounds) -> None:
-    """Spare the victims that a later decision made superfluous (§5.4); what is free then may start others."""
+    """Spare victims that a later decision made superfluous (§5.4); the GPUs that this frees may start other work."""
     spared: set[str] = set()
     for _ in range(MOST_ROUNDS):
         if not spare(builder, spared):

@@ -1,4 +1,4 @@
-"""What the engine knows: one snapshot of pools, nodes, profiles, policies and workloads.
+"""The engine's input: one snapshot of pools, nodes, profiles, policies and workloads.
 
 All values are frozen. GPUs are milli-GPUs (1000 = one device), CPU is milli-cores, memory is MiB,
 times are seconds since the epoch, durations are seconds.
@@ -22,12 +22,12 @@ PRIORITIES: Mapping[str, int] = {"low": -1, "normal": 0, "high": 1}
 ADMITTED: frozenset[str] = frozenset({"starting", "running", "checkpointing"})
 """States in which a workload holds GPUs."""
 LIVE: frozenset[str] = ADMITTED | {"pending"}
-"""States the engine looks at; finished workloads may be in a snapshot and are ignored."""
+"""States that count; finished workloads may be in a snapshot and are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Choices of the administrator that hold for all pools.
+    """The administrator's settings for all pools.
 
     A job that ran for `yields_after` in all counts one priority lower from then on (0: never).
     """
@@ -45,7 +45,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Like resources, and which profiles come first on them.
+    """Devices of one kind, and the order of profiles on them.
 
     `profiles` is the rank in the pool, best first; a profile that is not named ranks after all that are.
     The `node_*` fields, `max_nodes` and `booting` only matter where `kind` is `autoscaled`.
@@ -67,10 +67,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine. `gpus` counts devices; `foreign_*` is what pods outside Makeway hold.
+    """One node. `gpus` counts devices; `foreign_*` is what pods outside Makeway hold.
 
     `devices` names the indices a backend hands out (default 0..gpus-1); `foreign_devices` those that are
-    known to be taken, `foreign_gpus` (milli) what is taken on top of them, on devices nobody named.
+    known to be taken, `foreign_gpus` (milli) what is taken on top of them, on unknown devices.
     A node with `cpu` or `memory` 0 does not limit it. `model` names its kind of GPU.
     """
 
@@ -91,10 +91,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one workload needs. `gpus` is per worker; below 1000 it is a share of one device.
+    """The request of one workload. `gpus` is per worker; below 1000 it is a share of one device.
 
     `pools` is the pool precedence; `policies` the policy rank: each inner tuple shares one rank.
-    `models` names the kinds of GPU that would do (none: all).
+    `models` names the GPU models that suit (none: all).
     """
 
     name: str
@@ -122,7 +122,7 @@ class QuotaLine:
     lend: int | None = None
 
     def covers(self, pool: str) -> bool:
-        """Say whether the line counts what runs in `pool`."""
+        """Whether the line counts what runs in `pool`."""
         return not self.pools or pool in self.pools
 
 
@@ -144,7 +144,7 @@ class Policy:
 
     @property
     def label(self) -> str:
-        """Give the name that people read."""
+        """Return the title, else the name."""
         return self.title or self.name
 
 
@@ -152,7 +152,7 @@ class Policy:
 class Placed:
     """One worker on one node: `devices` are indices, each holding `milli` of its GPU for the worker.
 
-    Empty `devices` for a worker with GPUs means that the backend did not say which; the engine then counts
+    Empty `devices` for a worker with GPUs means that the backend does not know them; the engine then counts
     it on the lowest devices that are free.
     """
 
@@ -169,15 +169,15 @@ Placement = tuple[Placed, ...]
 class Workload:
     """A session or a job.
 
-    `evicted_for` is set while `checkpointing`: the workload whose start it makes way for.
-    `nomination` is where a `pending` workload was told it will start (from `Waiting.nomination`), or where a
+    `evicted_for` is set while `checkpointing`: the workload that it was evicted for.
+    `nomination` is where a `pending` workload will start (from `Waiting.nomination`), or where a
     `checkpointing` one will restart (from `Move.to`): those GPUs are held for it.
     `gpus`, `workers`, `min_workers`, `cpu`, `memory` and `time_limit` override the profile's.
     `failed_node` is the node it was lost on, if that is why it is pending again.
-    `expected` is how many seconds its present attempt takes, rather too few, going by what such work took
+    `expected` is how many seconds its present attempt takes, a low estimate from what such work took
     before; it only serves forecasts.
     `ran` is how many seconds its earlier attempts took together.
-    `avoid` names nodes that it is not placed on, because it was lost there again and again.
+    `avoid` names nodes that it is not placed on, because it was lost there repeatedly.
     `preemptible` None means the default of its kind: jobs are, sessions are not.
     """
 
@@ -211,13 +211,13 @@ class Workload:
 
     @property
     def non_preemptible(self) -> bool:
-        """Say whether it may never be stopped for somebody else, and so only runs within the reservation."""
+        """Whether the workload is never a victim, and so only runs within the reservation."""
         return not self.preemptible if self.preemptible is not None else self.kind == "session"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything one decision needs. `paused` names queues (`team/profile`) that start nothing for now."""
+    """The input of one decision. `paused` names queues (`team/profile`) that start nothing for now."""
 
     now: float
     settings: Settings = field(default_factory=Settings)

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from ..engine.rules.fair_share import decayed
-from ..engine.rules.quota import Account, Ledger, Line
+from ..engine.index.ledger import Account, Ledger, Line
 from ..engine.state import ADMITTED, Policy
+from ..engine.weights import decayed
 from ..store.records import Workload
 
 STEP = 100

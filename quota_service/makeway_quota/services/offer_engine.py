@@ -16,8 +16,8 @@ from makeway_api.errors import MakewayError
 
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
-from ..engine.rules.what_if import WhatIf
 from ..engine.state import Kind, Snapshot
+from ..engine.what_if import WhatIf
 from .context import Context
 from .refusals import busy
 

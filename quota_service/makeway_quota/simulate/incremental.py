@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..control.engine_view import as_workload
-from ..engine.index.incremental import IncrementalEngine as Engine
+from ..engine.incremental import IncrementalEngine as Engine
 from ..engine.index.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.request import need_of

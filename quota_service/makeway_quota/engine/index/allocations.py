@@ -1,8 +1,4 @@
-"""Keep running workloads on their nodes, and follow what changes between decisions.
-
-Called by `Cluster` when it is built and by `IncrementalEngine` for changes. The result depends on the workloads alone,
-not on the order of the changes.
-"""
+"""Allocations and nominations of a snapshot on the nodes of a cluster, and their changes between decisions."""
 
 from __future__ import annotations
 
@@ -10,20 +6,17 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping
 from heapq import heappush
 from math import inf
-from typing import TYPE_CHECKING
 
 from ..request import Need, need_of
 from ..state import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
+from .cluster_state import ClusterState
 from .nodes import Allocation, NodeState, Part, PoolState, devices_of, pick, placement_of
-
-if TYPE_CHECKING:
-    from .cluster import Cluster
 
 _AT_WORK = ("starting", "running")
 
 
-def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
-    """Enter all nodes into their pools and all workloads on their nodes: first where the devices are known."""
+def build(cluster: ClusterState, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
+    """Build a cluster's nodes and allocations; workloads with known devices are placed first."""
     for node in sorted(nodes, key=lambda n: (n.pool, n.name)):
         pool = cluster.pools.get(node.pool)
         if pool is None:
@@ -42,17 +35,17 @@ def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]
             repack(cluster, state)
 
 
-def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> set[str]:
-    """Place workloads where they are now; return the ids whose nomination came or went with them.
+def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[str]) -> set[str]:
+    """Apply changed and removed workloads; return the ids whose nomination this may change.
 
-    Nothing may be nominated meanwhile.
+    Called between decisions, when the cluster has no nomination in force.
     """
     crowded: dict[str, NodeState] = {}
     beneficiaries: set[str] = set()
-    changed = list(news)
-    same = _same_need(cluster, changed)
-    seated = [(w, cluster.allocations[w.id]) for w in changed if w.id in cluster.allocations]
-    kept = {w.id: allocation for w, allocation in seated if _keeps_allocation(cluster, w, allocation)}
+    changed = list(workloads)
+    same = _same_requests(cluster, changed)
+    allocated = [(w, cluster.allocations[w.id]) for w in changed if w.id in cluster.allocations]
+    kept = {w.id: allocation for w, allocation in allocated if _is_unchanged(cluster, w, allocation)}
     for allocation in [allocation for name, allocation in cluster.fresh.items() if name not in kept]:
         cluster.withdraw(allocation)
     for name in [*(w.id for w in changed), *gone]:
@@ -65,7 +58,7 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
                 ids = cluster.terminating if old.state == "checkpointing" else cluster.staying
                 del ids[bisect_left(ids, name)]
             if name in cluster.allocations and name not in kept:
-                _rise(cluster, cluster.allocations[name], crowded)
+                _remove(cluster, cluster.allocations[name], crowded)
                 beneficiaries.add(old.evicted_for or "")
             if old.state in ADMITTED and name not in kept:
                 _note_absent(cluster, old, False)
@@ -82,37 +75,37 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
         if workload.state in ADMITTED:
             insort(cluster.terminating if workload.state == "checkpointing" else cluster.staying, workload.id)
             if workload.id in kept:
-                _stay(cluster, kept[workload.id], workload)
+                _keep(cluster, kept[workload.id], workload)
                 continue
-            _sit(cluster, workload, crowded)
+            _allocate(cluster, workload, crowded)
             beneficiaries.add(workload.evicted_for or "")
     for node in crowded.values():
         repack(cluster, node)
     return beneficiaries
 
 
-def _same_need(cluster: Cluster, changed: Iterable[Workload]) -> set[str]:
-    """Return the ids of the workloads whose need and pools are what they were, so that no mix changes."""
+def _same_requests(cluster: ClusterState, changed: Iterable[Workload]) -> set[str]:
+    """Return the ids of workloads whose request and profile are unchanged: the pools count them already."""
     found = set()
     for workload in changed:
         old = cluster.workloads.get(workload.id)
-        alike = old is not None and workload.state in LIVE and old.profile == workload.profile
-        if old is not None and alike and cluster.need(old) is cluster.need(workload):
+        same = old is not None and workload.state in LIVE and old.profile == workload.profile
+        if old is not None and same and cluster.need(old) is cluster.need(workload):
             found.add(workload.id)
     return found
 
 
-def _keeps_allocation(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
-    """Whether all that counts about a placed workload is what it was: then its allocation stays."""
+def _is_unchanged(cluster: ClusterState, workload: Workload, allocation: Allocation) -> bool:
+    """Whether a workload's allocation is still right: its placement and all that the rules read are unchanged."""
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
     old = allocation.workload
     if allocation.fresh:
-        alike = workload.placement == placement_of(allocation.parts) and old.evicted_for is None
+        same = workload.placement == placement_of(allocation.parts) and old.evicted_for is None
     else:
-        alike = workload.placement == old.placement and old.state in _AT_WORK
-    alike = alike and workload.evicted_for == old.evicted_for and cluster.need(workload) is allocation.need
-    if not alike or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in allocation.parts):
+        same = workload.placement == old.placement and old.state in _AT_WORK
+    same = same and workload.evicted_for == old.evicted_for and cluster.need(workload) is allocation.need
+    if not same or _counts_as(workload) != _counts_as(old) or any(part.node.crowded for part in allocation.parts):
         return False
     return (_yields_from(cluster, workload) <= cluster.now) == (workload.id in cluster.yielding)
 
@@ -122,8 +115,8 @@ def _counts_as(workload: Workload) -> tuple[object, ...]:
     return w.policy, w.profile, w.owner, w.non_preemptible, w.priority
 
 
-def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
-    """Keep an allocation for the changed workload; its expected end may be another."""
+def _keep(cluster: ClusterState, allocation: Allocation, workload: Workload) -> None:
+    """Keep an allocation with the newer workload record; its expected end may have changed."""
     allocation.workload = workload
     if allocation.fresh:
         allocation.fresh = False
@@ -134,8 +127,8 @@ def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
     cluster.note(allocation)
 
 
-def _yields_from(cluster: Cluster, workload: Workload) -> float:
-    """Return the time from which a workload yields because it ran so long; infinite while it never does."""
+def _yields_from(cluster: ClusterState, workload: Workload) -> float:
+    """Return the time from which a workload counts one priority lower (`yields_after`); infinite if never."""
     after = cluster.settings.yields_after
     if not after or workload.non_preemptible or workload.kind != "job":
         return inf
@@ -146,8 +139,8 @@ def _yields_from(cluster: Cluster, workload: Workload) -> float:
     return workload.started_at + after - workload.ran
 
 
-def _time(cluster: Cluster, workload: Workload) -> None:
-    """Note whether a workload yields, or when it will."""
+def _time(cluster: ClusterState, workload: Workload) -> None:
+    """Record whether a workload counts one priority lower, or from when on."""
     at = _yields_from(cluster, workload)
     if at <= cluster.now:
         cluster.yielding.add(workload.id)
@@ -157,8 +150,8 @@ def _time(cluster: Cluster, workload: Workload) -> None:
             cluster.yields_at = sorted(set(cluster.yields_at))
 
 
-def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
-    """Place a running workload; where devices are not known, the whole node is assigned anew afterwards."""
+def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, NodeState]) -> None:
+    """Allocate admitted work; a node with unknown devices is repacked afterwards."""
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
     parts = _parts(cluster, workload, need)
@@ -168,7 +161,7 @@ def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) ->
     if allocation is None:
         return
     cluster.allocations[workload.id] = allocation
-    _book(cluster, allocation, 1)
+    _record(cluster, allocation, 1)
     for part in parts:
         part.node.shift(part, need, -1, 0 if allocation.terminating else -1)
         part.node.allocations[workload.id] = allocation
@@ -181,11 +174,11 @@ def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) ->
             if node.crowded:
                 crowded[name] = node
     if workload.state == "checkpointing" and workload.evicted_for is not None:
-        cluster.promised_by.setdefault(workload.evicted_for, []).append(allocation)
+        cluster.terminating_for.setdefault(workload.evicted_for, []).append(allocation)
 
 
-def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
-    """Note, or forget, that a placement names nodes that are not in the inventory: they may come (back)."""
+def _note_absent(cluster: ClusterState, workload: Workload, there: bool) -> None:
+    """Record, or forget, that a placement names nodes outside the inventory: they may come (back)."""
     for placed in workload.placement:
         ids = cluster.absent.get(placed.node)
         if there and placed.node not in cluster.nodes:
@@ -196,17 +189,17 @@ def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
                 del cluster.absent[placed.node]
 
 
-def _unplaced(cluster: Cluster, workload: Workload, need: Need) -> Allocation | None:
-    """Return an allocation on the first pool of its profile for a workload whose node is gone."""
+def _unplaced(cluster: ClusterState, workload: Workload, need: Need) -> Allocation | None:
+    """Return an allocation without parts, in the first pool of the profile: all nodes of the workload are gone."""
     pools = cluster.pools_of(workload)
     return Allocation(workload, need, pools[0], (), 0) if pools else None
 
 
-def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
-    """Take a workload off its nodes and lines."""
+def _remove(cluster: ClusterState, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
+    """Remove a workload's allocation from its nodes and quota lines."""
     workload, vague = allocation.workload, allocation.vague
     del cluster.allocations[workload.id]
-    _book(cluster, allocation, -1)
+    _record(cluster, allocation, -1)
     for part in allocation.parts:
         part.node.shift(part, allocation.need, 1, 0 if allocation.terminating else 1)
         part.node.allocations.pop(workload.id, None)
@@ -217,15 +210,15 @@ def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState
                 crowded[name] = node
             node.placed.pop(workload.id, None)
             node.guessed -= vague
-    promised = cluster.promised_by.get(workload.evicted_for or "")
-    if promised and allocation in promised:
-        promised.remove(allocation)
-        if not promised:
-            del cluster.promised_by[workload.evicted_for or ""]
+    terminating = cluster.terminating_for.get(workload.evicted_for or "")
+    if terminating and allocation in terminating:
+        terminating.remove(allocation)
+        if not terminating:
+            del cluster.terminating_for[workload.evicted_for or ""]
 
 
-def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
-    """Count an allocation of the snapshot in the ledger (sign 1), or no longer (sign -1)."""
+def _record(cluster: ClusterState, allocation: Allocation, sign: int) -> None:
+    """Add an allocation of the snapshot to the ledger (1), or remove it (-1)."""
     if sign > 0:
         allocation.terminating = allocation.workload.state == "checkpointing"
         allocation.amount = (
@@ -236,12 +229,12 @@ def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
     cluster.count(allocation, sign)
 
 
-def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None:
-    """Assign the devices of a node anew: known devices first, then other allocations by age, then foreign GPUs."""
+def repack(cluster: ClusterState, node: NodeState, shown: Node | None = None) -> None:
+    """Assign a node's devices again: allocations with known devices first, the others by age, then foreign pods."""
     placed = sorted(node.placed.values(), key=lambda t: t.workload.id)
     placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
     for allocation in placed:
-        _book(cluster, allocation, -1)
+        _record(cluster, allocation, -1)
     with node.inadmissible():
         node.empty(shown or node.node)
         for allocation in placed:
@@ -250,17 +243,17 @@ def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None
             for part in here:
                 node.shift(part, allocation.need, -1, 0 if allocation.terminating else -1)
                 node.allocations[allocation.workload.id] = allocation
-        _take_foreign(node)
+        _place_foreign(node)
     for allocation in placed:
-        _book(cluster, allocation, 1)
+        _record(cluster, allocation, 1)
 
 
 def _guessed(allocation: Allocation) -> bool:
     return not all(placed.devices for placed in allocation.workload.placement)
 
 
-def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
-    """Replace the parts that an allocation has on one node."""
+def _rearrange(cluster: ClusterState, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
+    """Replace an allocation's parts on one node."""
     by_worker = {p.worker: p for p in allocation.parts if p.node is not node} | {p.worker: p for p in here}
     order = [placed.worker for placed in allocation.workload.placement]
     allocation.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
@@ -271,7 +264,7 @@ def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: 
         allocation.pool = found.pool if found else allocation.pool
 
 
-def _parts(cluster: Cluster, workload: Workload, need: Need) -> tuple[Part, ...]:
+def _parts(cluster: ClusterState, workload: Workload, need: Need) -> tuple[Part, ...]:
     return parts_of(cluster.nodes, workload.placement, need)
 
 
@@ -280,7 +273,7 @@ def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
 
 
 def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
-    """Read a placement; where only the node is known, the lowest devices that are free are taken."""
+    """Return a placement's parts; where only the node is known, on its lowest free devices."""
     parts = []
     taken: dict[str, list[int]] = {}
     for placed in placement:
@@ -299,8 +292,8 @@ def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: 
     return tuple(parts)
 
 
-def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
-    """Count a need in the mix of its pools: the shapes of profiles, and of all live workloads."""
+def _count(cluster: ClusterState, name: str, need: Need, sign: int) -> None:
+    """Count a request in the mix of the pools that serve it: one for each profile, and for each live workload."""
     pools = cluster.serving(name)
     shape = need.shape
     for pool in pools:
@@ -311,8 +304,8 @@ def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
         pool.mixed += 1
 
 
-def _take_foreign(node: NodeState) -> None:
-    """Take foreign GPUs on unknown devices off the devices that are free, from the last one down."""
+def _place_foreign(node: NodeState) -> None:
+    """Take what foreign pods hold off the free devices, from the last one down."""
     rest = node.node.foreign_gpus
     for at in range(len(node.open) - 1, -1, -1):
         if rest <= 0:

@@ -13,7 +13,7 @@ from ..state import ADMITTED, Node, Workload
 from .allocations import change, repack
 from .cluster import Cluster
 from .nodes import NodeState, PoolState
-from .pack_index import emptied
+from .rooms import emptied
 
 
 def known_pool(cluster: Cluster, node: Node) -> bool:
@@ -22,7 +22,7 @@ def known_pool(cluster: Cluster, node: Node) -> bool:
 
 
 def put(cluster: Cluster, node: Node) -> set[str]:
-    """Take a node as it is now, new or not; return the ids whose nomination this may change."""
+    """Add or change a node; return the ids whose nomination this may change."""
     state = cluster.nodes.get(node.name)
     if state is None:
         return _add(cluster, node)
@@ -35,7 +35,7 @@ def put(cluster: Cluster, node: Node) -> set[str]:
 
 
 def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
-    """Take a node as it is now: up or down, cordoned, of another model or size, or with other foreign pods."""
+    """Change a node: readiness, cordon, model, size or foreign pods."""
     room = emptied(state)
     cluster.rooms.go(state)
     repack(cluster, state, node)
@@ -65,16 +65,16 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
         cluster.rooms.come(state)
 
     here = [cluster.workloads[id] for id in cluster.absent.get(node.name, ()) if id in cluster.workloads]
-    others = _place_anew(cluster, [workload for workload in here if workload.state in ADMITTED], come)
+    others = _reallocate(cluster, [workload for workload in here if workload.state in ADMITTED], come)
     if node.foreign_gpus and not state.placed:
         repack(cluster, state)
     return others
 
 
 def remove(cluster: Cluster, name: str) -> set[str]:
-    """Take a node out of its pool; return the ids whose nomination this may change.
+    """Remove a node from its pool; return the ids whose nomination this may change.
 
-    Its workloads are counted on the nodes that are left to them, else on the first pool of their profile.
+    Its workloads count on their other nodes, else on the first pool of their profile.
     """
     state = cluster.nodes.get(name)
     if state is None:
@@ -94,11 +94,11 @@ def remove(cluster: Cluster, name: str) -> set[str]:
         if pool.packing is not None:
             pool.packing.remove(state.position)
 
-    return _place_anew(cluster, [allocation.workload for allocation in state.placed.values()], leave)
+    return _reallocate(cluster, [allocation.workload for allocation in state.placed.values()], leave)
 
 
-def _place_anew(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:
-    """Take workloads off their nodes, change the nodes `meanwhile`, and put them back where their placement says."""
+def _reallocate(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:
+    """Remove workloads from their nodes, change the nodes `meanwhile`, and allocate them again by their placement."""
     again = sorted(workloads, key=lambda workload: workload.id)
     others = change(cluster, (), [workload.id for workload in again])
     meanwhile()
@@ -106,7 +106,7 @@ def _place_anew(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Call
 
 
 def _catch_up(pool: PoolState) -> None:
-    """Bring the packing up to what was touched, before positions change their meaning."""
+    """Apply pending changes to the packing before positions are renumbered."""
     if pool.packing is not None:
         pool.packing.catch_up()
         pool.packing.seen = 0
@@ -115,7 +115,7 @@ def _catch_up(pool: PoolState) -> None:
 
 
 def _number_anew(pool: PoolState, at: int, step: int) -> None:
-    """Move the positions from `at` on by a step, after a node was put in or taken out there."""
+    """Shift the positions from `at` on by `step`, after a node was added or removed there."""
     for position in range(at, len(pool.nodes)):
         pool.nodes[position].position = position
     for buckets in (pool.by_free, pool.by_future):

@@ -1,8 +1,8 @@
-"""The cluster as it is now and as it will be once everybody who was told to go has gone.
+"""Nodes and pools, as they are now and as they will be once all terminating work is gone.
 
-Every device has two numbers: `open`, what nobody holds now, and `future`, what nobody will hold once terminating
-work has left and nominations are honoured. A start needs both, a nomination only the second; so a nomination keeps
-others off GPUs that are free already, and never counts what is still in use.
+Every device has two numbers: `open`, what is not held now, and `future`, what will not be held once terminating
+work is gone and nominated work runs. A start needs both, a nomination only the second; so a nomination keeps
+other work off GPUs that are free already, and never counts what is still in use.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from ..placement.packing import Shape
-from ..request import Need
+from ..request import Need, Shape
 from ..state import GPU, Node, Placed, Placement, Pool, Workload
-
-if TYPE_CHECKING:
-    from .pack_index import PackIndex
 
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000
-"""A list of touched nodes that is longer is started_now anew."""
+"""A longer list of touched nodes is cleared."""
 
 
 class NodeState:
-    """One node while a plan is made: devices by position, CPU and memory, and who is on it."""
+    """One node during a decision: devices by position, CPU, memory, and the allocations on it."""
 
     __slots__ = (
         "allocations",
@@ -55,11 +51,11 @@ class NodeState:
         self.allocations: dict[str, Allocation] = {}
         self.guessed = 0
         self.placed: dict[str, Allocation] = {}
-        """Those of the snapshot that were placed here, also where no device is left for them."""
+        """Allocations whose placement names this node, also where no device is left for them."""
         self.empty(node)
 
     def empty(self, node: Node) -> None:
-        """Take everybody off, and be the node as it is shown now; only while it is `inadmissible`."""
+        """Remove all allocations and apply the node's present record; only while it is `inadmissible`."""
         self.node = node
         self.usable = node.ready and not node.cordoned
         self.open = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
@@ -74,7 +70,7 @@ class NodeState:
 
     @contextmanager
     def inadmissible(self) -> Iterator[None]:
-        """Leave the pool's index and sums while the node is arranged anew."""
+        """Leave the pool's index and sums while the node is rearranged."""
         self.pool.drop(self)
         self.indexed = False
         try:
@@ -85,13 +81,13 @@ class NodeState:
 
     @property
     def crowded(self) -> bool:
-        """Say whether who has which device depends on everybody on the node: some are only known to be there."""
+        """Whether the devices of each allocation depend on the others of the node, as some are unknown."""
         return bool(self.guessed or self.node.foreign_gpus)
 
     def shift(self, part: Part, need: Need, now: int, later: int, for_a_while: bool = False) -> None:
         """Add `now` times the part to what is open and `later` times to the future (each -1, 0 or 1).
 
-        What is taken `for_a_while` is given back before anybody asks when there will be room.
+        What is taken `for_a_while` is returned before any forecast reads the node.
         """
         milli, opened, future, free = part.milli, self.open, self.future, self.free
         self.pool.touch(self)
@@ -121,12 +117,12 @@ class NodeState:
         self.whole_free, self.whole_future = whole_free, whole_future
 
     def suits(self, need: Need) -> bool:
-        """Say whether work of this need may run here at all."""
+        """Whether workers of this request may run on the node at all."""
         suited = self.usable and (not need.models or self.node.model in need.models)
         return suited and (not need.avoid or self.node.name not in need.avoid)
 
     def workers(self, need: Need, later: bool) -> int:
-        """Count how many workers of this need the node could host, now or later."""
+        """Return how many workers of this request the node could host, now or in the future."""
         if later:
             return hosts(need, self.future, self.whole_future, self.cpu_future, self.memory_future)
         cpu, memory = min(self.cpu_open, self.cpu_future), min(self.memory_open, self.memory_future)
@@ -134,7 +130,7 @@ class NodeState:
 
 
 def hosts(need: Need, devices: Sequence[int], whole: int, cpu: int, memory: int) -> int:
-    """Count the workers that fit on devices with so much left each (`whole` of them untouched)."""
+    """Return how many workers fit on devices with these milli-GPUs `left` (`whole` of them untouched)."""
     if need.gpus >= GPU:
         count = whole // need.whole
     elif need.gpus:
@@ -159,7 +155,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Allocation:
-    """A workload that holds GPUs: what, where and since when. `terminating`: it has been told to go."""
+    """The devices that a workload holds. `terminating`: it was evicted and still holds them."""
 
     workload: Workload
     need: Need
@@ -168,18 +164,39 @@ class Allocation:
     amount: int
     terminating: bool = False
     fresh: bool = False
-    """Started by this very plan: it is not evicted but its start withdrawn, and it is not moved."""
+    """Started by this very plan: its start is withdrawn instead of evicted or moved."""
     moving: int = 0
-    """Of a nomination: how much of it the workload holds elsewhere until it moves, and so counts once."""
+    """Of a nomination: the milli-GPUs that the workload still holds elsewhere until it moves, and that count once."""
 
     @property
     def vague(self) -> bool:
-        """Say whether some of its devices are not known."""
+        """Whether some of its devices are unknown."""
         return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
 
 
+class PoolPacking(Protocol):
+    """The packing of a pool (placement/pack_index.py), as the changes of nodes reach it."""
+
+    seen: int
+
+    def best(self, need: Need) -> tuple[NodeState, int] | None:
+        """Return the node for one worker, and the device for a share of one."""
+
+    def renew(self, node: NodeState) -> bool:
+        """Apply a node's new size; False if the packing has to be rebuilt."""
+
+    def insert(self, node: NodeState) -> bool:
+        """Insert a node at its position; False if the packing has to be rebuilt."""
+
+    def remove(self, position: int) -> None:
+        """Remove the node at a position."""
+
+    def catch_up(self) -> None:
+        """Apply the nodes that were touched since the last query."""
+
+
 class PoolState:
-    """One pool while a plan is made: its nodes, indexed by how many untouched devices they have."""
+    """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
     __slots__ = (
         "by_free",
@@ -207,20 +224,20 @@ class PoolState:
         self.by_future: list[list[int]] = []
         self.free = self.future = self.total = 0
         self.first: dict[int, list[int]] = {}
-        """What was free on the nodes that were touched in this decision, before it began."""
+        """Position of each node that this decision touched, to what was free there before."""
         self.touched: list[int] = []
         self.moved: list[NodeState] = []
-        """The same nodes, but for what is only taken off them for a while."""
+        """The touched nodes, without those where GPUs are only taken for a while."""
         self.rounds = 0
-        """How many times these lists were started_now anew."""
+        """How many times these lists were cleared."""
         self.mix: dict[Shape, int] = {}
-        """How much work of each shape it serves; the packing keeps the nodes useful for this mix."""
+        """Shape to the number of workers that the pool serves; the packing keeps nodes useful for this mix."""
         self.mixed = 0
         """How many times the mix has changed."""
-        self.packing: PackIndex | None = None
+        self.packing: PoolPacking | None = None
 
     def index(self) -> None:
-        """Build the index once all that runs has been put on the nodes."""
+        """Build the index from the nodes."""
         size = max((len(n.open) for n in self.nodes), default=0) + 1
         self.by_free = [[] for _ in range(size)]
         self.by_future = [[] for _ in range(size)]
@@ -231,12 +248,12 @@ class PoolState:
         self.moved.clear()
 
     def widen(self, devices: int) -> None:
-        """Make room in the index for nodes with so many devices."""
+        """Extend the index to nodes with so many devices."""
         for buckets in (self.by_free, self.by_future):
             buckets.extend([] for _ in range(devices + 1 - len(buckets)))
 
     def begin(self) -> None:
-        """Begin a decision: what is free now is what was free at first."""
+        """Start a decision: forget which nodes the last one touched."""
         self.first.clear()
         if len(self.touched) > _MOST_TOUCHED:
             if self.packing is not None:
@@ -247,13 +264,13 @@ class PoolState:
             self.rounds += 1
 
     def touch(self, node: NodeState) -> None:
-        """Note that something is about to change on a node."""
+        """Record that a node is about to change."""
         if node.position not in self.first:
             self.first[node.position] = list(node.free)
         self.touched.append(node.position)
 
     def drop(self, node: NodeState) -> None:
-        """Take a node off the sums and the index."""
+        """Remove a node from the sums and the index."""
         self.touch(node)
         self.moved.append(node)
         if node.usable:
@@ -264,7 +281,7 @@ class PoolState:
                 del buckets[at][bisect_left(buckets[at], node.position)]
 
     def add(self, node: NodeState) -> None:
-        """Put a node on the sums and into the index."""
+        """Add a node to the sums and the index."""
         if node.usable:
             self.free += sum(node.free)
             self.future += sum(node.future)
@@ -287,12 +304,12 @@ def _move(buckets: list[list[int]], position: int, old: int, new: int) -> None:
 
 
 def devices_of(node: Node) -> Sequence[int]:
-    """Name the device indices of a node."""
+    """List the device indices of a node."""
     return node.devices or range(node.gpus)
 
 
 def placement_of(parts: Iterable[Part]) -> Placement:
-    """Write parts as the placement that a plan carries."""
+    """Return parts as the placement that a plan carries."""
     return tuple(
         Placed(p.worker, p.node.node.name, tuple(devices_of(p.node.node)[at] for at in p.devices), p.milli)
         for p in parts
@@ -300,7 +317,7 @@ def placement_of(parts: Iterable[Part]) -> Placement:
 
 
 def pick(need: Need, left: list[int], avoid: Sequence[int] | None = None) -> tuple[tuple[int, ...], int]:
-    """Choose devices for one worker from what is `left` on a node, and take them off it.
+    """Return devices and milli-GPUs for one worker from what is `left` on a node, and subtract them there.
 
     A share goes to the device that it fills best. Whole devices: lowest position first, those with less in
     `avoid` (what is free already) before others, so that a nomination waits for terminating GPUs, not on idle ones.

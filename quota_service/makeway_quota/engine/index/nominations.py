@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from ..request import Need
 from .allocations import parts_of
+from .cluster_state import ClusterState
 from .nodes import Part
 
-if TYPE_CHECKING:
-    from .cluster import Cluster
 
-
-def restore_nominations(cluster: Cluster) -> None:
+def restore_nominations(cluster: ClusterState) -> None:
     """Restore the nominations that can still be kept."""
     for workload in sorted(cluster.nominees.values(), key=lambda w: (w.submitted_at, w.id)):
         need = cluster.need(workload)

@@ -1,4 +1,4 @@
-"""Forecast where and when room will appear: on nodes whose workloads end, one after the other."""
+"""Forecast where and when room appears, as the workloads on each node end one after the other."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .nodes import Allocation, NodeState, PoolState, hosts
 
 UNKNOWN = float("inf")
 EVER = (UNKNOWN, 1 << 60, 0)
-"""After every moment, also those that are not known."""
+"""After every time, known or unknown."""
 KNOWN = (UNKNOWN, 0, 0)
-"""After every moment that is known."""
+"""After every known time."""
 NOW = -1.0
-"""Before every moment: what is there already, or should be."""
+"""Before every time: room that is there already, or should be."""
 Ends = Callable[[Allocation], float | None]
-"""Returns when a running workload is gone; None where it is not known."""
+"""The end of an allocation; None where it is unknown."""
 When = tuple[float, int, int]
 """A time, then (where that is unknown) the milli-GPUs of sessions and of jobs that have to end first."""
 Allocations = list[tuple[Allocation, float | None]]
-"""Those on a node, and when each is gone."""
+"""The allocations on a node, and the end of each."""
 Key = tuple[When, int, str, int]
-"""The order of openings: when, those with room for all first, the node's name, how many workers."""
+"""The order of openings: time, those with room for all workers first, the node's name, the number of workers."""
 
 
 class Opening(NamedTuple):
@@ -70,7 +70,7 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
 
 
 def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When, Allocation]]:
-    """List allocations as they end; where it is not known when, jobs before sessions, small ones first."""
+    """Iterate over a node's allocations as they end; of unknown ends, jobs before sessions, small ones first."""
     known, unknown = [], []
     for allocation, end in allocations:
         if end is not None and not allocation.terminating:
@@ -79,13 +79,13 @@ def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When,
             unknown.append((allocation.workload.non_preemptible, allocation.amount, allocation.workload.id, allocation))
     for end, _, allocation in sorted(known):
         yield (max(now, end), 0, 0), allocation
-    non_preemptible = loose = 0
+    non_preemptible = preemptible = 0
     for is_non_preemptible, amount, _, allocation in sorted(unknown):
         if is_non_preemptible:
             non_preemptible += amount
         else:
-            loose += amount
-        yield (UNKNOWN, non_preemptible, loose), allocation
+            preemptible += amount
+        yield (UNKNOWN, non_preemptible, preemptible), allocation
 
 
 def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
@@ -99,10 +99,10 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
 
 
 class Foreseen:
-    """The forecast of a pool for a need: each node's answer, worked out again only where something happened.
+    """When a pool will have room for a request, computed per node and again only for nodes that changed.
 
-    A node's answer stands until something moves there, or until work there should have ended by now. `latest` is
-    the last moment that is of interest. Nodes are ordered by name, as in the pool, so that none is numbered anew
+    A node's openings are valid until an allocation changes there, or until its next workload should end. `latest` is
+    the last time of interest. Nodes are ordered by name, as in the pool, so that none is renumbered
     when another comes or goes.
     """
 
@@ -110,15 +110,15 @@ class Foreseen:
         self.pool, self.need, self.latest = pool, need, latest
         self.rounds, self.seen, self.now = -1, 0, UNKNOWN
         self._openings: dict[str, dict[int, Opening]] = {}
-        """Node to its openings, by how many workers it hosts then."""
+        """Node to its openings, by the number of workers that it hosts then."""
         self._stands: dict[str, tuple[float, NodeState]] = {}
-        """Node to the moment until which its answer stands, and to itself."""
+        """Node to the time until which its openings are valid, and to itself."""
         self._due: list[tuple[float, str]] = []
-        """The same moments as a heap; an entry that is not in `_stands` any more is void."""
+        """The same times as a heap; an entry that `_stands` lacks is void."""
         self._keys: dict[str, list[Key]] = {}
         self._order: list[Key] = []
         self._in_the_end: dict[str, int] = {}
-        """How many workers each node will host."""
+        """Node to the number of workers that it will host."""
         self._total = 0
 
     def when(self, now: float, ends: Ends) -> float | None:
@@ -131,9 +131,9 @@ class Foreseen:
         self._catch_up(now, ends)
         least, total = self.need.least, 0
         chosen: dict[str, Opening] = {}
-        for (when, non_preemptible, loose), _, name, workers in self._order:
+        for (when, non_preemptible, preemptible), _, name, workers in self._order:
             opening = self._openings[name][workers]
-            moment = (max(when, now), non_preemptible, loose)
+            moment = (max(when, now), non_preemptible, preemptible)
             if workers >= least:
                 return moment, [opening]
             total += workers - (chosen[name].workers if name in chosen else 0)
@@ -143,7 +143,7 @@ class Foreseen:
         return None
 
     def ever(self, now: float, ends: Ends) -> bool:
-        """Whether there will ever be room for all the workers."""
+        """Whether the pool will ever have room for all workers."""
         self._catch_up(now, ends)
         return self._total >= self.need.least
 
@@ -173,7 +173,7 @@ class Foreseen:
         self._order = sorted(key for keys in self._keys.values() for key in keys)
 
     def _outlived(self, now: float) -> Iterator[NodeState]:
-        """List the nodes whose answer stands no longer."""
+        """Return the nodes whose openings are no longer valid."""
         while self._due and self._due[0][0] <= now:
             moment, name = heappop(self._due)
             until, node = self._stands.get(name, (None, None))
@@ -190,7 +190,7 @@ class Foreseen:
         self._keys[name] = keys
 
     def _ask(self, node: NodeState, now: float, ends: Ends) -> list[Key]:
-        """Return the places of one node's openings in the order, worked out anew."""
+        """Return the sort keys of one node's openings, computed again."""
         need, name = self.need, node.node.name
         allocations = [(allocation, ends(allocation)) for allocation in node.allocations.values()]
         stands = min([end for _, end in allocations if end is not None and end > now], default=UNKNOWN)
@@ -209,7 +209,7 @@ class Foreseen:
         ]
 
     def _note(self, stands: float, name: str) -> None:
-        """Enter a moment into the heap, which is made anew once most of its entries are void."""
+        """Push a time onto the heap, which is rebuilt once most of its entries are void."""
         heappush(self._due, (stands, name))
         if len(self._due) > 4 * len(self._stands) + 64:
             self._due = sorted((moment, each) for each, (moment, _) in self._stands.items() if moment < UNKNOWN)

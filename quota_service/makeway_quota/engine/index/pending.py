@@ -1,4 +1,4 @@
-"""Who waits and why, told once for all who are alike, and written out for each only when somebody reads it."""
+"""Pending workloads with their reasons: one reason for each group that shares it, expanded on access."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..state import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A reason to wait. `more` follows it, and what happened to the workload that waits."""
+class PendingReason:
+    """A reason to wait. `more` follows it, after the facts of the single workload."""
 
     code: Code
     rule: str
@@ -22,19 +22,19 @@ class Told:
     more: Facts = ()
 
     def to(self, workload: Workload) -> Waiting:
-        """Write out what one of those is told who wait for this reason."""
+        """Return the reason as one workload's record."""
         facts = self.facts
         if workload.failed_node or self.more:
             facts = (*facts, *_lost(workload), *self.more)
         return Waiting(workload.id, self.code, self.rule, facts, self.numbers, self.not_before)
 
 
-class Alike(NamedTuple):
+class PendingGroup(NamedTuple):
     """Workloads that wait for the same reason, in any order. `queue` numbers where they wait, from plan to plan."""
 
     queue: int
     members: tuple[Workload, ...]
-    told: Told
+    reason: PendingReason
 
 
 def _lost(workload: Workload) -> Facts:
@@ -42,9 +42,9 @@ def _lost(workload: Workload) -> Facts:
 
 
 class Pending(Sequence[Waiting]):
-    """Everybody who waits, in the order of ids. `single` are those who are told something of their own."""
+    """All pending workloads in the order of ids; those in `single` have a reason of their own."""
 
-    def __init__(self, single: dict[str, Waiting], groups: Sequence[Alike]) -> None:
+    def __init__(self, single: dict[str, Waiting], groups: Sequence[PendingGroup]) -> None:
         self.single = single
         self.groups = tuple(groups)
         self._many = len(single) + sum(len(group.members) for group in groups)
@@ -54,7 +54,7 @@ class Pending(Sequence[Waiting]):
         if self._all is None:
             found = [
                 *self.single.values(),
-                *(told.to(workload) for _, members, told in self.groups for workload in members),
+                *(reason.to(workload) for _, members, reason in self.groups for workload in members),
             ]
             self._all = tuple(sorted(found, key=lambda waiting: waiting.id))
         return self._all
@@ -66,7 +66,7 @@ class Pending(Sequence[Waiting]):
         for group in self.groups:
             for workload in group.members:
                 if workload.id == id:
-                    return group.told.to(workload)
+                    return group.reason.to(workload)
         raise KeyError(id)
 
     @overload

@@ -1,4 +1,4 @@
-"""Everybody who waits, in queues of those who are alike; kept from one decision to the next."""
+"""Group pending workloads into queues of equivalent ones, kept from one decision to the next."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 from ..plan import Fact, Waiting
 from ..request import Need
-from ..rules.quota import Account
 from ..state import Profile, Workload
 from .cluster import Cluster
+from .ledger import Account
 from .nodes import PoolState
 
 Line = list[Workload] | deque[Workload]
 _MOST_EMPTY = 1_000
-"""So many queues are kept in which nobody waits."""
+"""So many empty queues are kept for reuse."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """Pending workloads that are alike for every rule but their owner and their age.
+    """Pending workloads that differ only in owner and age for the rules.
 
     What one of them is denied, all of them are: so a queue is asked once, not once per workload.
     """
@@ -34,28 +34,28 @@ class Queue:
     kind: str
     priority: int
     patient: bool
-    promised: bool
+    nominated: bool
     pools: tuple[PoolState, ...]
     lines: dict[str, Line] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
     session: bool = False
-    """Whether these are sessions that are never stopped for anybody."""
+    """Whether these are non-preemptible sessions."""
     number: int = 0
-    """Its own number, from one decision to the next; never 0."""
+    """The queue's number, stable from one decision to the next; never 0."""
     total: int = 0
-    """The milli-GPUs that one of them must have to start."""
+    """The milli-GPUs that one of its workloads needs to start."""
     borrows: bool = True
-    """Whether it may run when it is not in quota; what requests no GPUs always may."""
-    equivalent: int = 0
-    """The same number for all queues with the same account, pools and firmness."""
-    wish: int = 0
+    """Whether its workloads may run over quota; without GPUs they always may."""
+    rights_class: int = 0
+    """The same number for all queues with the same account, pools and preemptibility."""
+    request_class: int = 0
     """The same number for all queues with the same need and pools."""
-    alike: int = 0
-    """The same number for all queues that wait for the same reasons."""
+    reason_class: int = 0
+    """The same number for all queues whose reasons to wait are the same."""
     ranks: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     """Pool to the part of the order that comes from ranks."""
     keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
-    """Pool to the part of the order that everybody in it shares: in quota, and over quota."""
+    """Pool to the part of the order that the whole queue shares: in quota, and over quota."""
     _whole: dict[str, Line] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
 
@@ -64,13 +64,13 @@ class Queue:
         return (line[0] for line in self.lines.values() if line)
 
     def pop(self, workload: Workload) -> None:
-        """Take the first workload of an owner out, for this decision."""
+        """Remove the first workload of an owner for this decision."""
         line = self._thinned(workload.owner)
         assert isinstance(line, deque)
         line.popleft()
 
     def put_back(self, workload: Workload) -> None:
-        """Let somebody wait again whose start was withdrawn."""
+        """Requeue a workload whose start was withdrawn."""
         line = self._thinned(workload.owner)
         self.lines[workload.owner] = deque(sorted([*line, workload], key=_age))
 
@@ -81,13 +81,13 @@ class Queue:
         return self.lines[owner]
 
     def take_back(self) -> None:
-        """Let everybody wait again who was taken out."""
+        """Requeue all workloads that this decision removed."""
         if self._whole:
             self.lines.update(self._whole)
             self._whole.clear()
 
     def members(self) -> tuple[Workload, ...]:
-        """List everybody who is still waiting."""
+        """Return the workloads that still wait."""
         if self._whole:
             return tuple(workload for line in self.lines.values() for workload in line)
         if self._members is None:
@@ -103,7 +103,7 @@ class Queue:
         return self.total <= max([self.account.unreserved(pool.pool.name, self.non_preemptible) for pool in self.pools])
 
     def join(self, workload: Workload) -> None:
-        """Take somebody in, between two decisions."""
+        """Add a workload, between two decisions."""
         line = self.lines.setdefault(workload.owner, [])
         assert isinstance(line, list)
         if not line or _age(line[-1]) < _age(workload):
@@ -113,7 +113,7 @@ class Queue:
         self._members = None
 
     def part(self, workload: Workload) -> None:
-        """Let somebody out, between two decisions."""
+        """Remove a workload, between two decisions."""
         line = self.lines[workload.owner]
         del line[bisect_left(line, _age(workload), key=_age)]
         if not line:
@@ -126,15 +126,15 @@ def _age(workload: Workload) -> tuple[float, str]:
 
 
 class PendingQueues:
-    """The queues of one cluster. Workloads come and go between decisions; `open` gives the queues of the next one."""
+    """The queues of one cluster. Workloads come and go between decisions; `open` returns the queues of the next one."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.inadmissible: dict[str, Waiting] = {}
-        """Those who may not start at all, and why."""
+        """Id of a workload whose queue is closed or paused, to the reason."""
         self._queues: dict[Hashable, Queue] = {}
         self._empty: dict[Hashable, Queue] = {}
-        """Queues in which nobody waits any more, to be used again."""
+        """Empty queues, for reuse."""
         self._of: dict[str, tuple[Hashable, Queue, Workload]] = {}
         self._ages: list[tuple[float, str]] = []
         self._patience: list[tuple[float, str]] = []
@@ -145,7 +145,7 @@ class PendingQueues:
         self._fill()
 
     def _fill(self) -> None:
-        """Enter everybody who waits; in the end, by time limit too if somebody waits too long."""
+        """Group all pending workloads; by time limit too once any waits too long, since holds depend on it."""
         waiting = [w for w in self.cluster.workloads.values() if w.state == "pending"]
         self.inadmissible, self._queues, self._of, self._patience, self._empty = {}, {}, {}, [], {}
         open_to = []
@@ -156,16 +156,16 @@ class PendingQueues:
             else:
                 open_to.append(workload)
         self._ages = sorted(map(_age, open_to))
-        self._by_time = self.anybody_starves()
+        self._by_time = self.any_starving()
         for workload in sorted(open_to, key=_age):
             self._enter(workload)
 
-    def anybody_starves(self) -> bool:
-        """Say whether the oldest has waited so long that GPUs are held for it."""
+    def any_starving(self) -> bool:
+        """Whether the oldest workload waited for longer than `starvation_after`."""
         return bool(self._ages) and self.cluster.waits_too_long(self.cluster.workloads[self._ages[0][1]])
 
     def change(self, ids: Iterable[str]) -> None:
-        """Look again at workloads that came, went or changed, or whose promise did."""
+        """Requeue workloads that came, went or changed, or whose nomination did."""
         for name in ids:
             self._leave(name)
             workload = self.cluster.workloads.get(name)
@@ -179,9 +179,9 @@ class PendingQueues:
                 self._enter(workload)
 
     def open(self) -> list[Queue]:
-        """Give the queues as they are now; time alone may have moved somebody into another."""
+        """Return the queues of this decision; time alone may have moved workloads from one into another."""
         now = self.cluster.now
-        if now < self._began or self._by_time != self.anybody_starves():
+        if now < self._began or self._by_time != self.any_starving():
             self._fill()
         self._began = now
         while self._patience and self._patience[0][0] <= now:
@@ -192,20 +192,20 @@ class PendingQueues:
                     self._out(name)
                     self._enter(workload)
         for name in self.cluster.nominees:
-            if name in self._of and self._of[name][1].promised != self._promised(name):
+            if name in self._of and self._of[name][1].nominated != self._nominated(name):
                 workload = self._of[name][2]
                 self._out(name)
                 self._enter(workload)
         return list(self._queues.values())
 
     def close(self) -> None:
-        """End a decision: everybody waits again who was taken out."""
+        """End a decision: requeue all workloads that it removed."""
         for queue in self._queues.values():
             queue.take_back()
 
-    def _promised(self, name: str) -> bool:
-        """Say whether somebody leaves for it, or a place is kept for it."""
-        return name in self.cluster.promised_by or name in self.cluster.nominations
+    def _nominated(self, name: str) -> bool:
+        """Whether a workload has a nomination, or a victim terminates for it."""
+        return name in self.cluster.terminating_for or name in self.cluster.nominations
 
     def _patient(self, workload: Workload) -> bool:
         profile = self.cluster.profiles[workload.profile]
@@ -217,7 +217,7 @@ class PendingQueues:
         if patient:
             until = w.submitted_at + cluster.profiles[w.profile].reclaim_after
             heapq.heappush(self._patience, (until, w.id))
-        own = w.id if self._promised(w.id) else ""
+        own = w.id if self._nominated(w.id) else ""
         limit = cluster.time_limit(w) if self._by_time else None
         priority = cluster.priority(w)
         key = (own, w.policy, w.profile, need, w.non_preemptible, w.kind, priority, patient, limit)
@@ -230,19 +230,19 @@ class PendingQueues:
         queue.join(w)
         self._of[w.id] = key, queue, w
 
-    def _made(self, w: Workload, need: Need, patient: bool, promised: bool) -> Queue:
+    def _made(self, w: Workload, need: Need, patient: bool, nominated: bool) -> Queue:
         pools = self.cluster.pools_of(w)
         names = tuple(pool.pool.name for pool in pools)
         profile, priority = self.cluster.profiles[w.profile], self.cluster.priority(w)
         queue = Queue(
-            self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, promised, pools
+            self.cluster.account(w), profile, need, w.non_preemptible, w.kind, priority, patient, nominated, pools
         )
         queue.session = w.non_preemptible and w.kind == "session"
         queue.total = need.total
         queue.borrows = not need.total or (not w.non_preemptible and queue.account.policy.weight != "None")
-        queue.equivalent = self._number((w.policy, names, w.non_preemptible))
-        queue.wish = self._number((need, names))
-        queue.alike = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
+        queue.rights_class = self._number((w.policy, names, w.non_preemptible))
+        queue.request_class = self._number((need, names))
+        queue.reason_class = self._number((w.policy, need, names, w.non_preemptible, w.kind, patient))
         return queue
 
     def _number(self, key: Hashable) -> int:
@@ -260,12 +260,12 @@ class PendingQueues:
         queue.part(workload)
         if not queue.lines:
             del self._queues[key]
-            if not queue.promised and len(self._empty) < _MOST_EMPTY:
+            if not queue.nominated and len(self._empty) < _MOST_EMPTY:
                 self._empty[key] = queue
 
 
 def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
-    """Say why a workload may not start at all: its queue takes nothing at the moment; None if it does."""
+    """Return why a workload may not start at all, its queue being closed or paused; None if it is open."""
     queue = f"{workload.policy}/{workload.profile}"
     if not _open(cluster, workload.policy, workload.profile):
         closed = Fact("queue_closed", {"queue": queue, "kind": workload.kind})
@@ -281,7 +281,7 @@ def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
 
 
 def _open(cluster: Cluster, policy: str, profile: str) -> bool:
-    """Say whether a profile is attached to a policy, and both still exist."""
+    """Whether a profile is attached to a policy, and both still exist."""
     asked = (policy, profile)
     if asked not in cluster.attached:
         known = policy in cluster.policies and profile in cluster.profiles

@@ -1,25 +1,24 @@
-"""Keep what was worked out about the room in a pool for a need, bounded and in step with the nodes.
+"""Cache the room in a pool for a request, bounded in size and in step with the nodes.
 
-The engine rules ask the same few questions at every decision. What is kept here follows every change of a node;
-what has not been asked for `_KEEP` decisions is dropped, and so is the oldest where the nodes times needs are many.
+The engine's rules need the same few values at every decision. What is cached here follows every change of a node;
+what was not read for `_KEEP` decisions is dropped, and so is the oldest where nodes times requests are many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..request import Need
 from ..state import GPU
-from .nodes import UNLIMITED, NodeState, Part, PoolState, hosts
+from .nodes import UNLIMITED, NodeState, Part, PoolState, devices_of, hosts
 from .openings import Foreseen, When
-from .pack_index import emptied
 
 T = TypeVar("T")
 
 _KEEP = 100
-"""Decisions after which a forecast that is not asked for is dropped."""
+"""Decisions after which a forecast that was not read is dropped."""
 _MOST_ROWS = 400_000
 """Nodes times needs that forecasts are kept for: about 600 bytes each."""
 _LEAST_KEPT = 16
@@ -50,16 +49,16 @@ class Emptied:
 
 @dataclass(slots=True)
 class Rooms:
-    """Forecasts and counts of the room in each pool, by pool and need."""
+    """The cached room of each pool, by pool and request."""
 
     decisions: int = 0
     _foreseen: dict[tuple[str, Need, When], tuple[int, Foreseen]] = field(default_factory=dict)
-    """The decision in which it was last asked for, and the forecast; the longest ago first."""
+    """The decision that last read the forecast, and the forecast; the longest ago first."""
     _capacities: dict[tuple[str, Need], Capacity] = field(default_factory=dict)
     _emptied: dict[tuple[str, Need], Emptied] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Begin a decision: drop the forecasts that the last ones did not ask for."""
+        """Start a decision: drop forecasts that the last ones did not read."""
         self.decisions += 1
         while self._foreseen:
             asked = next(iter(self._foreseen))
@@ -102,11 +101,11 @@ class Rooms:
         return found
 
     def come(self, node: NodeState) -> None:
-        """Count a node that came into its pool, or that is back after a change."""
+        """Add a node that joined its pool, or whose change is complete."""
         self._count(node, 1)
 
     def go(self, node: NodeState) -> None:
-        """Count a node no longer: it leaves its pool, or is about to change."""
+        """Remove a node that leaves its pool, or is about to change."""
         self._count(node, -1)
 
     def forget(self, node: NodeState) -> None:
@@ -120,6 +119,23 @@ class Rooms:
             _count_capacity(known, node, need, sign)
         for need, empty in _of(self._emptied, node):
             _count_emptied(empty, node, need, sign)
+
+
+class Room(NamedTuple):
+    """What is left on a node: of each device, of CPU and of memory. CPU < 0: the node takes nothing."""
+
+    left: Sequence[int]
+    cpu: int
+    memory: int
+    model: str = ""
+
+
+def emptied(node: NodeState) -> Room:
+    """Return the room on a node without any managed workload; on a node that is down, room that takes nothing."""
+    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
+    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
+    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
+    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
 
 
 def capacity(node: NodeState, need: Need) -> int:

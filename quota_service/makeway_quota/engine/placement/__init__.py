@@ -1,1 +1,1 @@
-"""Where the workers of a workload fit, and which place is best."""
+"""Placement: where the workers of a workload fit, and which node is best."""

@@ -1,21 +1,21 @@
-"""Where: the nodes and devices that a workload gets, or why there are none."""
+"""Find nodes and devices for a workload, or the static quota that keeps it out."""
 
 from __future__ import annotations
 
 from itertools import chain, islice
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account, Line
 from ..index.nodes import NodeState, Part, PoolState, pick
-from ..index.pack_index import PackIndex
 from ..request import Need
-from ..rules.quota import Account, Line
 from ..state import GPU
+from .pack_index import PackIndex
 
 
 def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
-    """Find a placement in a pool for the least number of workers, now or `later`; empty if there is none.
+    """Return a placement in a pool for the least number of workers, now or `later`; empty if there is none.
 
-    `pack` takes what keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread`
+    `pack` keeps the most useful free GPUs for the mix of work that the pool serves (packing.py), `spread` takes
     the node with the most free GPUs; ties go to the name. A gang gets as few nodes as possible, all of it or nothing.
     """
     if need.least == 1:
@@ -24,12 +24,12 @@ def find(pool: PoolState, need: Need, later: bool = False) -> tuple[Part, ...]:
         if not later and pool.pool.strategy == "pack" and pool.mix and not need.avoid:
             return _packed(pool, need)
         node = _one(pool, need, later)
-        return _seats(node, need, 0, 1, later) if node else ()
+        return _parts_on(node, need, 0, 1, later) if node else ()
     return _gang(pool, need, later)
 
 
 def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
-    """Say whether there could be room, going by the GPUs alone: if not, there is none."""
+    """Whether the number of free GPUs could be enough; False is certain, True is not."""
     if not need.whole:
         return (pool.future if later else pool.free) >= need.total
     buckets, whole = pool.by_future if later else pool.by_free, need.whole
@@ -39,11 +39,11 @@ def enough(pool: PoolState, need: Need, later: bool = False) -> bool:
 
 
 def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
-    """Find the place that keeps the most useful free GPUs for the mix of work; in a full pool there is but one."""
+    """Return the placement that keeps the most useful free GPUs for the mix; in a full pool only one node is left."""
     able = list(islice(chain.from_iterable(pool.by_free[need.whole :]), 2)) if need.whole else []
     if len(able) == 1:
         only = pool.nodes[able[0]]
-        return _seats(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
+        return _parts_on(only, need, 0, 1, False) if only.suits(need) and only.workers(need, False) else ()
     if pool.packing is None:
         pool.packing = PackIndex(pool)
     found = pool.packing.best(need)
@@ -52,7 +52,7 @@ def _packed(pool: PoolState, need: Need) -> tuple[Part, ...]:
     node, device = found
     if 0 < need.gpus < GPU:
         return (Part(0, node, (device,), need.gpus),)
-    return _seats(node, need, 0, 1, False)
+    return _parts_on(node, need, 0, 1, False)
 
 
 def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
@@ -69,7 +69,7 @@ def _one(pool: PoolState, need: Need, later: bool) -> NodeState | None:
 
 
 def _shared(pool: PoolState, need: Need, later: bool) -> NodeState | None:
-    """Find the device that a share of one fills best; untouched devices come last, on the fullest node."""
+    """Return the node whose device a share of one fills best; untouched devices come last, on the fullest node."""
     best: tuple[int, int, int] | None = None
     for node in pool.nodes:
         if not node.suits(need) or not node.workers(need, later):
@@ -97,11 +97,11 @@ def _gang(pool: PoolState, need: Need, later: bool) -> tuple[Part, ...]:
         if able[0][0] >= missing:
             at = min((i for i, (count, _) in enumerate(able) if count >= missing), key=lambda i: (able[i][0], i))
         count, node = able.pop(at)
-        parts += _seats(node, need, len(parts), min(count, missing), later)
+        parts += _parts_on(node, need, len(parts), min(count, missing), later)
     return tuple(parts) if len(parts) == need.least else ()
 
 
-def _seats(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
+def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) -> tuple[Part, ...]:
     left = list(node.future if later else node.free)
     avoid = node.free if later else None
     parts = []
@@ -112,7 +112,7 @@ def _seats(node: NodeState, need: Need, first: int, count: int, later: bool) -> 
 
 
 def kept_back(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> Line | None:
-    """Find the static quota of another team whose idle GPUs `amount` more would use up."""
+    """Return the static quota of another team whose idle GPUs `amount` more would use; None if there is none."""
     kept = cluster.ledger.kept_for(account, pool.pool.name, later)
     for line, names in kept:
         free = sum(_available(cluster, p, later) for n, p in cluster.pools.items() if not names or n in names)
@@ -132,7 +132,7 @@ def _available(cluster: Cluster, pool: PoolState, later: bool) -> int:
 
 
 def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool = False) -> bool:
-    """Say whether limits, the pool's cap and other teams' static quotas let `amount` more in."""
+    """Whether limits, the pool's capacity and other teams' static quotas admit `amount` more."""
     return not amount or (
         not cluster.over_capacity(pool, amount, later)
         and cluster.ledger.over_limit(account, pool.pool.name, amount, later) is None

@@ -1,21 +1,23 @@
-"""Which node keeps the most useful free GPUs for the mix of work that a pool serves.
+"""Score nodes by how useful their free GPUs stay for the mix of work that a pool serves.
 
-Every placement takes some of what others could have used. A node is useful to a shape of work as far as its free
+Every placement takes GPUs that other work could have used. A node is useful to a shape of work as far as its free
 devices, CPU and memory could carry more of that shape; a placement costs what it takes off that, summed over the
 mix. This is the fragmentation gradient of FGD (USENIX ATC'23) with two things added: CPU and memory that run out
 before the GPUs do count as lost GPUs, and what is lost to a shape weighs the more, the fewer GPUs of the pool
-could ever serve it (so work that may run anywhere keeps off rare models). Ties: fewest free GPUs left on the node,
+could ever serve it (so work that may run anywhere avoids rare models). Ties: fewest free GPUs left on the node,
 then the first node. Arrays hold one row a node; only rows that changed are scored again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..index.rooms import Room
+from ..request import Shape
 from ..state import GPU
 
 Floats = npt.NDArray[np.float64]
@@ -29,41 +31,23 @@ _SMALLER = 0.05
 _PLENTY = 1e15
 """Milli-GPUs per unit of CPU or memory, for shapes that need none of it."""
 _MOST_CHANGES = 100_000
-"""A list of changed rows that is longer is started_now anew."""
-_MOST_ASKS = 512
-"""So many kinds of requests are remembered; then the memory starts anew."""
+"""A longer list of changed rows is cleared."""
+_MOST_REQUESTS = 512
+"""The cache of requests is cleared beyond so many kinds."""
 _FEW = 8
-"""Up to so many nodes are priced one by one, by looking up what nodes in the same state came to."""
+"""Up to so many nodes are priced one by one, from the cached prices of nodes in the same state."""
 _MOST_PRICES = 5_000
-"""So many states are remembered for each kind of request; then the memory starts anew."""
+"""The cache of states of each kind of request is cleared beyond so many."""
 
 State = tuple[int, ...]
 """A node as far as prices go: its model, and what is left of CPU, of memory and of each device."""
 
 
-class Shape(NamedTuple):
-    """What one worker asks of one node: milli-GPUs, milli-cores, MiB, and which GPU models would do (none: all)."""
-
-    gpus: int
-    cpu: int = 0
-    memory: int = 0
-    models: tuple[str, ...] = ()
-
-
-class Room(NamedTuple):
-    """A node as the packing sees it: what is left of each device, of CPU and of memory. CPU < 0: take nothing here."""
-
-    left: Sequence[int]
-    cpu: int
-    memory: int
-    model: str = ""
-
-
 class Packing:
-    """The nodes of one pool as arrays, and for each kind of request what it would cost on each node."""
+    """The nodes of one pool as arrays, and the cost of each kind of request on each node."""
 
     def __init__(self, rooms: Sequence[Room], mix: Mapping[Shape, int]) -> None:
-        """Take the nodes *empty*: what they could serve then sets the prices. `mix` counts work by shape."""
+        """Initialize with the nodes *empty*: what they could serve then sets the prices. `mix` counts work by shape."""
         width = max((len(room.left) for room in rooms), default=0)
         self.models = sorted({room.model for room in rooms})
         self.model: Ints = np.array([self.models.index(room.model) for room in rooms], dtype=np.int64)
@@ -73,17 +57,17 @@ class Packing:
         self.states: list[State] = [(int(model), 0, 0) for model in self.model]
         self.changed: list[int] = []
         self.turn: Ints = np.arange(len(rooms))
-        self._asks: dict[Shape, _Ask] = {}
+        self._requests: dict[Shape, _RequestCosts] = {}
         self.shapes: list[Shape] | None = None
         self.each: Floats = np.zeros((len(rooms), 0))
-        """What work of each shape could use of each node, were it empty."""
+        """The milli-GPUs that each shape could use on each node, were it empty."""
         for position, room in enumerate(rooms):
             self.see(position, room)
         self.empty = self.free.copy(), self.cpu.copy(), self.memory.copy()
         self.learn(mix)
 
     def see(self, position: int, room: Room) -> None:
-        """Take a node as it is now; nothing happens if it is as it was."""
+        """Update a node's row; an unchanged node costs nothing."""
         left, cpu, memory, was = room.left, room.cpu, room.memory, self.states[position]
         state = (was[0], cpu, memory, *left)
         if state == was:
@@ -93,52 +77,52 @@ class Packing:
         self.cpu[position], self.memory[position] = cpu, memory
         self.changed.append(position)
 
-    def best(self, ask: Shape) -> tuple[int, int] | None:
-        """Give the node that a worker should go to, and the device for a share of one; None if it fits nowhere."""
-        known = self._asks.get(ask)
+    def best(self, shape: Shape) -> tuple[int, int] | None:
+        """Return the cheapest node for a worker, and the device for a share of one; None if it fits nowhere."""
+        known = self._requests.get(shape)
         if known is None:
-            if len(self._asks) >= _MOST_ASKS:
-                self._asks.clear()
-            known = self._asks[ask] = _Ask(len(self.free))
+            if len(self._requests) >= _MOST_REQUESTS:
+                self._requests.clear()
+            known = self._requests[shape] = _RequestCosts(len(self.free))
             news = set(range(len(self.free)))
         else:
             news = set(self.changed[known.seen :])
         if len(news) <= _FEW:
-            self._look_up(ask, known, news)
+            self._look_up(shape, known, news)
         else:
             stale = np.array(sorted(news))
-            known.loss[stale], known.rest[stale], known.device[stale] = self._cost(ask, stale)
+            known.loss[stale], known.rest[stale], known.device[stale] = self._cost(shape, stale)
         known.seen = len(self.changed)
         if known.seen > _MOST_CHANGES:
             self._forget()
         position = known.cheapest(self.turn)
         return None if position is None else (position, int(known.device[position]))
 
-    def _look_up(self, ask: Shape, known: _Ask, stale: Iterable[int]) -> None:
-        """Price a few nodes: most have been in the state that they are in before, or others like them."""
+    def _look_up(self, shape: Shape, known: _RequestCosts, stale: Iterable[int]) -> None:
+        """Price a few nodes, most of them from the cache: states recur."""
         if len(known.prices) > _MOST_PRICES:
             known.prices.clear()
         for at in stale:
             state = self.states[at]
             price = known.prices.get(state)
             if price is None:
-                loss, rest, device = self._cost(ask, np.array([at]))
+                loss, rest, device = self._cost(shape, np.array([at]))
                 price = known.prices[state] = float(loss[0]), int(rest[0]), int(device[0])
             known.loss[at], known.rest[at], known.device[at] = price
 
     def _forget(self) -> None:
-        """Keep the list of changes short: who has not asked for long starts anew."""
-        self._asks = {ask: known for ask, known in self._asks.items() if known.seen == len(self.changed)}
-        for known in self._asks.values():
+        """Shorten the list of changes; requests that have not been read for long are scored from scratch."""
+        self._requests = {shape: known for shape, known in self._requests.items() if known.seen == len(self.changed)}
+        for known in self._requests.values():
             known.seen = 0
         self.changed.clear()
 
-    # Nodes that change, come and go
+    # Changed, new and removed nodes
 
     def renew(self, position: int, room: Room) -> bool:
-        """Take anew what a node offers when it is *empty*; False where the arrays are too narrow for it.
+        """Update a node's size, given *empty*; False if the arrays are too narrow for it.
 
-        What is left on it now has to be shown by `see` afterwards.
+        The caller passes what is left on it to `see` afterwards.
         """
         if room.model not in self.models or len(room.left) > self.free.shape[1]:
             return False
@@ -154,7 +138,7 @@ class Packing:
         return True
 
     def insert(self, position: int, room: Room) -> bool:
-        """Take in a new *empty* node before the one at `position`; False as for `renew`. Ties go by position again."""
+        """Insert a new *empty* node before the one at `position`; False as for `renew`. Ties go by position again."""
         if room.model not in self.models or len(room.left) > self.free.shape[1]:
             return False
         self._rearrange(lambda rows: np.insert(rows, position, 0, axis=0))
@@ -162,7 +146,7 @@ class Packing:
         return self.renew(position, room)
 
     def remove(self, position: int) -> None:
-        """Drop the node at a position. Ties go by position again."""
+        """Remove the node at a position. Ties go by position again."""
         self._rearrange(lambda rows: np.delete(rows, position, axis=0))
         del self.states[position]
         self._set_prices()
@@ -175,15 +159,15 @@ class Packing:
         self.turn = np.arange(len(self.free))
 
     def prefer(self, order: Sequence[int]) -> None:
-        """Let ties go to the node that comes first in this order (by default: in the order of the nodes)."""
+        """Set the order of nodes that breaks ties (by default: by position)."""
         self.turn = np.array(order, dtype=np.int64)
 
-    # What the mix needs, and at which price
+    # The mix and its prices
 
     def learn(self, mix: Mapping[Shape, int]) -> None:
-        """Read the mix; the price of a shape is its part of the mix over all that could ever serve it.
+        """Set the mix; the price of a shape is its part of the mix over the GPUs that could ever serve it.
 
-        Smaller shapes count a little more than there are of them (found by trying, on the public openb trace).
+        Smaller shapes get a slightly larger part (tuned on the public openb trace).
         """
         shapes = sorted((shape, count) for shape, count in mix.items() if shape.gpus > 0 and count > 0)
         if [shape for shape, _ in shapes] != self.shapes:
@@ -195,11 +179,11 @@ class Packing:
     def _set_prices(self) -> None:
         every = self.each.sum(axis=0)
         self.price: Floats = np.where(every > 0, self._part / np.where(every > 0, every, 1.0), 0.0)
-        self._asks.clear()
+        self._requests.clear()
         self.changed.clear()
 
     def _shape(self, shapes: list[Shape]) -> None:
-        """Lay out what the shapes need, and how much of the empty pool could serve each."""
+        """Fill the arrays of the shapes' requests and of the empty nodes' use to each."""
         self.shapes = shapes
         gpus = np.array([shape.gpus for shape in shapes], dtype=np.int64)
         self.least: Ints = np.minimum(gpus, GPU)
@@ -221,7 +205,7 @@ class Packing:
         return self._share(shared, (free[rows] == GPU).sum(axis=1), cpu[rows], memory[rows], rows)
 
     def _share(self, shared: Floats, whole: Ints, cpu: Floats, memory: Floats, rows: Ints) -> Floats:
-        """Give the same from the sums over devices; leading axes may be nodes, or nodes and devices."""
+        """Return the same from the sums over devices; leading axes may be nodes, or nodes and devices."""
         whole, cpu, memory = whole[..., None], cpu[..., None], memory[..., None]
         gpus = np.where(self.whole, np.where(whole >= self.blocks, GPU * whole, 0), shared)
         fits = (cpu >= self.cpu_need) & (memory >= self.memory_need)
@@ -230,46 +214,46 @@ class Packing:
         usable = np.minimum(np.minimum(gpus, cpu * self.per_cpu), memory * self.per_memory)
         return np.where(fits, usable, 0.0)
 
-    # What a request would cost
+    # The cost of a request
 
-    def _cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints, Ints]:
-        """Give the loss (infinite where it does not fit), the free milli-GPUs left, and the device, for some nodes."""
+    def _cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints, Ints]:
+        """Return the loss (infinite where it does not fit), the free milli-GPUs left, and the device, of each row."""
         loss = np.full(len(rows), np.inf)
         rest = np.zeros(len(rows), dtype=np.int64)
         device = np.zeros(len(rows), dtype=np.int64)
-        able = np.flatnonzero(self._fits(ask, rows))
+        able = np.flatnonzero(self._fits(shape, rows))
         if able.size:
             at = rows[able]
-            price = self._shared_cost if 0 < ask.gpus < GPU else self._whole_cost
-            loss[able], device[able] = price(ask, at)
-            rest[able] = self.free[at].sum(axis=1) - ask.gpus
+            price = self._shared_cost if 0 < shape.gpus < GPU else self._whole_cost
+            loss[able], device[able] = price(shape, at)
+            rest[able] = self.free[at].sum(axis=1) - shape.gpus
         return loss, rest, device
 
-    def _fits(self, ask: Shape, rows: Ints) -> Bools:
+    def _fits(self, shape: Shape, rows: Ints) -> Bools:
         free = self.free[rows]
-        fits: Bools = (self.cpu[rows] >= ask.cpu) & (self.memory[rows] >= ask.memory)
-        if ask.models:
-            fits &= np.isin(self.model[rows], [at for at, name in enumerate(self.models) if name in ask.models])
-        if ask.gpus >= GPU:
-            fits &= (free == GPU).sum(axis=1) >= ask.gpus // GPU
-        elif ask.gpus:
-            fits &= (free >= ask.gpus).any(axis=1)
+        fits: Bools = (self.cpu[rows] >= shape.cpu) & (self.memory[rows] >= shape.memory)
+        if shape.models:
+            fits &= np.isin(self.model[rows], [at for at, name in enumerate(self.models) if name in shape.models])
+        if shape.gpus >= GPU:
+            fits &= (free == GPU).sum(axis=1) >= shape.gpus // GPU
+        elif shape.gpus:
+            fits &= (free >= shape.gpus).any(axis=1)
         return fits
 
-    def _whole_cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints]:
+    def _whole_cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints]:
         """Price whole devices (or none): what is left of the others stays as it is."""
         free = self.free[rows]
         shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
-        blocks = ask.gpus // GPU
-        after = self._share(shared - blocks * self.full, whole - blocks, cpu - ask.cpu, memory - ask.memory, rows)
+        blocks = shape.gpus // GPU
+        after = self._share(shared - blocks * self.full, whole - blocks, cpu - shape.cpu, memory - shape.memory, rows)
         return (before - after) @ self.price, np.zeros(len(rows), dtype=np.int64)
 
-    def _shared_cost(self, ask: Shape, rows: Ints) -> tuple[Floats, Ints]:
+    def _shared_cost(self, shape: Shape, rows: Ints) -> tuple[Floats, Ints]:
         """Price a share of one device on every device of each node; the fullest of the cheapest is taken."""
         free = self.free[rows]
-        left = free - ask.gpus
+        left = free - shape.gpus
         shared, whole = _at_least(free, self.least), (free == GPU).sum(axis=1)
         cpu, memory = self.cpu[rows], self.memory[rows]
         before = self._share(shared, whole, cpu, memory, rows)
@@ -278,8 +262,8 @@ class Packing:
         after = self._share(
             shared[:, None, :] + moved,
             whole[:, None] - (free == GPU),
-            np.broadcast_to((cpu - ask.cpu)[:, None], free.shape),
-            np.broadcast_to((memory - ask.memory)[:, None], free.shape),
+            np.broadcast_to((cpu - shape.cpu)[:, None], free.shape),
+            np.broadcast_to((memory - shape.memory)[:, None], free.shape),
             rows,
         )
         loss = np.where(left >= 0, (before[:, None, :] - after) @ self.price, np.inf)
@@ -288,8 +272,8 @@ class Packing:
         return cheapest, device
 
 
-class _Ask:
-    """What one kind of request would cost on every node, as far as it was `seen`."""
+class _RequestCosts:
+    """The cost of one kind of request on every node, up to the change number `seen`."""
 
     __slots__ = ("device", "loss", "prices", "rest", "seen")
 
@@ -299,10 +283,10 @@ class _Ask:
         self.device: Ints = np.zeros(nodes, dtype=np.int64)
         self.seen = 0
         self.prices: dict[State, tuple[float, int, int]] = {}
-        """What (loss, rest, device) a node in a state came to."""
+        """State of a node to its (loss, rest, device)."""
 
     def cheapest(self, turn: Ints) -> int | None:
-        """Give the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
+        """Return the node of least loss; of the same loss, the one left with the fewest free GPUs, then the first."""
         if not self.loss.size:
             return None
         least = float(self.loss[self.loss.argmin()])
@@ -316,14 +300,14 @@ class _Ask:
 
 
 def _at_least(free: Ints, least: Ints) -> Floats:
-    """Sum, for each node and shape, what more of the shape could take of each device."""
+    """Return, for each node and shape, the milli-GPUs that more of the shape could use, summed over the devices."""
     spread = free[:, :, None]
     total: Floats = (spread // least * least).sum(axis=1).astype(np.float64)
     return total
 
 
 def _per(needs: Iterable[int], gpus: Ints) -> Floats:
-    """Give milli-GPUs per unit of what a shape needs beside them; as good as infinite where it needs none."""
+    """Return milli-GPUs per unit of CPU or memory that a shape requests; `_PLENTY` where it requests none."""
     need = np.array(list(needs), dtype=np.float64)
     return np.where(need > 0, gpus / np.where(need > 0, need, 1.0), _PLENTY)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..index.nodes import UNLIMITED, devices_of, pick
-from ..index.pack_index import rounded
-from ..placement.packing import Packing, Room, Shape
-from ..request import Need, need_of
+from ..index.rooms import Room
+from ..placement.pack_index import rounded
+from ..placement.packing import Packing
+from ..request import Need, Shape, need_of
 from ..state import GPU, Node, Workload
 from .cluster import Cluster, Left, Part
 

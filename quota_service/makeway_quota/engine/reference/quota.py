@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..rules.fair_share import over_per_weight
 from ..state import WEIGHTS, QuotaLine
+from ..weights import over_per_weight
 from .cluster import Allocation, Cluster
 
 

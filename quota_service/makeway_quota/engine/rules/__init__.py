@@ -1,1 +1,1 @@
-"""The rules of the policy engine, one module each, named as in its specification."""
+"""The rules of the policy engine, one module for each part of its specification."""

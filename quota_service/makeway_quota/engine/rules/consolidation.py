@@ -1,4 +1,4 @@
-"""Move jobs within a pool, so that scattered free GPUs become one block, or the blocks of a gang (rule 5.6).
+"""Consolidate: move jobs within a pool, so that scattered free GPUs become one block, or a gang's blocks (rule 5.6).
 
 Called before any workload is stopped. Only the workers that must leave a node move; the others of their gang stay.
 """
@@ -16,16 +16,16 @@ from ..state import GPU
 from .victims import Preemptor
 
 _TRIES = 24
-"""At most so many nodes are tried, the cheapest first."""
+"""The number of nodes that are tried, the cheapest first."""
 _GANG_TRIES = 6
-"""At most so many sets of nodes are tried for a gang, each without the node that proved impossible before."""
+"""The number of sets of nodes that are tried for a gang, each without the node that failed before."""
 _MOST_MOVES = 200
-"""More jobs than this never move at once."""
+"""The most jobs that one preemptor makes move."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """One job and its new place: those of its workers that move, and those that stay."""
+    """One job with the parts of its workers that move and of those that stay."""
 
     allocation: Allocation
     to: tuple[Part, ...]
@@ -39,14 +39,14 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """The moves, and where the preemptor then starts. Of those that this plan starts, only the place changes."""
+    """The moves, and the preemptor's placement. A start of this very plan only gets another placement."""
 
     moves: tuple[Moving, ...]
     parts: tuple[Part, ...]
 
 
 class _Displaced(NamedTuple):
-    """Workers of one job that leave their node."""
+    """Workers of one job that move off their node."""
 
     allocation: Allocation
     parts: tuple[Part, ...]
@@ -54,7 +54,7 @@ class _Displaced(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """The workers of jobs whose moving off a node makes room for `gain` more workers."""
+    """The workers to move off a node for `gain` more workers of the preemptor."""
 
     cost: float
     orders: list[tuple[object, ...]]
@@ -64,13 +64,13 @@ class _Option:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return the place among the options: the fewest GPUs of jobs that restart, then of workers that move."""
+        """Return the sort key: milli-GPUs of the jobs that restart per worker gained, then of the workers that move."""
         moving = sum(len(part.devices) * part.milli for each in self.chosen for part in each.parts)
         return self.cost, moving, self.orders, self.node.position
 
 
 def consolidate(preemptor: Preemptor) -> Rearrangement | None:
-    """Move jobs so that the preemptor fits and no workload is stopped; None (and nothing changed) if impossible."""
+    """Return moves that make the preemptor fit, applied to the cluster; None (nothing changed) if there are none."""
     cluster, pool, need = preemptor.cluster, preemptor.pool, preemptor.need
     if not (cluster.settings.consolidation and pool.pool.consolidation):
         return None
@@ -85,7 +85,7 @@ def consolidate(preemptor: Preemptor) -> Rearrangement | None:
 
 
 def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangement | None:
-    """Make room on the node where that moves the fewest GPUs; a job that has nowhere to go stays."""
+    """Make room on the node where that moves the fewest GPUs; a job without a target stays."""
     unseen = sorted([(_least(preemptor, node), node.position) for node in nodes if node.allocations], reverse=True)
     options: list[_Option] = []
     stuck: dict[int, list[Allocation]] = {}
@@ -124,7 +124,7 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
 
 
 def _enough(options: list[_Option], missing: int) -> list[_Option]:
-    """Take the first options until they are enough, without those that turn out to be spare; none if they are not."""
+    """Return the first options that are enough together, without superfluous ones; none if all are not enough."""
     chosen: list[_Option] = []
     spare = -missing
     for option in options:
@@ -146,7 +146,7 @@ def _may_move(preemptor: Preemptor, allocation: Allocation) -> bool:
 
 
 def _least(preemptor: Preemptor, node: NodeState) -> int:
-    """Return the milli-GPUs that must move off a node at least: what is in use on the devices that are needed."""
+    """Return a lower bound of the milli-GPUs that must move off a node: those in use on the devices that are needed."""
     missing = preemptor.need.whole - node.whole_future
     if missing <= 0 or any(allocation.fresh for allocation in node.allocations.values()):
         return 0
@@ -167,7 +167,7 @@ def _option(preemptor: Preemptor, node: NodeState, staying: Sequence[Allocation]
 
 
 def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequence[Allocation]) -> list[_Displaced]:
-    """Choose the jobs of a node with the fewest GPUs whose going makes room; empty if there are none."""
+    """Return the jobs of a node with the fewest GPUs whose moves make room; empty if there are none."""
     able = [
         _Displaced(t, tuple(part for part in t.parts if part.node is node))
         for t in node.allocations.values()
@@ -194,7 +194,7 @@ def _lightest(preemptor: Preemptor, node: NodeState, workers: int, staying: Sequ
 def _only_workers_that_must(
     preemptor: Preemptor, node: NodeState, chosen: list[_Displaced], workers: int
 ) -> list[_Displaced]:
-    """Keep the workers of gangs beside which a node still has room for so many others, the first ones first."""
+    """Return only the workers that have to move; a gang's first workers stay where there is room beside them."""
     for at, (allocation, parts) in enumerate(chosen):
         for part in parts if len(parts) > 1 else ():
             fewer = _Displaced(allocation, tuple(other for other in chosen[at].parts if other is not part))
@@ -216,7 +216,7 @@ def _room(preemptor: Preemptor, node: NodeState, gone: Iterable[_Displaced], wor
 
 
 def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | Allocation | None:
-    """Move these; return the job that has nowhere to go (and nothing changed), None if that would not be enough."""
+    """Apply moves; with nothing changed, return the job without a target, or None if they are not enough."""
     cluster, pool = preemptor.cluster, preemptor.pool
     going = _by_job(chosen)
     for allocation, gone in going:
@@ -247,7 +247,7 @@ def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | 
 
 
 def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
-    """Gather the workers that each job moves, the largest jobs first."""
+    """Group the workers that move by job, the largest jobs first."""
     found: dict[str, _Displaced] = {}
     for allocation, parts in chosen:
         name = allocation.workload.id
@@ -256,7 +256,7 @@ def _by_job(chosen: Iterable[_Displaced]) -> list[_Displaced]:
 
 
 def _target(allocation: Allocation, gone: Sequence[Part]) -> tuple[Part, ...]:
-    """Find GPUs that are free now for the workers that move; a gang keeps its number of workers."""
+    """Return a placement on free GPUs for the workers that move; a gang keeps its number of workers."""
     found = find(allocation.pool, replace(allocation.need, least=len(gone), workers=len(gone)))
     if not found:
         return ()

@@ -1,29 +1,10 @@
-"""Weigh over-quota use between policies, and compute each one's fair share (rules 3 and 5.9)."""
+"""Compute the fair share of each policy in a pool (rule 5.9)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..state import WEIGHTS, Weight
-
-if TYPE_CHECKING:
-    from ..index.nodes import PoolState
-    from .quota import Account, Ledger
-
-_SCALE = 6
-"""Divisible by every weight, so that shares are exact integers."""
-LAST = 1 << 60
-
-
-def over_per_weight(amount: int, weight: Weight) -> int:
-    """Return over-quota use divided by a weight. Without a weight everything counts as too much."""
-    number = WEIGHTS[weight]
-    return amount * (_SCALE // number) if number else LAST + amount
-
-
-def decayed(amount: float, seconds: float, half_life: float) -> float:
-    """Return what past use still counts: it halves every `half_life` seconds; 0 switches history off."""
-    return amount * 0.5 ** (seconds / half_life) if half_life > 0 else 0.0
+from ..index.ledger import Account, Ledger
+from ..index.nodes import PoolState
+from ..state import WEIGHTS
 
 
 def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request: int) -> bool:
@@ -32,15 +13,15 @@ def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request
     return over <= fair_over(ledger, account, pool, account, request)
 
 
-def fair_over(ledger: Ledger, account: Account, pool: PoolState, asking: Account, request: int) -> int:
+def fair_over(ledger: Ledger, account: Account, pool: PoolState, preemptor: Account, request: int) -> int:
     """Return by how much a policy's usage may fairly exceed its reservation, with the request of `asking` counted.
 
     That is its weight's part of the GPUs that are not used within a reservation.
     """
     name = pool.pool.name
-    overs = {each: each.over(name, request, asking) for each in ledger.teams}
-    weights = sum(WEIGHTS[a.policy.weight] for a, over in overs.items() if over > 0 or a is account or a is asking)
+    overs = {each: each.over(name, request, preemptor) for each in ledger.teams}
+    weights = sum(WEIGHTS[a.policy.weight] for a, over in overs.items() if over > 0 or a is account or a is preemptor)
     if not weights:
         return 0
-    within = sum(a.in_pool.get(name, 0) + (request if a is asking else 0) - over for a, over in overs.items())
+    within = sum(a.in_pool.get(name, 0) + (request if a is preemptor else 0) - over for a, over in overs.items())
     return max(0, pool.total - within) * WEIGHTS[account.policy.weight] // weights

@@ -1,4 +1,4 @@
-"""When a waiting workload may start, as far as time limits and past durations say."""
+"""Forecast the earliest start of a pending workload from time limits and past durations."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import Allocation, PoolState
 from ..index.openings import KNOWN, UNKNOWN
 from ..index.queues import Queue
 from ..plan import Code
-from .quota import Line
 
 Ending = tuple[float, str, int]
-"""When somebody is gone, who, and the milli-GPUs that are free then."""
+"""An allocation's end, its workload's id, and the milli-GPUs that it frees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """Who ends when under one limit, as it was `asked`; it stands `until` somebody should have ended."""
+    """The ends of the allocations that count on one limit, computed at `asked` and valid `until` the next end."""
 
     found: list[Ending]
     freed: list[int]
-    """The milli-GPUs that are free once each of them, and all before, have ended."""
+    """The milli-GPUs that are free after each end (cumulative)."""
     changes: int
     asked: float
     until: float
 
 
 def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
-    """Give when a running workload is over at the latest; None if nothing says so."""
+    """Return the latest end of a running workload; None if nothing limits it."""
     workload = allocation.workload
     if workload.state == "checkpointing":
         return workload.deadline
@@ -44,7 +44,7 @@ def ends_at(cluster: Cluster, allocation: Allocation) -> float | None:
 
 
 def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
-    """Give when a running workload is over if it takes as long as such work took before; else its latest end."""
+    """Return the expected end of a running workload from past durations; without them, its latest end."""
     latest, workload = ends_at(cluster, allocation), allocation.workload
     if allocation.terminating or allocation.fresh or workload.expected is None or workload.started_at is None:
         return latest
@@ -55,7 +55,7 @@ def likely_end(cluster: Cluster, allocation: Allocation) -> float | None:
 
 
 def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> float | None:
-    """Give the time before which it does not start, nobody else coming; None where it cannot be known."""
+    """Return the time before which a queue's next workload does not start; None where it is unknown."""
     if code == "limit":
         return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held"):
@@ -65,7 +65,7 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
 
 
 def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None:
-    """Give when the limit in its way has room for it; None where nobody knows."""
+    """Return when the limit in the way has room for a workload; None where it is unknown."""
     line = cluster.ledger.over_limit(queue.account, pool.pool.name, queue.need.total)
     if line is None or line.quota.limit is None:
         return None
@@ -75,10 +75,10 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None
 
 
 def _endings(cluster: Cluster, line: Line) -> Endings:
-    """List when those whom a limit counts will be gone."""
+    """Return the ends of the allocations that count on a limit, cached."""
     known: Endings | None = cluster.endings.get(line)
     if known is None or known.changes != line.changes or not known.asked <= cluster.now < known.until:
-        each = [(likely_end(cluster, t), t.workload.id, t.amount) for t in line.tenants.values()]
+        each = [(likely_end(cluster, t), t.workload.id, t.amount) for t in line.allocations.values()]
         found = sorted((end, name, amount) for end, name, amount in each if end is not None)
         freed = list(accumulate(amount for _, _, amount in found))
         until = next((end for end, _, _ in found if end > cluster.now), UNKNOWN)

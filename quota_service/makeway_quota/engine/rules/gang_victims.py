@@ -1,4 +1,4 @@
-"""Make room for a gang node after node, where there are too many candidates to look at every set (rule 5.4).
+"""Choose victims for a gang node after node, where there are too many candidates for every set (rule 5.4).
 
 Called by the search for victims (reclaim.py). The node whose victims cost the fewest GPUs for each worker comes first.
 """
@@ -20,7 +20,7 @@ _Rate = tuple[object, ...]
 
 
 class _Search:
-    """The victims chosen so far, and the best set of every node that can still gain."""
+    """The victims chosen so far, and the best set of every node with room to gain."""
 
     def __init__(self, preemptor: Preemptor) -> None:
         self.preemptor = preemptor
@@ -32,10 +32,10 @@ class _Search:
         self.missing = preemptor.need.least - sum(min(preemptor.need.least, many) for many in self.have.values())
         self.heap: list[tuple[_Rate, int, int]] = []
         self.options: dict[int, tuple[int, Victims]] = {}
-        """Position to how many workers a node gains by which victims."""
+        """Position of a node to the workers that it gains and the victims."""
         self.versions = dict.fromkeys(self.have, 0)
         self.gone: dict[int, list[Victim]] = {}
-        """Position to the victims chosen so far that have workers there."""
+        """Position of a node to the victims chosen so far with workers there."""
 
     def run(self) -> bool:
         """Choose victims until the gang fits; False if no node is left."""
@@ -81,7 +81,7 @@ class _Search:
         return NodeVictims(self.preemptor, node, able, workers, before, self.legal).best()
 
     def legal(self, victims: Victims) -> bool:
-        """Whether a set is legal together with what is chosen."""
+        """Whether a set is legal together with the victims chosen so far."""
         if in_legal_order(self.preemptor, victims) is not None:
             return True
         gone, self.preemptor.gone = self.preemptor.gone, {}
@@ -90,7 +90,7 @@ class _Search:
         return found is not None
 
     def take(self, victims: Victims) -> None:
-        """Choose a set, and look again at the nodes that it touches."""
+        """Choose a set, and score the nodes that it touches again."""
         nodes: set[int] = set()
         others: set[int] = set()
         for victim in victims:
@@ -121,7 +121,7 @@ def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
 
 
 def node_by_node(preemptor: Preemptor, trial: Trial) -> Victims:
-    """Evict victims whose going makes room for a gang, without the needless; empty (and nothing changed) if none do."""
+    """Return victims for a gang, evicted in the cluster; empty, with nothing changed, if there are none."""
     search = _Search(preemptor)
     found = search.run()
     preemptor.gone = {}

@@ -1,6 +1,6 @@
-"""Who waited too long: GPUs are held for it, and only what ends in time may use them meanwhile.
+"""Hold GPUs for a workload that waited too long; only work that ends in time may use them meanwhile (rule 3).
 
-One workload a pool at a time, the one that waits longest. The hold is on the nodes that will have room for it
+One workload per pool at a time, the one that waits longest. The hold is on the nodes that will have room for it
 first, on its limits, and on the pool's capacity; it binds work over quota only (engine rule 3).
 """
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
@@ -21,15 +22,14 @@ from ..state import GPU, Workload
 from .fair_share import within_fair_share
 from .forecast import ends_at, limit_falls
 from .order import rank
-from .quota import Line
 
 _GPUS_ALONE = Need(0, 1, 1, 0, 0)
-"""What goes with a part that takes no CPU and no memory."""
+"""The request of a part that takes no CPU and no memory."""
 
 
 @dataclass(slots=True)
 class Hold:
-    """What is kept for one workload in one pool. `until` is when it can start; None where nobody knows."""
+    """What is held for one workload in one pool. `until` is when it can start; None where that is unknown."""
 
     cluster: Cluster
     workload: Workload
@@ -37,35 +37,35 @@ class Hold:
     pool: PoolState
     until: float | None
     rooms: list[Opening]
-    there: bool = False
-    """Whether it is in force at the moment."""
+    in_force: bool = False
+    """Whether the hold is in force."""
     parts: list[tuple[Part, Need]] = field(default_factory=list)
-    """What is off the free GPUs while it is in force."""
+    """The parts that it takes while it is in force."""
 
     @property
     def nodes(self) -> list[str]:
-        """Name the nodes that are held."""
+        """Return the names of the held nodes."""
         return sorted(room.node.node.name for room in self.rooms)
 
     def put(self) -> None:
-        """Take what is held off what is free."""
-        self.there = True
+        """Enforce the hold: the held GPUs are not free."""
+        self.in_force = True
         for room in self.rooms:
             for part, need in _held(room, self.queue.need):
                 _shift(part, need, -1)
                 self.parts.append((part, need))
 
     def lift(self) -> None:
-        """Give it back for a while."""
-        self.there = False
+        """Suspend the hold: the held GPUs are free."""
+        self.in_force = False
         for part, need in self.parts:
             _shift(part, need, 1)
         self.parts = []
 
     @contextmanager
-    def being(self, put: bool) -> Iterator[None]:
-        """Look at the pool with the hold, or without it, then leave it as it was, over what is left."""
-        before = self.there
+    def in_state(self, put: bool) -> Iterator[None]:
+        """Enforce the hold, or suspend it, within a block."""
+        before = self.in_force
         if before and not put:
             self.lift()
         if put and not before:
@@ -73,13 +73,13 @@ class Hold:
         try:
             yield
         finally:
-            if before and not self.there:
+            if before and not self.in_force:
                 self.put()
-            if self.there and not before:
+            if self.in_force and not before:
                 self.lift()
 
     def count(self, allocation: Allocation) -> None:
-        """Take what was started beside the hold off what can be spared."""
+        """Subtract a start beside the hold from the room that its nodes can spare."""
         for part in allocation.parts:
             for at, room in enumerate(self.rooms):
                 if room.node is part.node:
@@ -88,12 +88,12 @@ class Hold:
                     self.rooms[at] = room._replace(whole=room.whole - whole, cpu=cpu, memory=memory)
 
     def ends_in_time(self, workload: Workload) -> bool:
-        """Say whether work that starts now is over, by its time limit, before it could be in the way."""
+        """Whether work that starts now is over, by its time limit, before it could be in the way."""
         limit = self.cluster.time_limit(workload)
         return limit is not None and self.until is not None and self.cluster.now + limit <= self.until
 
     def line_in_the_way(self, queue: Queue) -> Line | None:
-        """Find a limit on which both count, and which has no room for both."""
+        """Return a limit on which both workloads count and that has no room for both; None if there is none."""
         if not queue.total:
             return None
         both = self.queue.total + queue.total
@@ -104,17 +104,17 @@ class Hold:
         return None
 
     def over_capacity(self, queue: Queue) -> bool:
-        """Say whether the pool's cap has no room for both."""
+        """Whether the pool's capacity has no room for both workloads."""
         return bool(queue.total) and self.cluster.over_capacity(self.pool, queue.total + self.queue.total)
 
 
 def _shift(part: Part, need: Need, sign: int) -> None:
-    """Take (-1) what is held off what is free, or (1) give it back; whole devices, which nobody uses, all at once."""
+    """Take what is held (-1), or return it (1); untouched devices as one part."""
     node, future, left = part.node, part.node.future, GPU if sign > 0 else 0
     simple = part.milli == GPU and need is _GPUS_ALONE
     for at in part.devices if simple else ():
         if future[at] != GPU - left or node.open[at] != GPU:
-            simple = False  # some of it was promised to somebody meanwhile
+            simple = False  # a nomination has taken some of it meanwhile
     if not simple:
         node.shift(part, need, 0, sign, for_a_while=True)
         return
@@ -130,7 +130,7 @@ def _shift(part: Part, need: Need, sign: int) -> None:
 
 
 def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
-    """List what of a node's free GPUs, CPU and memory must stay free, so that there is room when it opens."""
+    """Return the parts of a node that must stay free, so that there is room at its opening."""
     node = room.node
     if not (any(node.free) or need.cpu or need.memory):
         return
@@ -152,9 +152,9 @@ def _part(need: int, free: int, spare: int) -> int:
 
 
 def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
-    """List those who waited too long, the oldest first.
+    """Return the workloads that waited too long, the oldest first.
 
-    `Lowest` takes what is left over, however long it waits.
+    Work of the weight `Lowest` never holds GPUs, however long it waits.
     """
     found = [
         (queue, line[0])
@@ -168,7 +168,7 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
 
 
 def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
-    """Say whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
+    """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
     if not cluster.settings.in_team_preemption:
         return False
     return any(
@@ -185,7 +185,7 @@ def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Qu
 
 
 def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
-    """Say whether a pool will ever have room for a need, with all gone who run there, and nominations honoured."""
+    """Whether a pool would have room for a request beside its nominations, were all its running work gone."""
     empty = cluster.rooms.emptied(pool, need)
     if empty.vague:
         foreseen = cluster.rooms.foreseen(pool, need, EVER)
@@ -203,14 +203,14 @@ def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
 
 
 def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
-    """Say whether one of a queue might start in a pool if only GPUs were kept for it."""
+    """Whether a hold could let a workload of the queue start in a pool."""
     name, amount = pool.pool.name, queue.need.total
     in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.non_preemptible)
     if not in_quota and (queue.non_preemptible or queue.account.policy.weight == "None"):
         return False
     if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return False
-    # over its fair share it would be made to leave at once
+    # over its fair share it would be evicted at once
     return (
         in_quota
         or cluster.settings.fair_share != "reclaim"
@@ -219,7 +219,7 @@ def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
 
 
 def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) -> Hold | None:
-    """Work out what to keep for a workload in a pool; None where nothing that is kept would help it."""
+    """Return the hold for a workload in a pool; None where no hold would help it."""
     if not _helps(cluster, queue, pool):
         return None
     name, amount = pool.pool.name, queue.need.total
@@ -234,6 +234,6 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
 
 
 def _never(queue: Queue, pool: PoolState) -> bool:
-    """Say whether a limit or the pool's cap is smaller than what one of the queue needs."""
+    """Whether a limit or the pool's capacity is below the request of the queue's workloads."""
     caps = [pool.pool.capacity, *[line.quota.limit for line in queue.account.limiting(pool.pool.name)]]
     return any(cap is not None and cap < queue.need.total for cap in caps)

@@ -1,6 +1,6 @@
 """Find the sets of victims that make room for workers on one node (rule 5.4).
 
-Called for every node that could be the cheapest (index/victim_ranking.py), and node after node for gangs (reclaim.py).
+Called for every node that could be the cheapest (victim_ranking.py), and node after node for gangs (reclaim.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .victims import Preemptor
 
 
 class NodeVictims:
-    """The sets that make room on one node for so many workers, after those who are gone `before`."""
+    """The victim sets that make room on one node for so many workers, after the victims `before`."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class NodeVictims:
         self.legal = legal or (lambda victims: in_legal_order(preemptor, victims))
 
     def fits(self, victims: Victims) -> bool:
-        """Whether the node has room with a set gone."""
+        """Whether the node has room without a set."""
         return has_room(self.preemptor, self.node, (*self.before, *victims), self.workers)
 
     def best(self) -> Scored | None:
@@ -67,7 +67,7 @@ class NodeVictims:
         return self._best_of_all([_ways_of(group, self.node) for group in groups])
 
     def _best_single(self, able: Sequence[Allocation]) -> Scored | None:
-        """Return the best single, if one is enough and any two would take more GPUs."""
+        """Return the best set of one victim, if one is enough and any two have more GPUs."""
         singles = [single for a in able if self.fits(single := (whole(a),))]
         if not singles:
             return None
@@ -92,7 +92,7 @@ class NodeVictims:
         return best
 
     def all(self) -> list[Scored]:
-        """List all minimal legal sets, the best first; of very many only some."""
+        """Iterate over the minimal legal sets, the best first; with too many candidates, over some of them."""
         if combinations_of(self.able, self.node) > MOST_SETS:
             return sorted(self._some(), key=lambda scored: scored[0])
         sets = minimal_sets([ways(a, (self.node,)) for a in self.able], self.fits)
@@ -100,7 +100,7 @@ class NodeVictims:
         return sorted(found, key=lambda scored: scored[0])
 
     def _some(self) -> list[Scored]:
-        """List the singles, and the set that is found by going through the candidates one by one."""
+        """Iterate over the sets of one victim, and the set that a walk through the candidates finds."""
         found = [way for a in self.able for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
         steps = [step for a in self.able for step in steps_of(a, (self.node,))]
         for order in (in_order, smallest_first):
@@ -115,7 +115,7 @@ class NodeVictims:
 
 
 class _NodeRoom:
-    """The room on one node with the victims that were added gone."""
+    """The room on one node without the victims that were added."""
 
     booked = False
 
@@ -147,7 +147,7 @@ def _groups(able: Sequence[Allocation]) -> list[list[Allocation]]:
 
 
 def _ways_of(group: Sequence[Allocation], node: NodeState) -> Ways:
-    """List the ways of equal candidates to make room: of as many, those that spare the more protected."""
+    """Return the ways in which equal candidates make room: for each number of them, the least protected ones."""
     if len(group) == 1:
         return ways(group[0], (node,))
     members = tuple(map(whole, group))
@@ -159,12 +159,12 @@ def _without(victims: Victims, one: Allocation) -> Victims:
 
 
 def has_room(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim], workers: int) -> bool:
-    """Whether a node hosts so many workers of the preemptor in the future, with these victims gone."""
+    """Whether a node hosts so many workers of the preemptor in the future, without these victims."""
     return room_on(preemptor, node, gone) >= workers
 
 
 def room_on(preemptor: Preemptor, node: NodeState, gone: Iterable[Victim]) -> int:
-    """Return how many workers of the preemptor a node hosts in the future, with these victims gone."""
+    """Return how many workers of the preemptor a node hosts in the future, without these victims."""
     left, untouched, cpu, memory = node.future, node.whole_future, node.cpu_future, node.memory_future
     copied = False
     for victim in gone:

@@ -1,4 +1,4 @@
-"""Who is next."""
+"""Order pending workloads within one admission cycle (rule 3)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..state import Profile, Workload
 Key = tuple[object, ...]
 _NO_SHARES = (0,)
 _MOST_IN_VAIN = 16
-"""After so many queues in a row for which nothing can be done, it is asked whether that is so for all."""
+"""After so many unschedulable queues in a row, all remaining queues are checked at once."""
 
 
 def rank_in_profile(profile: Profile, policy: str) -> int:
-    """Give the policy's rank in the profile; unnamed policies come last."""
+    """Return the policy's rank in the profile; unnamed policies come last."""
     return next((at for at, names in enumerate(profile.policies) if policy in names), len(profile.policies))
 
 
 def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
-    """Give the part of the order that comes from ranks: profile in the pool, policy in the profile, policy priority."""
+    """Return the ranks of a queue in a pool: profile in the pool, policy in the profile, policy priority."""
     known = queue.ranks.get(pool.pool.name)
     if known is None:
         known = queue.ranks[pool.pool.name] = (
@@ -34,30 +34,30 @@ def rank(queue: Queue, pool: PoolState) -> tuple[int, int, int]:
 
 
 def common(queue: Queue, pool: PoolState, over: bool) -> Key:
-    """Give the part of the order of one class that everybody in a queue shares: smaller is earlier."""
+    """Return the part of the sort key that a whole queue shares; smaller is earlier."""
     account, name = queue.account, pool.pool.name
     shares = account.shares(name) if over else _NO_SHARES
     keys = queue.keys[over]
     known = keys.get(name)
     if known is None or known[-2] is not shares:
         last = over and account.policy.weight == "Lowest"
-        known = keys[name] = (not queue.promised, last, *rank(queue, pool), shares, -queue.priority)
+        known = keys[name] = (not queue.nominated, last, *rank(queue, pool), shares, -queue.priority)
     return known
 
 
 def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, over: bool) -> Key:
-    """Give the place in the order of one class; it ends in the id, so it is total."""
+    """Return the sort key of a workload in its class; it ends in the id, so it is total."""
     owner = queue.account.owners.get(workload.owner, 0) if cluster.settings.user_fairness else 0
     return (*common(queue, pool, over), owner, workload.submitted_at, workload.id)
 
 
 class QueueHeads:
-    """Hands out who is next, again and again, while what is handed out changes the order.
+    """The heads of one class's queues in order; each decision may change the order of the rest.
 
     A queue competes in one pool at a time: `at` says in which of its pools. Keys only grow while a plan is
-    made, so an entry whose key is stale goes back with its new one. A queue enters as one; its members only do
+    made, so an entry whose key is stale is pushed again with its new one. A queue enters as one; its members only do
     when it is the queue's turn (what they share is the beginning of their keys), and not where the queue is
-    `unschedulable`: then nothing in it could be done for anybody.
+    `unschedulable`: then none of its workloads can start or evict.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class QueueHeads:
         self.heap: list[tuple[Key, int, int, Queue, Workload | None]] = []
         self.pushed = 0
         self.in_vain = 0
-        """How many queues in a row were unschedulable."""
+        """The number of unschedulable queues in a row."""
         self.at: dict[int, int] = {}
         for queue in queues:
             self.at[id(queue)] = 0
@@ -80,23 +80,23 @@ class QueueHeads:
         heapq.heapify(self.heap)
 
     def enter(self, queue: Queue, at: int) -> None:
-        """Let a queue compete in its pool number `at`."""
+        """Push a queue, competing in its pool number `at`."""
         self.at[id(queue)] = at
         self._push(queue, at, None)
 
     def again(self, queue: Queue, owner: str) -> None:
-        """Let the owner's next workload compete, after one has been served."""
+        """Push the owner's next workload, after one has been served."""
         line = queue.lines.get(owner)
         if line:
             self._push(queue, self.at[id(queue)], line[0])
 
     def enter_again(self, queue: Queue, owner: str) -> None:
-        """Let an owner's first workload compete that came back to its queue, unless the queue was taken out."""
+        """Push an owner's first workload after a requeue, unless the queue was removed."""
         if self.at.setdefault(id(queue), 0 if len(queue.members()) == 1 else -1) >= 0:
             self.again(queue, owner)
 
     def leave(self, queue: Queue) -> None:
-        """Take a queue out: nothing it may do is left."""
+        """Remove a queue: no workload in it can start or evict."""
         self.at[id(queue)] = -1
 
     def __iter__(self) -> Iterator[tuple[Queue, Workload, int]]:
@@ -117,7 +117,7 @@ class QueueHeads:
             yield queue, workload, at
 
     def _open(self, queue: Queue, at: int, old: Key) -> None:
-        """Let every owner's first workload compete."""
+        """Push every owner's first workload."""
         if common(queue, queue.pools[at], self.over) != old:
             self._push(queue, at, None)
         elif self.unschedulable is not None and self.unschedulable(queue):

@@ -1,4 +1,4 @@
-"""Search for the victims of one workload: the best minimal set, in the order of rule 5.4.
+"""Search for the victims of one preemptor: the best minimal set, in the order of rule 5.4.
 
 Called for a workload that does not fit, with one of its rights (victims.py). One worker takes the best set of one node;
 gangs, and workloads that a limit, capacity or static quota keeps out, are looked at pool-wide.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..index.nodes import Allocation, NodeState, Part
-from ..index.victim_ranking import Ranking, enough_devices
 from ..placement.fit import allowed, enough
 from .gang_victims import node_by_node
 from .node_victims import NodeVictims, room_on
 from .returning import any_returns
 from .trial import Trial, evict, place, restore
+from .victim_ranking import Ranking, enough_devices
 from .victim_sets import (
     MOST_SETS,
     SHRINK,
@@ -37,37 +37,37 @@ from .victim_walk import in_order, one_by_one, smallest_first, steps_of
 from .victims import Preemptor
 
 _SHARED = ("reservation", "fair_share")
-"""Rights by which preemptors that are alike have the same candidates: what is learned for one serves the next."""
+"""Rights by which equivalent preemptors have the same candidates: their rankings are shared."""
 _MOST_RETURNS = 64
-"""Of so many sets at most it is found out whether a member would return at once."""
+"""The number of sets that are checked for a member that would return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The victims, in an order in which each is entitled to be evicted, and where the preemptor then starts."""
+    """The victims in a legal order, and the preemptor's placement once they are gone."""
 
     victims: Victims
     parts: tuple[Part, ...]
 
 
 def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
-    """Choose victims and evict them in the cluster; None (and nothing changed) if no legal set makes room.
+    """Return the victims, evicted in the cluster; None, with nothing changed, if no legal set makes room.
 
-    `returns`: prefer a set of which no member could return at once.
+    `returns`: prefer a set without a member that could return at once.
     """
     if not preemptor.has_candidates():
         return None
     capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
     one = preemptor.need.least == 1 and not capped
     if one and preemptor.right in _SHARED:
-        return _take(preemptor, _sets_by_node(preemptor), returns)  # quick enough to need no look at what is impossible
+        return _take(preemptor, _sets_by_node(preemptor), returns)  # quick enough without that check
     if not preemptor.where() or _impossible(preemptor):
         return None
     return _take(preemptor, _sets_by_node(preemptor), returns) if one else _in_pool(preemptor, capped, returns)
 
 
 def finds_victims(preemptor: Preemptor) -> bool:
-    """Whether there is a legal set of victims, whatever these could do in turn; changes nothing."""
+    """Whether there is a legal set of victims, cascades ignored; changes nothing."""
     choice = reclaim(preemptor, returns=False)
     for victim in choice.victims if choice else ():
         restore(preemptor, victim)
@@ -75,9 +75,9 @@ def finds_victims(preemptor: Preemptor) -> bool:
 
 
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
-    """Evict the first of these sets of which no member returns at once; if all do, the very first.
+    """Evict the first of these sets without a member that returns at once; if each has one, the first set.
 
-    A set of one node that contains one which makes room elsewhere is not minimal, and is left out.
+    A set of one node that contains one which makes room elsewhere is not minimal, and is skipped.
     """
     first: Choice | None = None
     tried: list[frozenset[tuple[str, int]]] = []
@@ -135,7 +135,7 @@ def _needs_all(preemptor: Preemptor, victims: Victims) -> bool:
 
 
 def _impossible(preemptor: Preemptor) -> bool:
-    """Whether there is no room even with all candidates gone; limits are not looked at."""
+    """Whether there is no room even without all candidates; limits are not checked."""
     pool, need = preemptor.pool, preemptor.need
     alone = need.least == 1 and not enough(pool, need, True)
     workers = 0
@@ -157,7 +157,7 @@ def _impossible(preemptor: Preemptor) -> bool:
 
 
 def _sets_by_node(preemptor: Preemptor) -> Iterator[Victims]:
-    """List the sets of all nodes, the best first."""
+    """Iterate over the sets of all nodes, the best first."""
     ranking = _ranking(preemptor)
     others: list[tuple[Key, int, Victims]] = []
     done: set[int] = set()
@@ -177,12 +177,12 @@ def _sets_by_node(preemptor: Preemptor) -> Iterator[Victims]:
 
 
 def _ranking(preemptor: Preemptor) -> Ranking:
-    """Return what was learned for an earlier preemptor that is alike in all that matters."""
+    """Return the ranking that is shared with earlier equivalent preemptors."""
     if preemptor.right not in _SHARED:
         return Ranking(_best_on)
     kind = preemptor.workload.kind == "job"
-    alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, kind)
-    ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(_best_on))
+    equivalence = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, kind)
+    ranking: Ranking = preemptor.cluster.rankings.setdefault(equivalence, Ranking(_best_on))
     return ranking
 
 
@@ -190,13 +190,13 @@ def _best_on(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> S
     return NodeVictims(preemptor, node, able).best()
 
 
-# Gangs, and whatever limits, capacities and static quotas keep out
+# Gangs, and workloads that limits, capacities or static quotas keep out
 
 
 def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None:
     able = list({a.workload.id: a for here in preemptor.where().values() for a in here}.values())
     for allocation in able:
-        preemptor.order(allocation)  # as it is before anything leaves
+        preemptor.order(allocation)  # before any eviction
     if combinations_of(able, None) <= MOST_SETS:
         return _take(preemptor, _all_sets(preemptor, able), returns)
     trial = Trial(preemptor)
@@ -210,7 +210,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
 
 
 def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
-    """List all minimal legal sets, the best first."""
+    """Iterate over all minimal legal sets, the best first."""
     trial = Trial(preemptor)
     units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in able]
     found = list(minimal_sets(units, trial.fits_without))
@@ -219,7 +219,7 @@ def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
 
 
 def _walk(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims:
-    """Evict the first set found: of workers of elastic gangs, of one workload, then one candidate after the other."""
+    """Evict the first set found: extra workers of elastic gangs, one workload, then one candidate after the other."""
     steps = in_order(preemptor, (step for a in able for step in steps_of(a)))
 
     def counts_on_the_limit(allocation: Allocation) -> bool:

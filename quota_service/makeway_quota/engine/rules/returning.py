@@ -1,4 +1,4 @@
-"""Whether a victim could return at once by evicting another workload (rules 5.4 a and I11).
+"""Predict whether a victim could return at once by evicting another workload (rule 5.4 a, invariant I11).
 
 Called by the search for victims with the victims gone and before anything is written to the plan.
 """
@@ -16,11 +16,11 @@ from .victim_sets import STOP, Victim, Victims
 from .victims import Preemptor, Right
 
 Finds = Callable[[Preemptor], bool]
-"""Whether a preemptor finds a legal set of victims, whatever these could do in turn; changes nothing."""
+"""Whether a preemptor finds a legal set of victims, cascades ignored; changes nothing."""
 
 
 def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
-    """Whether a victim is not ruled out, by what is quick to see, from returning at once."""
+    """Whether a victim might return at once by evicting; False is certain, True is not."""
     cluster, workload = preemptor.cluster, victim.allocation.workload
     if victim.kind != STOP or not victim.allocation.amount:
         return False
@@ -33,7 +33,7 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
 
 
 def any_returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], finds: Finds) -> bool:
-    """Whether one of these victims, who are gone, would evict another workload once the preemptor has its place."""
+    """Whether one of these evicted victims would evict another workload once the preemptor is placed."""
     able = [victim for victim in victims if could_return(preemptor, victim, victims)]
     if not able:
         return False
@@ -62,7 +62,7 @@ def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds:
 
 
 def _rights(preemptor: Preemptor, workload: Workload, pool: PoolState, gone: Victims) -> Iterator[Right]:
-    """List the rights that a victim would have in a pool once it waits."""
+    """Iterate over the rights of a victim in a pool once it is pending."""
     cluster, settings = preemptor.cluster, preemptor.cluster.settings
     account, amount = cluster.account(workload), cluster.need(workload).total
     in_quota = _in_quota(preemptor, workload, pool, gone)

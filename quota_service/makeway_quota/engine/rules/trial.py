@@ -26,14 +26,14 @@ def restore(preemptor: Preemptor, victim: Victim) -> None:
 
 
 def place(preemptor: Preemptor) -> tuple[Part, ...]:
-    """Return where the preemptor would start once everything that leaves has left; empty if it would not."""
+    """Return the preemptor's placement once all terminating work is gone; empty if it has none."""
     if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
         return ()
     return find(preemptor.pool, preemptor.need, True)
 
 
 class Trial:
-    """The pool with some victims gone, in the cluster itself."""
+    """A pool without some victims, on trial in the cluster itself."""
 
     booked = True
 
@@ -41,14 +41,14 @@ class Trial:
         self.preemptor = preemptor
         self.gone: dict[str, Victim] = {}
         self.workers = sum(map(self._hosted, preemptor.pool.nodes))
-        """How many workers of the preemptor the pool hosts then, at most the least number on each node."""
+        """The workers of the preemptor that the pool hosts, on each node at most the least number."""
 
     def _hosted(self, node: NodeState) -> int:
         need = self.preemptor.need
         return min(need.least, node.workers(need, True)) if node.suits(need) else 0
 
     def add(self, victim: Victim) -> None:
-        """Evict a victim, instead of what the same allocation gave up before."""
+        """Evict a victim, in place of an earlier victim of the same allocation."""
         before = self.gone.pop(victim.allocation.workload.id, None)
         self._change(victim, before, victim)
         self.gone[victim.allocation.workload.id] = victim
@@ -83,7 +83,7 @@ class Trial:
         return rest < need.least
 
     def fits_without(self, victims: Victims) -> bool:
-        """Whether the preemptor could start with exactly these victims gone."""
+        """Whether the preemptor could start without exactly these victims."""
         self.become(victims)
         return self.fits()
 

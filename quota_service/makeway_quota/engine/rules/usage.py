@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account, Ledger, Line
 from ..index.nodes import Allocation
 from ..placement.fit import kept_back
 from ..plan import LineUsage, TeamUsage
 from ..state import Snapshot
-from .quota import Account, Ledger, Line
 
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
-    """Give what every quota line counts, in the order of policy names."""
-    return tuple([line.told or _told(name, line) for name, line in cluster.ledger.lines])
+    """Return what every quota line counts, in the order of policy names."""
+    return tuple([line.reported or _report(name, line) for name, line in cluster.ledger.lines])
 
 
-def _told(policy: str, line: Line) -> LineUsage:
-    line.told = LineUsage(
+def _report(policy: str, line: Line) -> LineUsage:
+    line.reported = LineUsage(
         policy, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.non_preemptible
     )
-    return line.told
+    return line.reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class TeamCount:
 
 
 Held = Mapping[str, Mapping[str, tuple[int, int]]]
-"""Policy to pool to (what non-preemptible work holds, what all work holds); the work of a child team counts too."""
+"""Policy to pool to milli-GPUs (of non-preemptible work, of all work), its child teams' work included."""
 
 
 def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
@@ -163,7 +163,7 @@ def _team(cluster: Cluster, name: str, count: TeamCount) -> TeamUsage:
 
 
 def _free(cluster: Cluster, account: Account, pool: str) -> int:
-    """Give what the team could start in a pool without anyone terminating, as far as counts go."""
+    """Return the milli-GPUs that the team could start in a pool without any eviction, fragmentation ignored."""
     state = cluster.pools[pool]
     free = max(0, state.free)
     for level in account.chain:

@@ -15,13 +15,13 @@ from ..index.nodes import Allocation, NodeState, Part
 from .victims import Preemptor
 
 WITHDRAW, SHRINK, STOP = -1, 0, 1
-"""How a victim makes room: a start of this very plan is withdrawn, an elastic gang gives up workers, work stops."""
+"""The kinds of victims: a start of this very plan is withdrawn, an elastic gang gives up workers, a workload stops."""
 MOST_SETS = 1024
-"""With more combinations than this, not all sets are looked at."""
+"""With more combinations than this, not all sets are examined."""
 
 
 class Victim(NamedTuple):
-    """An allocation and the workers of it that leave."""
+    """An allocation and those of its workers that are evicted."""
 
     allocation: Allocation
     kind: int
@@ -29,12 +29,12 @@ class Victim(NamedTuple):
 
     @property
     def amount(self) -> int:
-        """Return the milli-GPUs that it gives up."""
+        """Return the milli-GPUs that the victim gives up."""
         return self.allocation.amount if self.kind != SHRINK else sum(p.milli * len(p.devices) for p in self.gone)
 
     @property
     def kept(self) -> tuple[Part, ...]:
-        """Return the parts on which it goes on, renumbered; empty unless it shrinks."""
+        """Return the parts that the victim keeps, renumbered; empty unless it shrinks."""
         if self.kind != SHRINK:
             return ()
         need = self.allocation.need
@@ -49,22 +49,22 @@ Key = tuple[bool, int, int, _Places, int, _Places, _Places]
 """Stops, milli-GPUs evicted and withdrawn, protection of the members, their number, their order, workers given up."""
 Scored = tuple[Key, Victims]
 Ways = list[Victims]
-"""The alternatives that one candidate, or a group of equal ones, offers."""
+"""The alternatives of one candidate, or of a group of equal ones."""
 Fits = Callable[[Victims], bool]
 
 
 def extra_workers(allocation: Allocation) -> int:
-    """Return how many workers an elastic gang runs beyond its least number; 0 for a start of this very plan."""
+    """Return the number of workers of an elastic gang beyond its least number; 0 for a start of this very plan."""
     return 0 if allocation.fresh else max(0, len(allocation.parts) - allocation.need.least)
 
 
 def whole(allocation: Allocation) -> Victim:
-    """Return the victim that leaves with all its workers."""
+    """Return the victim that is evicted with all its workers."""
     return Victim(allocation, WITHDRAW if allocation.fresh else STOP, allocation.parts)
 
 
 def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
-    """List how a candidate can make room on these nodes: with some of its extra workers, or whole."""
+    """Return the ways in which a candidate makes room on these nodes: some of its extra workers, or all workers."""
     extra = extra_workers(allocation)
     found: Ways = [(whole(allocation),)]
     if not extra:
@@ -129,7 +129,7 @@ def cost(victims: Victims) -> tuple[bool, int]:
 
 
 def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
-    """Return the place in the order of protection, kinds first."""
+    """Return the sort key of protection, kinds first."""
     return victim.kind, *preemptor.order(victim.allocation)
 
 
@@ -137,7 +137,7 @@ def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
 
 
 class _Item(NamedTuple):
-    """What counts at once against a policy's usage: a job, an extra worker, or the least workers of a gang."""
+    """A unit of a policy's usage: a job, an extra worker, or the least workers of a gang."""
 
     evicted: bool
     """Starts that are withdrawn go first: what only they put above its reservation is no candidate."""
@@ -164,7 +164,7 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
 
 
 def in_order_of_items(preemptor: Preemptor, victims: Victims) -> Victims:
-    """Return a set that is known to be legal in the order in which its members are evicted."""
+    """Return a legal set in the order in which its members are evicted."""
     return _by_last(sorted(item for victim in victims for item in items_of(preemptor, victim)))
 
 
@@ -177,7 +177,7 @@ def _by_last(items: Sequence[_Item]) -> Victims:
 
 
 def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
-    """List what of a victim counts at once, smallest first."""
+    """Return the units of a victim, smallest first."""
     allocation, order = victim.allocation, preemptor.order(victim.allocation)
     each, extra = allocation.need.gpus, extra_workers(allocation)
     if victim.kind == SHRINK:
@@ -194,7 +194,7 @@ def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
 def minimal_sets(units: Sequence[Ways], fits: Fits, prune: Fits = lambda _: False) -> Iterator[Victims]:
     """List the sets that make room and would not without any one of their members or given-up workers.
 
-    `prune`: which sets, and all that contain them, are not of interest.
+    `prune`: whether a set, and every set that contains it, is skipped.
     """
     most = [max(unit, key=lambda way: sum(len(v.gone) for v in way)) for unit in units]
     rest = [tuple(v for way in most[at:] for v in way) for at in range(len(units) + 1)]
@@ -212,7 +212,7 @@ def minimal_sets(units: Sequence[Ways], fits: Fits, prune: Fits = lambda _: Fals
 
 
 def one_less(victims: Victims) -> Iterator[Victims]:
-    """List the sets with one member spared, or one worker of a gang that shrinks."""
+    """Iterate over the sets with one member less, or with one worker less of a gang that shrinks."""
     for at, victim in enumerate(victims):
         others = (*victims[:at], *victims[at + 1 :])
         if victim.kind != SHRINK or len(victim.gone) == 1:

@@ -1,4 +1,4 @@
-"""Choose victims one after the other where there are too many candidates to look at every set (rule 5.4).
+"""Choose victims one after the other, where there are too many candidates for every set (rule 5.4).
 
 Called for a node (node_victims.py) and for a pool (reclaim.py), each with its own `Room`.
 """
@@ -14,16 +14,16 @@ from .victims import Preemptor
 
 
 class Room(Protocol):
-    """What would be free with some victims gone."""
+    """The room without some victims."""
 
     booked: bool
-    """Whether what is gone is taken off the usage of the policies, too."""
+    """Whether the victims are subtracted from the usage of their policies, too."""
 
     def add(self, victim: Victim) -> None:
-        """Count a victim as gone, instead of what the same allocation gave up before."""
+        """Add a victim, in place of an earlier victim of the same allocation."""
 
     def remove(self, victim: Victim) -> None:
-        """Count a victim as kept."""
+        """Remove a victim: it is spared."""
 
     def fits(self) -> bool:
         """Whether the preemptor fits."""
@@ -38,10 +38,10 @@ def one_by_one(
     room: Room,
     may_block: Callable[[Allocation], bool] = lambda _: True,
 ) -> Victims:
-    """Choose victims in this order, each that is entitled to be evicted then, until there is room; else return none.
+    """Return victims chosen in this order, each if it is legal then, until there is room; none if there never is.
 
-    `may_block`: whether a candidate counts on the limit that is in the way, if any. The needless are spared again.
-    What is chosen is left in `room`, and nothing if that is empty.
+    `may_block`: whether a candidate counts on the limit that is in the way, if any. Needless victims are spared again.
+    The chosen victims are left in `room`.
     """
     chosen: dict[str, Victim] = {}
     counted: list[tuple[Allocation, int]] = []
@@ -67,7 +67,7 @@ def one_by_one(
 def _count(
     preemptor: Preemptor, step: Victim, chosen: dict[str, Victim], counted: list[tuple[Allocation, int]]
 ) -> bool:
-    """Count what a step gives up beyond what was chosen, if that is legal now."""
+    """Subtract a step beyond the chosen victims from its policy's usage, if that is legal now."""
     before, done = chosen.get(step.allocation.workload.id), len(counted)
     amounts = [item.amount for item in items_of(preemptor, step)]
     if before is not None and step.kind != SHRINK:
@@ -88,7 +88,7 @@ def _uncount(preemptor: Preemptor, counted: list[tuple[Allocation, int]], keep: 
 
 
 def steps_of(allocation: Allocation, nodes: Sequence[NodeState] | None = None) -> Iterator[Victim]:
-    """List the extra workers of a candidate on these nodes, one by one and the last ones first, then all of it."""
+    """Return the steps of a candidate: extra workers on these nodes one by one, the last ones first, then all of it."""
     extra = extra_workers(allocation)
     if extra:
         parts = sorted(allocation.parts, key=lambda part: -part.worker)
@@ -99,7 +99,7 @@ def steps_of(allocation: Allocation, nodes: Sequence[NodeState] | None = None) -
 
 
 def in_order(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim]:
-    """Sort steps by protection: what is withdrawn, then what shrinks, then what stops."""
+    """Sort steps by kind (withdrawals, shrinks, stops), then by protection."""
     return sorted(steps, key=lambda step: protection(preemptor, step))
 
 
@@ -109,7 +109,7 @@ def smallest_first(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim
 
 
 def without_needless(preemptor: Preemptor, victims: Victims, room: Room) -> Victims:
-    """Spare every victim, or worker that a gang gives up, without which there is room, the most protected first."""
+    """Return the victims without those, and those workers, that the room does not need; most protected first."""
     needed: list[Victim] = []
     for victim in sorted(victims, key=lambda v: protection(preemptor, v), reverse=True):
         gone = victim.gone

@@ -1,4 +1,4 @@
-"""Which allocations a workload may evict, by which rule, and in which order they are protected (rules 5.1 to 5.3).
+"""Find the allocations that a workload may evict, by which rule, and their order of protection (rules 5.1 to 5.3).
 
 Called by the search for victims (reclaim.py) and by consolidation. Reads the cluster, changes nothing in it.
 """
@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account, Line
 from ..index.nodes import Allocation, NodeState, PoolState
 from ..request import Need
 from ..state import Workload
 from .fair_share import fair_over
 from .order import rank_in_profile
-from .quota import Account, Line
 
 Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 """The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
 _IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
 """The rights of work in quota."""
 _FIRST = -(1 << 30)
-"""Before every priority: a start of this very plan is withdrawn before any running workload is evicted."""
+"""Lower than every priority: a start of this very plan is withdrawn before any running workload is evicted."""
 Order = tuple[int, int, int, float, float, float, str]
-"""The place in the order of protection; its first three parts decide before the number of workloads does."""
+"""The sort key of protection; its first three parts decide before the number of victims does."""
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class Preemptor:
     pool: PoolState
     right: Right
     blocked: Line | None = None
-    """The line whose limit was in its way; only the messages depend on it."""
+    """The line whose limit is in the way; only messages depend on it."""
     gone: dict[Account, int] = field(default_factory=dict)
-    """The milli-GPUs that the victims chosen so far take off each policy's usage in the pool."""
+    """Policy to the milli-GPUs of the victims chosen so far in the pool."""
     _entitled_first: dict[str, bool] = field(default_factory=dict)
     """Policy to whether its work is a candidate before any victim is chosen."""
     _fair: dict[Account, int] = field(default_factory=dict)
@@ -50,21 +50,21 @@ class Preemptor:
 
     @property
     def amount(self) -> int:
-        """Return the milli-GPUs it needs."""
+        """Return the milli-GPUs of the request."""
         return self.need.total
 
     # Candidates
 
     def has_candidates(self) -> bool:
-        """Whether any policy's work could be a candidate; False is certain, True is not."""
+        """Whether there could be any candidate; False is certain, True is not."""
         if self.right == "own_team":
             return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
         if self._without_gpus():
             return True
-        return any(map(self._is_candidate_policy, self.cluster.stoppable.get(self.pool.pool.name, {})))
+        return any(map(self._is_candidate_policy, self.cluster.lowest_priorities.get(self.pool.pool.name, {})))
 
     def is_candidate(self, allocation: Allocation) -> bool:
-        """Whether an allocation may be evicted before any other victim is chosen; if not, it never may."""
+        """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
         victim = allocation.workload
         if allocation.terminating or victim.non_preemptible or allocation.pool is not self.pool:
             return False
@@ -73,17 +73,17 @@ class Preemptor:
         return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(victim)
 
     def candidates_on(self, node: NodeState) -> list[Allocation]:
-        """List the candidates on a node."""
+        """Return the candidates on a node."""
         if self._where is not None:
             return list(self._where.get(node.position, ()))
         return [allocation for allocation in node.allocations.values() if self.is_candidate(allocation)]
 
     def nodes(self) -> list[NodeState]:
-        """List the nodes with candidates, in their order."""
+        """Return the nodes with candidates, in order."""
         return [self.pool.nodes[at] for at in sorted(self.where())]
 
     def where(self) -> dict[int, list[Allocation]]:
-        """Map the positions of nodes to the candidates there; computed once."""
+        """Return the candidates by position of their node; computed once."""
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
             for allocation in self._candidates():
@@ -96,16 +96,16 @@ class Preemptor:
 
     def _candidates(self) -> Iterator[Allocation]:
         cluster, pool = self.cluster, self.pool.pool.name
-        names = [name for name in cluster.stoppable.get(pool, {}) if self._is_candidate_policy(name)]
+        names = [name for name in cluster.lowest_priorities.get(pool, {}) if self._is_candidate_policy(name)]
         checked = self.right == "own_team" or bool(cluster.protecting)
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
-        for known in (*(cluster.loose[pool, name] for name in names), light):
+        for known in (*(cluster.preemptible[pool, name] for name in names), light):
             for allocation in known.values():
                 if not allocation.terminating and (not checked or self._may_evict(allocation.workload)):
                     yield allocation
 
     def _without_gpus(self) -> Mapping[str, Allocation]:
-        """Map the ids of work without GPUs that is a candidate for its CPU and memory to its allocations (rule 2)."""
+        """Return by id the work without GPUs that is a candidate for its CPU and memory (rule 2)."""
         if self.right not in _IN_QUOTA or not (self.need.cpu or self.need.memory):
             return {}
         return self.cluster.without_gpus.get(self.pool.pool.name, {})
@@ -133,7 +133,7 @@ class Preemptor:
         in_pool = self.pool.rank.get(workload.profile, len(self.pool.rank))
         return in_pool, rank_in_profile(profile, workload.policy) if profile else 0
 
-    # Entitlement: is the victim's policy above its reservation (or fair share) at this moment?
+    # Entitlement: whether the victim's policy is above its reservation (or fair share) at this moment
 
     def may_evict_now(self, allocation: Allocation) -> bool:
         """Whether a candidate may be evicted after the victims chosen so far; without GPUs, it always may."""
@@ -162,12 +162,12 @@ class Preemptor:
         return over - self.gone.get(account, 0) > self._fair[account]
 
     def choose(self, allocation: Allocation, amount: int) -> None:
-        """Count milli-GPUs of an allocation as gone (negative: as kept after all)."""
+        """Subtract milli-GPUs of an allocation from its policy's usage (negative: add them again)."""
         for level in self.cluster.account(allocation.workload).chain:
             self.gone[level] = self.gone.get(level, 0) + amount
 
     def became_candidates(self, grown: Iterable[Account]) -> set[str]:
-        """Return the policies whose work may be evicted now that these accounts use more than before."""
+        """Return the policies with more candidates than before, now that these accounts use more."""
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         levels = {level for account in grown for level in account.chain}
         levels.difference_update((self.account.guarantor(pool) or self.account).chain[1:])
@@ -175,7 +175,7 @@ class Preemptor:
             return set()
         return {
             name
-            for name in self.cluster.stoppable.get(pool, {})
+            for name in self.cluster.lowest_priorities.get(pool, {})
             if not levels.isdisjoint((account := ledger.account(name)).chain)
             and ledger.above(account, pool, self.account, self.amount, {})
         }
@@ -183,7 +183,7 @@ class Preemptor:
     # Protection
 
     def order(self, allocation: Allocation) -> Order:
-        """Return the place in the order of protection (rule 5.3), as it was before any victim: smaller leaves first."""
+        """Return the sort key of protection (rule 5.3) before any victim is chosen: smaller is evicted first."""
         known = self._orders.get(allocation.workload.id)
         if known is None:
             known = self._orders[allocation.workload.id] = order_of(self.cluster, allocation)
@@ -191,7 +191,7 @@ class Preemptor:
 
 
 def order_of(cluster: Cluster, allocation: Allocation) -> Order:
-    """Return the place of an allocation in the order of protection (rule 5.3): smaller leaves first; ends in the id."""
+    """Return an allocation's sort key of protection (rule 5.3): smaller is evicted first; it ends in the id."""
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
@@ -206,7 +206,7 @@ def order_of(cluster: Cluster, allocation: Allocation) -> Order:
 
 
 def _lost_work(cluster: Cluster, allocation: Allocation) -> float:
-    """Return the work that stopping an allocation now would lose, in milli-GPU seconds."""
+    """Return the work that an eviction now would lose, in milli-GPU seconds."""
     victim = allocation.workload
     since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]
     return allocation.amount * (cluster.now - max(since)) if since else 0.0

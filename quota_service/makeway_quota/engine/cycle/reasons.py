@@ -1,4 +1,4 @@
-"""Reasons: why a workload waits, as a code, facts and numbers; `makeway_quota.wording` makes sentences of them."""
+"""Find why workloads wait, as codes, facts and numbers; `makeway_quota.wording` renders the sentences."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, NodeState, PoolState, hosts
-from ..index.pending import Alike, Told
+from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
 from ..placement.fit import kept_back
 from ..plan import Code, Fact, Facts, Number, Refusal
 from ..plan_builder import PlanBuilder, quota_numbers
 from ..request import Need
+from ..rules.forecast import not_before
+from ..rules.hold import Hold
 from ..state import GPU, number
-from .forecast import not_before
-from .hold import Hold
-from .quota import Line
 
-_TELLING: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
+_REPORT_ORDER: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
 """Order of the pools' reasons: the pool with idle GPUs is reported, else the first that could fit the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a workload cannot start in one pool."""
+    """The reason why a workload cannot start in one pool."""
 
     code: Code
     rule: str
@@ -33,7 +33,7 @@ class Reason:
 
 
 def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
-    """Refuse the sessions of a queue: they are beyond the reservation, which these holders use."""
+    """Refuse the sessions of a queue: they are beyond the reservation; the facts name the owners that use it."""
     account = queue.account
     pool = queue.pools[0]
     for workload in queue.members():
@@ -75,30 +75,30 @@ def _holders(cluster: Cluster, policy: str, pool: PoolState) -> list[tuple[str, 
 
 
 def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) -> None:
-    """Record why the workloads of these queues wait; a hold does not keep GPUs from the workload that it is for."""
-    known: dict[int, Told] = {}
+    """Record why the workloads of these queues wait; a hold never blocks the workload that it is for."""
+    known: dict[int, PendingReason] = {}
     holds = {hold.queue.number: hold for hold in builder.holds.values()}
     for queue in waiting:
         members = queue.members()
         if queue.number in holds:
             hold = holds[queue.number]
             members = tuple(each for each in members if each is not hold.workload)
-            builder.groups.append(Alike(-queue.number, (hold.workload,), _told(cluster, builder, queue, hold)))
+            builder.groups.append(PendingGroup(-queue.number, (hold.workload,), _reason(cluster, builder, queue, hold)))
         if members:
-            told = known.get(queue.alike)
-            if told is None:
-                told = known[queue.alike] = _told(cluster, builder, queue)
-            builder.groups.append(Alike(queue.number, members, told))
+            reason = known.get(queue.reason_class)
+            if reason is None:
+                reason = known[queue.reason_class] = _reason(cluster, builder, queue)
+            builder.groups.append(PendingGroup(queue.number, members, reason))
 
 
-def _told(cluster: Cluster, builder: PlanBuilder, queue: Queue, hold: Hold | None = None) -> Told:
+def _reason(cluster: Cluster, builder: PlanBuilder, queue: Queue, hold: Hold | None = None) -> PendingReason:
     able = [(pool, why(cluster, builder, queue, pool, hold is not None and pool is hold.pool)) for pool in queue.pools]
-    pool, reason = min(able, key=lambda each: _TELLING.get(each[1].code, 1))
+    pool, reason = min(able, key=lambda each: _REPORT_ORDER.get(each[1].code, 1))
     earliest = not_before(cluster, queue, pool, reason.code)
     more: Facts = ()
     if hold is not None and hold.nodes:
         more = (Fact("nodes_held", {"nodes": tuple(hold.nodes)}),)
-    return Told(reason.code, reason.rule, reason.facts, reason.numbers, earliest, more)
+    return PendingReason(reason.code, reason.rule, reason.facts, reason.numbers, earliest, more)
 
 
 def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, mine: bool = False) -> Reason:
@@ -111,13 +111,13 @@ def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, m
         or _not_allowed(cluster, queue, pool)
         or _static(cluster, queue, pool)
         or (None if mine else _held(cluster, builder, queue, pool))
-        or _promised(cluster, queue, pool)
+        or _nominated(cluster, queue, pool)
         or _not_there(cluster, builder, queue, pool)
     )
 
 
 def _request(queue: Queue) -> dict[str, Number]:
-    """Return the values that every fact has about what the workload asks for."""
+    """Return the values that describe the request in every fact."""
     need = queue.need
     return {"kind": queue.kind, "needs": number(need.total), "workers": need.least, "each": number(need.gpus)}
 
@@ -212,10 +212,10 @@ def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> Line | None:
     return now or (kept_back(cluster, account, pool, amount, True) if amount else None)
 
 
-def _promised(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
+def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     """Return the nominations that keep the workload from idle GPUs, if they are the reason."""
     need, name = queue.need, pool.pool.name
-    names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload until they are enough
+    names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
     if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         numbers: dict[str, Number] = {"needs": number(need.total), "idle": number(idle), "evicted_for": tuple(names)}
@@ -233,7 +233,7 @@ def _nominees(cluster: Cluster, pool: PoolState) -> list[str]:
 
 
 def _fits(cluster: Cluster, pool: PoolState, need: Need, which: str) -> bool:
-    """Whether it fits on what is free to all, idle (`open`), or was free at the start of this plan (`first`)."""
+    """Whether a request fits on what is free, idle (`open`), or was free before this plan (`first`)."""
     asked = (which, pool.pool.name, need)
     if asked not in cluster.answers:
         cluster.answers[asked] = _fits_somewhere(pool, need, which)

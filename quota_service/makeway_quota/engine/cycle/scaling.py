@@ -1,4 +1,4 @@
-"""Work out the demand for nodes of autoscaled pools: the nodes that pending work would fill, within their budget.
+"""Compute the demand for nodes of autoscaled pools: the nodes that pending work would fill, within the budget.
 
 Linear in the pending workloads: imagined nodes only fill up and limits only get closer, so a need that found no room
 on a node, in a pool or under a limit once is not tried there again.
@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
+from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
-from ..placement.packing import Shape
 from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
-from ..request import Need
+from ..request import Need, Shape
+from ..rules.order import common
 from ..state import GPU, Workload
-from .order import common
-from .quota import Line
 
 _COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
 Entry = tuple[int, int, float, str, Queue, Workload]
@@ -33,7 +32,7 @@ class _Imagined:
     memory: int
 
     def take(self, need: Need) -> bool:
-        """Take one worker; False where it does not fit."""
+        """Add one worker; False if it does not fit."""
         if not hosts(need, self.left, self.left.count(GPU), self.cpu, self.memory):
             return False
         pick(need, self.left)
@@ -50,18 +49,18 @@ class _Demand:
     nodes: list[_Imagined] = field(default_factory=list)
     by: list[str] = field(default_factory=list)
     full: dict[Shape, int] = field(default_factory=dict)
-    """How many of the first nodes have no room for a worker of a shape."""
+    """Shape to the number of leading nodes without room for one more of its workers."""
     too_large: set[Need] = field(default_factory=set)
-    """Needs for which the budget leaves no room."""
+    """Requests for which the budget has no room."""
     reasons: dict[str, tuple[Facts, dict[str, Number]]] = field(default_factory=dict)
-    """Kind of workload to the reason it gets where the budget is in its way."""
+    """Kind of workload to the reason to wait where the budget is too small."""
 
     @property
     def budget(self) -> int:
         return max(0, self.pool.pool.max_nodes - len(self.pool.nodes))
 
     def add(self, need: Need) -> bool:
-        """Make room for a workload on wanted nodes, old ones first; return whether the budget allows it."""
+        """Add a workload to the wanted nodes, or to new ones; return whether the budget allows it."""
         many, first, before = len(self.nodes), self.full.get(need.shape, 0), dict[int, _Imagined]()
         for _ in range(need.least):
             if not self._take(need, before):
@@ -74,7 +73,7 @@ class _Demand:
         return True
 
     def _take(self, need: Need, before: dict[int, _Imagined]) -> bool:
-        """Place one worker on the first node with room; note in `before` what the nodes were that existed already."""
+        """Add one worker to the first node with room; record the prior state of nodes that are changed in `before`."""
         for at in range(self.full.get(need.shape, 0), len(self.nodes)):
             node = self.nodes[at]
             if need.least > 1 and at not in before:
@@ -94,13 +93,13 @@ class _Demand:
 
 
 def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
-    """Turn pending work that may use an autoscaled pool into demand for nodes, in the order of the queues."""
+    """Record the demand for nodes of pending work that may use an autoscaled pool, in the order of the queues."""
     demands = {name: _Demand(pool) for name, pool in cluster.pools.items() if pool.pool.kind == "autoscaled"}
     if not demands:
         return
-    asking = _Asking(cluster, demands)
+    admission = _Admission(cluster, demands)
     for *_, queue, workload in _in_order(cluster, builder, waiting):
-        beyond = asking.ask(queue, workload)
+        beyond = admission.admit(queue, workload)
         if beyond is not None:
             _report_over_budget(builder, beyond, workload)
     for name, demand in sorted(demands.items()):
@@ -120,7 +119,7 @@ def scale(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
 
 
 def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> list[Entry]:
-    """List the pending workloads that a new node could help, as `order.key` orders them in their growing pool."""
+    """Return the pending workloads that a new node could help, sorted by `order.key` in their autoscaled pool."""
     by_number = {queue.number: queue for queue in waiting}
     groups = []
     for number, members, reason in builder.groups:
@@ -142,20 +141,20 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
     return found
 
 
-class _Asking:
-    """Asks the growing pools for room, and remembers the pools where a queue cannot get any."""
+class _Admission:
+    """The autoscaled pools, and the queues that cannot get room in them."""
 
     def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
         self.cluster, self.demands = cluster, demands
         self.minus: dict[Line, int] = {}
-        """Less than nothing: what the demand so far would add to each line that has a limit."""
+        """Line to the negated milli-GPUs that the demand so far would add to it."""
         self.able: dict[int, list[_Demand]] = {}
-        """Queue number to the pools that it may grow."""
+        """Queue number to the demand of the pools that it may grow."""
         self.limited: set[tuple[int, str]] = set()
         """Queues and pools where a limit leaves no room for one more."""
 
-    def ask(self, queue: Queue, workload: Workload) -> _Demand | None:
-        """Add a workload to the demand; return the last pool whose budget, and no limit, is in its way."""
+    def admit(self, queue: Queue, workload: Workload) -> _Demand | None:
+        """Add a workload to the demand; return the last pool where the budget, and no limit, is too small."""
         need, account, beyond = queue.need, queue.account, None
         for demand in self._able(queue):
             name = demand.pool.pool.name

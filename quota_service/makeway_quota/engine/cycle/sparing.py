@@ -1,4 +1,4 @@
-"""Withdraw evictions that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
+"""Spare victims that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
 
 Called once the rounds of admission have come to rest. Victims are looked at one by one, the most protected first: one
 is spared if every nomination that this plan made in its pool still has a place with it running on.
@@ -15,11 +15,11 @@ from ..index.nominations import fits_later
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, kept_back
 from ..plan_builder import PlanBuilder
+from ..rules.victims import order_of
 from ..state import Workload
-from .victims import order_of
 
 _MOST_REPLACED = 8
-"""At most so many nominations of a pool are all given new places to spare one victim."""
+"""Up to so many nominations of a pool are all placed anew to spare one victim."""
 _Promise = tuple[Workload, Queue, tuple[Part, ...]]
 
 
@@ -62,7 +62,7 @@ def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
 
 
 def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[Part, ...]) -> bool:
-    """Keep one more worker of a gang that shrinks, if that is possible; the first ones first."""
+    """Keep one more worker of a gang that shrinks, the lowest number first; return whether one could be kept."""
     cluster, stays = builder.cluster, {(part.node.position, part.devices) for part in kept}
     workers = sorted(victim.parts, key=lambda part: part.worker)
     able = [part for part in workers if part.node.usable and len(part.devices) * part.milli == victim.need.gpus]
@@ -86,7 +86,7 @@ def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[
 
 @dataclass(slots=True)
 class _Places:
-    """Nominations of this plan that are given new places, or get their old ones back."""
+    """Nominations of this plan that are placed anew, or restored."""
 
     cluster: Cluster
     taken: list[_Promise]
@@ -100,9 +100,9 @@ class _Places:
             self.cluster.withdraw_nomination(workload)
             self.cluster.nominate(workload, queue.need, parts)
 
-    def find(self, promises: Iterable[_Promise]) -> bool:
-        """Nominate these in their order to whatever place is found; False if one has none."""
-        for workload, queue, old in promises:
+    def find(self, nominations: Iterable[_Promise]) -> bool:
+        """Nominate these workloads again, in their order; False if one has no placement."""
+        for workload, queue, old in nominations:
             pool = old[0].node.pool
             may = allowed(self.cluster, queue.account, pool, queue.total, True)
             parts = find(pool, queue.need, True) if may else ()
@@ -113,27 +113,27 @@ class _Places:
 
 
 def _try(builder: PlanBuilder, victim: Allocation) -> bool:
-    """Find places for all nominations of this plan beside what a victim keeps; False (and nothing changed) if none."""
+    """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit."""
     cluster = builder.cluster
     if _exceeds(cluster, victim):
         return False
-    promises = _promises(builder, victim)
+    nominations = _nominations(builder, victim)
     nodes = {part.node.position for part in victim.parts}
-    near = _Places(cluster, [p for p in promises if any(part.node.position in nodes for part in p[2])])
+    near = _Places(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
     near.off()
     moved = []
-    for promise in near.taken:
-        if fits_later(promise[2], promise[1].need):
-            cluster.nominate(promise[0], promise[1].need, promise[2])
+    for nomination in near.taken:
+        if fits_later(nomination[2], nomination[1].need):
+            cluster.nominate(nomination[0], nomination[1].need, nomination[2])
         else:
-            moved.append(promise)
+            moved.append(nomination)
     if near.find(moved):
         return True
     near.back()
-    if len(promises) > _MOST_REPLACED:
+    if len(nominations) > _MOST_REPLACED:
         return False
-    every = _Places(cluster, promises)
-    for order in (promises, sorted(promises, key=lambda promise: -promise[1].need.gpus)):
+    every = _Places(cluster, nominations)
+    for order in (nominations, sorted(nominations, key=lambda nomination: -nomination[1].need.gpus)):
         every.off()
         if every.find(order):
             return True
@@ -151,8 +151,8 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
     return kept_back(cluster, account, pool, 0, True) is not None
 
 
-def _promises(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
-    """List the nominations that this plan made in a victim's pool, in the order in which it made them."""
+def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
+    """Return the nominations of this plan in a victim's pool, in the order of the decisions."""
     nominations = builder.cluster.nominations
     return [
         (workload, queue, parts)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from ..index.cluster import Cluster
 from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
+from ..rules.order import QueueHeads
 from ..state import Workload
 from .admission import kept, started
-from .order import QueueHeads
 from .serving import guaranteed
 
 
 def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
     """Start the workloads that earlier plans nominated and whose GPUs are free by now."""
-    nominated = [q for q in waiting if q.promised and any(w.id in cluster.nominations for w in q.members())]
+    nominated = [q for q in waiting if q.nominated and any(w.id in cluster.nominations for w in q.members())]
     if not nominated:
         return
     for queue, workload, _ in QueueHeads(cluster, nominated, False):
@@ -36,7 +36,7 @@ def _started(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Wor
 
 
 def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
-    """Start the workloads that this plan nominated, where nothing is in their way any more."""
+    """Start the workloads that this plan nominated and whose GPUs are free by now."""
     for workload, queue in list(builder.nominated.values()):
         if workload.id not in cluster.nominations:
             continue

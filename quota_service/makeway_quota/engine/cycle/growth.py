@@ -1,4 +1,4 @@
-"""Elastic gangs start wider where GPUs are left that nobody in quota wants."""
+"""Widen the elastic gangs that this plan starts onto GPUs that no pending work in quota wants."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..plan_builder import PlanBuilder
 
 
 def grow(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> bool:
-    """Give the gangs that this plan starts more workers, up to what they asked for, in the order of their starts.
+    """Add workers to the gangs that this plan starts, up to their request, in the order of their starts.
 
-    Say whether any got more.
+    Return whether any gang grew.
     """
     elastic = [t for name in builder.started if (t := cluster.allocations[name]).need.workers > t.need.least]
     if not elastic:

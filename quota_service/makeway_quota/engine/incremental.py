@@ -1,4 +1,4 @@
-"""Keep the engine's state between decisions: only what changed is put in its place again.
+"""Keep the engine's state between decisions, and apply only what changed.
 
 `IncrementalEngine.plan` returns what `schedule` returns for the same snapshot, without building the cluster anew.
 The effects of a decision on the cluster are undone at its end: a decision is true once the world shows it, and comes
@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop
 
-from ..plan import Plan
-from ..schedule import decide
-from ..state import Node, Policy, Snapshot, Workload
-from . import membership
-from .allocations import change
-from .cluster import Cluster
-from .queues import PendingQueues
+from .index import membership
+from .index.allocations import change
+from .index.cluster import Cluster
+from .index.queues import PendingQueues
+from .plan import Plan
+from .schedule import decide
+from .state import Node, Policy, Snapshot, Workload
 
 
 class IncrementalEngine:
@@ -33,7 +33,7 @@ class IncrementalEngine:
         self.queues = PendingQueues(self.cluster)
 
     def show(self, snapshot: Snapshot) -> None:
-        """Take everything as it is now but the workloads, which are not looked at."""
+        """Apply a snapshot's time, settings, pools, profiles, policies and nodes; its workloads are ignored."""
         self.use(snapshot)
         known = self.cluster.nodes
         changed = [n for n in snapshot.nodes if n.name not in known or known[n.name].node != n]
@@ -42,9 +42,9 @@ class IncrementalEngine:
             self.change_nodes(changed, gone)
 
     def use(self, snapshot: Snapshot) -> None:
-        """Take the pools, profiles, policies and settings as they are now; everything is built anew if they differ.
+        """Apply time, settings, pools, profiles and policies; a difference rebuilds the cluster.
 
-        Neither nodes nor workloads are looked at. A policy's history alone is taken as it is.
+        Nodes and workloads are ignored. A difference in the policies' history alone needs no rebuild.
         """
         old, new = self.shown, replace(snapshot, nodes=(), workloads=())
         history = old.policies is not new.policies and _without_history(old) == _without_history(new)
@@ -59,7 +59,7 @@ class IncrementalEngine:
                 account.forget()
 
     def change_nodes(self, nodes: Iterable[Node], gone: Iterable[str] = ()) -> None:
-        """Take nodes that are new or not what they were, and the names of those that are no more."""
+        """Apply new and changed nodes, and the names of removed ones."""
         cluster, news, left = self.cluster, list(nodes), list(gone)
         known = [cluster.nodes[name].node for name in {*left, *(n.name for n in news)} if name in cluster.nodes]
         if not all(membership.known_pool(cluster, node) for node in (*news, *known)):
@@ -75,19 +75,19 @@ class IncrementalEngine:
         self.queues.change(others)
 
     def _build_anew(self, snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> None:
-        """Build everything from a snapshot without nodes and workloads, and those that are known."""
+        """Rebuild the cluster from a snapshot and the nodes and workloads that are known."""
         cluster = self.cluster
         found = [state.node for state in cluster.nodes.values()] if nodes is None else nodes
         self._build(replace(snapshot, nodes=tuple(found), workloads=tuple(cluster.workloads.values())))
 
     def change(self, workloads: Iterable[Workload], gone: Iterable[str] = ()) -> None:
-        """Take workloads that are new or not what they were, and the ids of those that are no more."""
+        """Apply new and changed workloads, and the ids of removed ones."""
         changed, left = list(workloads), list(gone)
         others = change(self.cluster, changed, left)
         self.queues.change({*(w.id for w in changed), *left, *others})
 
     def plan(self, now: float, why: bool = True) -> Plan:
-        """Decide about the world as it was shown last; without `why` the plan has no reasons for waiting."""
+        """Return the plan for the present state; without `why`, it has no reasons for waiting."""
         self.cluster.take_back()
         self.cluster.now = now
         self._let_yield()
@@ -99,7 +99,7 @@ class IncrementalEngine:
             self.cluster.take_back_but_starts()
 
     def _let_yield(self) -> None:
-        """Lower the priority of workloads that ran long enough by now."""
+        """Lower the priority of jobs that ran for `yields_after` by now."""
         cluster, due = self.cluster, set()
         while cluster.yields_at and cluster.yields_at[0][0] <= cluster.now:
             due.add(heappop(cluster.yields_at)[1])
@@ -108,7 +108,7 @@ class IncrementalEngine:
             self.change(found)
 
     def in_quota(self, workload: Workload) -> bool:
-        """Whether a workload would be within the reservation in one of its pools, as things are."""
+        """Whether a workload would be within the reservation in one of its pools now."""
         cluster = self.cluster
         cluster.take_back()
         cluster.begin()

@@ -1,8 +1,8 @@
 """Serve the classes of pending workloads in order, until nothing changes any more (§3).
 
 Called by the admission cycle (schedule.py). A start over quota can put its policy above its reservation, and an
-eviction can free more than it was for: both may help a workload that was turned down a moment ago. Deciding that in
-further rounds of the same cycle keeps plans stable: planning again with nothing changed gives an empty plan (I7).
+eviction can free more than its preemptor needs: both may help a workload that was denied before. Deciding that in
+further rounds of the same cycle keeps plans stable: planning again with nothing changed yields an empty plan (I7).
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import replace
 from ..index.cluster import Cluster
 from ..index.nodes import PoolState
 from ..index.queues import Queue
-from ..index.unschedulable import Unschedulable
 from ..plan_builder import PlanBuilder
 from ..progress import Progress
+from ..rules.hold import hold, outranked, starving
 from ..state import Workload
 from .admission import started
-from .hold import hold, outranked, starving
 from .nominations import keep_nominations, start_nominated
 from .serving import guaranteed, serve
+from .unschedulable import Unschedulable
 
 MOST_ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
 
 
 class Rounds:
-    """The classes of one cycle, and what the last round tells about the next.
+    """The classes of one cycle, and whether another round could change anything.
 
-    `late`: the queues in which a workload may have waited too long. `why`: find out what is held even where that makes
+    `late`: the queues in which a workload may have waited too long. `why`: compute holds even where they make
     no difference to what starts.
     """
 
@@ -41,10 +41,10 @@ class Rounds:
         """Jobs that count on the reservation like sessions, and so go before the others."""
         self.others = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
         self.quiet = self.quota_served = False
-        """Whether the last round only took room away; and whether work in quota cannot gain anything any more."""
+        """Whether the last round only used up room; and whether another round cannot help work in quota."""
 
     def run(self) -> None:
-        """Keep the nominations, then serve all classes until a round changes nothing."""
+        """Start what is nominated and free, then serve all classes until a round changes nothing."""
         keep_nominations(self.cluster, self.builder, self.heads)
         self.quiet = self.quota_served = False
         for _ in range(MOST_ROUNDS):
@@ -53,7 +53,7 @@ class Rounds:
                 break
 
     def _round(self, before: Progress) -> bool:
-        """Serve sessions in quota, jobs in quota, then over quota; return whether another round is in vain."""
+        """Serve sessions in quota, jobs in quota, then over quota; return whether another round is needless."""
         builder, nominations = self.builder, bool(self.cluster.nominations)
         held = _what_is_held(builder)
         builder.drop_holds()
@@ -72,9 +72,9 @@ class Rounds:
         return self.quota_served and same_holds
 
     def _serve_over_quota(self, before: Progress, held: list[tuple[object, ...]]) -> bool:
-        """Hold GPUs for the starving and serve the class over quota; return whether that would be as in the last round.
+        """Hold GPUs for starving workloads and serve the class over quota; return whether its last result stands.
 
-        It would where all were turned down with more room, and since then there were only starts.
+        It stands where all were denied with more room, and only starts followed.
         """
         builder, unschedulable = self.builder, Unschedulable(self.cluster, self.builder)
         if not self.why and not any(_may_start(queue, unschedulable) for queue in self.others):
@@ -88,13 +88,14 @@ class Rounds:
         return False
 
     def _only_took_room(self, before: Progress) -> bool:
-        """Whether the round did nothing for work over quota but take room away.
+        """Whether the round only used up room, from the view of work over quota.
 
-        Otherwise work may be evicted that could not be: of policies beyond their fair share now, or of the own policy,
-        where a start took what was about to be free.
+        Otherwise there may be new candidates: of policies beyond their fair share now, or of the own policy,
+        where a start used GPUs that were about to be free.
         """
         builder, cluster = self.builder, self.cluster
-        if builder.progress.eased != before.eased or builder.nominated or cluster.settings.fair_share == "reclaim":
+        released = builder.progress.releases != before.releases
+        if released or builder.nominated or cluster.settings.fair_share == "reclaim":
             return False
         return not (cluster.terminating or builder.evicted or builder.moved)
 
@@ -106,14 +107,15 @@ class Rounds:
         """
         if self.cluster.nominations:
             return False
-        own_policy_only = self.builder.progress.raised == before.raised and not self.cluster.ledger.nested
+        none_over = self.builder.progress.over_reservation == before.over_reservation
+        own_policy_only = none_over and not self.cluster.ledger.nested
         able = (queue for queue in self.heads if queue.non_preemptible or not own_policy_only)
         return not any(queue.in_quota_somewhere() and queue.has_members() for queue in able)
 
 
 def _may_start(queue: Queue, unschedulable: Unschedulable) -> bool:
-    """Whether there may be room over quota for one of a queue, or victims."""
-    return (queue.promised or queue.borrows) and not unschedulable(queue) and queue.has_members()
+    """Whether there may be room over quota, or victims, for a workload of the queue."""
+    return (queue.nominated or queue.borrows) and not unschedulable(queue) and queue.has_members()
 
 
 def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:
@@ -121,7 +123,7 @@ def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:
 
 
 def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
-    """Start the workloads that waited too long first, one a pool; hold for those that do not fit what would do."""
+    """Start the workloads that waited too long, one per pool; hold GPUs for those that do not fit."""
     for queue, workload in starving(cluster, waiting):
         free = [pool for pool in queue.pools if pool.pool.name not in builder.holds]
         if not free:

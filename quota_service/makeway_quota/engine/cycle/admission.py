@@ -9,12 +9,12 @@ from ..index.nodes import Part, PoolState
 from ..index.queues import Queue
 from ..placement.fit import allowed, enough, find
 from ..plan_builder import PlanBuilder
+from ..rules.consolidation import Moving, Rearrangement, consolidate
+from ..rules.fair_share import within_fair_share
+from ..rules.reclaim import Choice, reclaim
+from ..rules.victim_sets import WITHDRAW
+from ..rules.victims import Preemptor, Right
 from ..state import Workload
-from .consolidation import Moving, Rearrangement, consolidate
-from .fair_share import within_fair_share
-from .reclaim import Choice, reclaim
-from .victim_sets import WITHDRAW
-from .victims import Preemptor, Right
 
 
 def started(
@@ -70,7 +70,7 @@ def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
     return True
 
 
-def promised(
+def nominated(
     builder: PlanBuilder,
     queue: Queue,
     workload: Workload,
@@ -78,8 +78,8 @@ def promised(
     held: tuple[Part, ...],
     over: bool,
 ) -> bool:
-    """Nominate GPUs that are about to be free: the old nomination, or for work in quota any that are enough."""
-    if over and not held and not queue.promised:
+    """Nominate GPUs that are about to be free: those of the old nomination, or for work in quota any."""
+    if over and not held and not queue.nominated:
         return False
     cluster = builder.cluster
     account, amount = queue.account, queue.need.total
@@ -87,7 +87,7 @@ def promised(
         if not allowed(cluster, account, pool, amount, True):
             continue
         mine = held if held and held[0].node.pool is pool else ()
-        parts = mine or (find(pool, queue.need, True) if not over or queue.promised else ())
+        parts = mine or (find(pool, queue.need, True) if not over or queue.nominated else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)
             builder.nominate(workload, queue, pool)
@@ -102,7 +102,7 @@ def reclaimed(
     pools: Iterable[PoolState],
     over: bool,
 ) -> bool:
-    """Make room by moves if that is enough, else by evictions, with the rights that the workload has."""
+    """Make room by moves if that is enough, else by evictions, by the rights of the workload."""
     cluster = builder.cluster
     for pool in pools:
         if not over:
@@ -112,7 +112,7 @@ def reclaimed(
                 _rearrange(builder, queue, preemptor, change)
                 return True
         if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
-            continue  # enough is on its way, though not promised to it
+            continue  # enough GPUs are terminating already, though not nominated for it
         for right in _rights(cluster, queue, pool, over):
             if _evicted(builder, queue, workload, pool, right, over):
                 return True
@@ -122,7 +122,7 @@ def reclaimed(
 
 
 def _evicted(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool) -> bool:
-    """Evict the best victims that one right allows; False if there are none."""
+    """Evict the best victim set by one right; False if there is none."""
     line = builder.cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
     preemptor = Preemptor(builder.cluster, workload, queue.need, queue.account, pool, right, line)
     choice = reclaim(preemptor)
@@ -133,7 +133,7 @@ def _evicted(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolS
 
 
 def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change: Rearrangement) -> None:
-    """Record the moves and nominate what they free; starts of this very plan start elsewhere at once."""
+    """Record the moves and nominate the GPUs that they free; starts of this very plan start elsewhere at once."""
     cluster, workload = builder.cluster, preemptor.workload
     for moving in change.moves:
         if moving.allocation.fresh:
@@ -170,7 +170,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         queue_of.put_back(allocation.workload)
         builder.returned.append((queue_of, allocation.workload.owner))
     if fresh:
-        parts = find(preemptor.pool, queue.need, True)  # GPUs that are free now come before those that will be
+        parts = find(preemptor.pool, queue.need, True)  # prefer GPUs that are free now to those that will be
     if victims:
         builder.evict(preemptor, victims)
     for pool in queue.pools:
@@ -184,7 +184,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
 
 
 def _rights(cluster: Cluster, queue: Queue, pool: PoolState, over: bool) -> Iterator[Right]:
-    """List the rights by which one of a queue may evict others in a pool, strongest first."""
+    """Iterate over the rights by which a workload of a queue may evict in a pool, strongest first."""
     if not over:
         yield "reservation"
     if queue.kind == "job" and cluster.settings.in_team_preemption and not queue.non_preemptible:

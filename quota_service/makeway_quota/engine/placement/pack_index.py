@@ -1,4 +1,4 @@
-"""A pool's nodes, as the packing keeps them in view."""
+"""Keep the packing of a pool (placement/packing.py) in step with the pool's nodes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import log
 
-from ..placement.packing import Packing, Room, Shape
-from ..request import Need
-from ..state import GPU
-from .nodes import UNLIMITED, NodeState, PoolState, devices_of
+from ..index.nodes import NodeState, PoolState
+from ..index.rooms import Room, emptied
+from ..request import Need, Shape
+from .packing import Packing
 
 _STEP = 1.125
 
 
 class PackIndex:
-    """A pool's nodes as the packing sees them, caught up with whenever it is asked."""
+    """The packing of one pool, brought up to date at each query."""
 
     def __init__(self, pool: PoolState) -> None:
         self.pool = pool
@@ -27,25 +27,25 @@ class PackIndex:
         self.mixed = pool.mixed
 
     def best(self, need: Need) -> tuple[NodeState, int] | None:
-        """Give the node for one worker that starts now, and the device for a share of one."""
+        """Return the node for one worker that starts now, and the device for a share of one."""
         self.catch_up()
         found = self.packing.best(need.shape)
         return None if found is None else (self.pool.nodes[found[0]], found[1])
 
     def renew(self, node: NodeState) -> bool:
-        """Take what a node offers when it is empty anew; False where the packing has to be built again."""
+        """Apply a node's new size; False if the packing has to be rebuilt."""
         return self.packing.renew(node.position, emptied(node))
 
     def insert(self, node: NodeState) -> bool:
-        """Take in a node that came into the pool at its position; False where the packing has to be built again."""
+        """Insert a node at its position; False if the packing has to be rebuilt."""
         return self.packing.insert(node.position, emptied(node))
 
     def remove(self, position: int) -> None:
-        """Drop the node at a position, which has left the pool."""
+        """Remove the node at a position, which has left the pool."""
         self.packing.remove(position)
 
     def catch_up(self) -> None:
-        """See the nodes that were touched since the last time."""
+        """Apply the nodes that were touched since the last query."""
         for position in set(self.pool.touched[self.seen :]):
             self.packing.see(position, _left(self.pool.nodes[position]))
         self.seen = len(self.pool.touched)
@@ -58,21 +58,13 @@ class PackIndex:
 
 
 def rounded(mix: Mapping[Shape, int]) -> dict[Shape, int]:
-    """Round the counts of a mix to steps of an eighth, so that one more of many changes no price."""
+    """Round the counts of a mix to steps of an eighth, so that a small change leaves the prices as they are."""
     return {shape: _step(count) for shape, count in mix.items() if count > 0}
 
 
 @lru_cache(maxsize=10_000)
 def _step(count: int) -> int:
     return round(_STEP ** round(log(count, _STEP)))
-
-
-def emptied(node: NodeState) -> Room:
-    """Give what is left on a node once all are gone that we know; nothing is taken on one that is down."""
-    devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
-    cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
-    memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
-    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
 
 
 def _left(node: NodeState) -> Room:

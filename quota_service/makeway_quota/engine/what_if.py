@@ -1,4 +1,4 @@
-"""What-if: what one more request would get now, from whom, and why not."""
+"""What-if: plan one more request without applying the plan: when it would start, its victims, or why not."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ..index.incremental import IncrementalEngine
-from ..index.pending import Pending
-from ..plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
-from ..state import ADMITTED, Kind, Profile, Snapshot, Workload, number
+from .incremental import IncrementalEngine
+from .index.pending import Pending
+from .plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
+from .state import ADMITTED, Kind, Profile, Snapshot, Workload, number
 
 ASKING = "?"
-"""The id of the workload that an offer puts into the snapshot."""
+"""The id of the workload that an offer adds to the snapshot."""
 
 
 class WhatIf:
-    """Answer what one more request would get in a snapshot, each time as if it were the only one.
+    """Answer what-if requests about a snapshot, each as if it were the only one.
 
     Not for several threads at once.
     """
@@ -25,10 +25,10 @@ class WhatIf:
         self.snapshot = snapshot
         self._incremental: dict[bool, IncrementalEngine] = {}
         self._shown: dict[bool, dict[str, Workload]] = {}
-        """What each engine was shown, by id"""
+        """The workloads that each engine holds, by id."""
 
     def renew(self, snapshot: Snapshot) -> None:
-        """Take a newer snapshot; workloads that are the same objects as before cost nothing."""
+        """Apply a newer snapshot; workloads that are the same objects as before cost nothing."""
         self.snapshot = snapshot
         for non_preemptible, incremental in self._incremental.items():
             shown, others = self._shown[non_preemptible], self._others(non_preemptible)
@@ -47,8 +47,8 @@ class WhatIf:
         preemptible: bool | None = None,
         priority: int = 0,
     ) -> Offer:
-        """Answer what a request would get right now, by asking the engine about it."""
-        asking = Workload(
+        """Return what a request would get right now, from a plan with it."""
+        request = Workload(
             ASKING,
             policy,
             profile,
@@ -58,16 +58,16 @@ class WhatIf:
             preemptible=preemptible,
             submitted_at=self.snapshot.now,
         )
-        incremental = self._stands(asking.non_preemptible)
-        incremental.change([asking])
+        incremental = self._stands(request.non_preemptible)
+        incremental.change([request])
         try:
             plan = incremental.plan(self.snapshot.now)
-            return _read(self.snapshot, asking, plan, incremental.in_quota(asking))
+            return _read(self.snapshot, request, plan, incremental.in_quota(request))
         finally:
             incremental.change((), [ASKING])
 
     def _stands(self, non_preemptible: bool) -> IncrementalEngine:
-        """Return the engine for such requests; it is built once."""
+        """Return the engine for requests of this kind; it is built once."""
         if non_preemptible not in self._incremental:
             others = self._shown[non_preemptible] = self._others(non_preemptible)
             self._incremental[non_preemptible] = IncrementalEngine(
@@ -76,7 +76,7 @@ class WhatIf:
         return self._incremental[non_preemptible]
 
     def _others(self, non_preemptible: bool) -> dict[str, Workload]:
-        """Return the workloads that matter; waiting jobs cannot change the answer for a session, but cost time."""
+        """Return the workloads that matter; pending jobs cannot change the offer for a session, but cost time."""
         work = self.snapshot.workloads
         beneficiaries = {w.evicted_for for w in work if w.state == "checkpointing"}
         return {w.id: w for w in work if w.state in ADMITTED or w.id in beneficiaries or _first(w, non_preemptible)}
@@ -88,18 +88,18 @@ def _first(workload: Workload, non_preemptible: bool) -> bool:
     return not non_preemptible or workload.non_preemptible or bool(workload.nomination)
 
 
-def _read(snapshot: Snapshot, asking: Workload, plan: Plan, in_quota: bool) -> Offer:
-    """Find the asking workload in the plan; `in_quota`: it would be, if it had to wait."""
+def _read(snapshot: Snapshot, request: Workload, plan: Plan, in_quota: bool) -> Offer:
+    """Return the plan's decision for the added workload as an offer; `in_quota` holds if it waits."""
     for start in plan.start:
         if start.id == ASKING:
-            found = _answer(asking, start.facts, start.numbers, start.in_quota)
+            found = _answer(request, start.facts, start.numbers, start.in_quota)
             return replace(found, code="ready_now", reason="starting", facts=_ready(start))
     for refusal in plan.refused:
         if refusal.id == ASKING:
-            found = _answer(asking, refusal.facts, refusal.numbers, False)
+            found = _answer(request, refusal.facts, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
     waiting = _waiting(plan)
-    found = _answer(asking, waiting.facts, waiting.numbers, in_quota)
+    found = _answer(request, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
         return _reclaiming(snapshot, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
@@ -114,8 +114,8 @@ def _waiting(plan: Plan) -> Waiting:
     return next(each for each in pending if each.id == ASKING)
 
 
-def _answer(asking: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
-    return Offer(asking.policy, asking.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
+def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
+    return Offer(request.policy, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
 def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:

@@ -1,7 +1,7 @@
-"""Rank the nodes of a pool by their best set of victims, remembered from one preemptor to the next that is alike.
+"""Rank the nodes of a pool by their best set of victims, cached from one preemptor to the next equivalent one.
 
 Called by the search for victims (rules/reclaim.py). A node where only one policy has candidates keeps its rank within
-that policy until something happens on it: the policy's share moves all its nodes alike. Such nodes wait in one heap
+that policy until it is touched: the policy's share moves all its nodes alike. Such nodes are kept in one heap
 per policy and are scored again only when touched, or when more of the policy's work may be evicted than before. Nodes
 with candidates of several policies are scored for every preemptor, those with a higher bound than the best not at all.
 """
@@ -12,13 +12,13 @@ import heapq
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ..rules.victim_sets import Key, Scored, Victims, extra_workers, key
-from ..rules.victims import Preemptor
+from ..index.nodes import Allocation, NodeState
 from ..state import GPU
-from .nodes import Allocation, NodeState
+from .victim_sets import Key, Scored, Victims, extra_workers, key
+from .victims import Preemptor
 
 Bound = tuple[bool, int]
-"""What the first two parts of a node's best key cannot be below: stops and milli-GPUs."""
+"""A lower bound of the first two parts of a node's best key: stops and milli-GPUs."""
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
 """Returns the best set on a node, given the candidates there; None if there is none."""
 
@@ -32,14 +32,14 @@ class Ranked(NamedTuple):
 
 
 class Ranking:
-    """The nodes of one pool by what it costs to make room there for preemptors of one kind."""
+    """The nodes of one pool by the cost of making room there for equivalent preemptors."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.heaps: dict[str, list[tuple[Key, int]]] = {}
         self.scores: dict[int, tuple[str, Key, Victims]] = {}
         self.unseen: list[tuple[Bound, int]] = []
-        """A heap of nodes that have to be scored: not seen yet, or with candidates of several policies."""
+        """A heap of nodes to score: new ones, and those with candidates of several policies."""
         self.bounds: dict[int, Bound] = {}
         self.touched = self.grown = -1
 
@@ -65,7 +65,7 @@ class Ranking:
         return best
 
     def _catch_up(self, preemptor: Preemptor) -> None:
-        """Forget the scores of nodes that were touched, and of policies more of whose work may be evicted now."""
+        """Drop the scores of touched nodes, and of policies with more candidates than before."""
         pool, grown = preemptor.pool, preemptor.cluster.ledger.grown
         if self.grown < 0 or (preemptor.right == "fair_share" and len(grown) > self.grown):
             self.heaps, self.scores, self.unseen, self.bounds = {}, {}, [], {}
@@ -85,7 +85,7 @@ class Ranking:
         self.touched, self.grown = len(pool.touched), len(grown)
 
     def _score(self, preemptor: Preemptor, position: int, again: list[tuple[Bound, int]]) -> Scored | None:
-        """Score a node; with candidates of several policies it is to be scored `again`, as their shares change."""
+        """Score a node; with candidates of several policies it is added to `again`, as their shares change."""
         policies, scored = self._judge(preemptor, position)
         self.bounds.pop(position, None)
         if scored is None:
@@ -106,7 +106,7 @@ class Ranking:
         return {a.workload.policy for a in able}, self.judge(preemptor, preemptor.pool.nodes[position], able)
 
     def _able(self, preemptor: Preemptor, position: int) -> list[Allocation]:
-        """List the candidates on a node; none if they are not enough."""
+        """Return the candidates on a node; none if they are not enough."""
         node = preemptor.pool.nodes[position]
         if not node.allocations or not node.suits(preemptor.need):
             return []
@@ -131,7 +131,7 @@ class Ranking:
         return found
 
     def _still(self, preemptor: Preemptor, position: int, victims: Victims, plain: Key) -> Ranked | None:
-        """Return a node's best set with its present key, if it still is; else score the node anew."""
+        """Return a node's best set with its present key if it is still the best; else score the node again."""
         first = victims[0].allocation
         if len(victims) == 1 and not extra_workers(first) and preemptor.is_candidate(first):
             return Ranked(key(preemptor, victims), position, victims)
@@ -150,7 +150,7 @@ def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
 
 
 def _bound(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> Bound:
-    """Return what making room on a node costs at least: what is in use on the devices that are needed."""
+    """Return a lower bound of the cost of room on a node: the milli-GPUs in use on the devices that are needed."""
     if any(a.fresh for a in able):
         return False, 0
     missing = preemptor.need.whole - node.whole_future
@@ -161,7 +161,7 @@ def _bound(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) ->
 
 
 def enough_devices(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> bool:
-    """Whether a node could have the GPUs for a worker, going by their number alone: if not, it has no room."""
+    """Whether evicting all candidates would free enough devices for a worker; False is certain, True is not."""
     wanted = preemptor.need.whole - node.whole_future
     if wanted <= 0:
         return True
@@ -175,7 +175,7 @@ def enough_devices(preemptor: Preemptor, node: NodeState, able: Sequence[Allocat
 
 
 def _without_share(key: Key) -> Key:
-    """Leave a policy's share out of a key: it moves the keys of all its nodes alike."""
+    """Return a key without the policy's share, which moves the keys of all its nodes alike."""
     stops, gpus, withdrawn, protections, many, orders, given = key
     plain = [tuple((*order[:2], *order[3:]) for order in each) for each in (protections, orders)]
     return stops, gpus, withdrawn, plain[0], many, plain[1], tuple(given)

@@ -1,4 +1,4 @@
-"""Serve one class of pending workloads in order: start them, nominate them, or evict others for them (§§ 3 to 5).
+"""Serve one class of pending workloads in order: start them, nominate them, or evict for them (§§ 3 to 5).
 
 Called for every class by the rounds of the admission cycle (rounds.py).
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from ..index.cluster import Cluster
 from ..index.nodes import Part, PoolState
 from ..index.queues import Queue
-from ..index.unschedulable import Unschedulable
 from ..plan_builder import PlanBuilder
+from ..rules.order import QueueHeads
 from ..state import Workload
-from .admission import promised, reclaimed, started
-from .order import QueueHeads
+from .admission import nominated, reclaimed, started
+from .unschedulable import Unschedulable
 
 
 def guaranteed(cluster: Cluster, queue: Queue, pool: PoolState, workers: int = 0) -> bool:
@@ -24,10 +24,10 @@ def guaranteed(cluster: Cluster, queue: Queue, pool: PoolState, workers: int = 0
 def serve(
     cluster: Cluster, builder: PlanBuilder, waiting: list[Queue], unschedulable: Unschedulable | None = None
 ) -> None:
-    """Serve a class: each in the first pool with room, else by a nomination, else by reclaim.
+    """Serve a class: each workload in the first pool with room, else by a nomination, else by reclaim.
 
     Work in quota in one of its pools may start over quota in another: better than an eviction.
-    `unschedulable`: of the class over quota, the queues for which nothing can be done.
+    `unschedulable`: the check for queues of the class over quota with neither room nor candidates.
     """
     if not waiting:
         return
@@ -41,7 +41,7 @@ def serve(
         return
     turn = QueueHeads(cluster, entered, over, unschedulable)
     builder.returned.clear()
-    eased = builder.progress.eased
+    releases = builder.progress.releases
     for queue, workload, at in turn:
         pool = queue.pools[at]
         held = cluster.withdraw_nomination(workload)
@@ -55,7 +55,7 @@ def serve(
                 cluster.nominate(workload, queue.need, held)
             turn.enter(queue, at + 1)
         elif not (_kept_elsewhere(queue, held, able) and not over) and (
-            promised(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
+            nominated(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
         ):
             _served(turn, queue, workload)
         else:
@@ -63,27 +63,27 @@ def serve(
             if held and not over and not queue.non_preemptible:
                 cluster.nominate(workload, queue.need, held)
             elif held:
-                builder.progress.decisions += 1  # a nomination that cannot be kept any more: others may use these GPUs
-                builder.progress.eased += 1
+                builder.progress.decisions += 1  # the nomination no longer fits: its GPUs are free for others
+                builder.progress.releases += 1
         while builder.returned:
             back, owner = builder.returned.pop()
             if any(each is back for each in waiting):
                 turn.enter_again(back, owner)
-        if out and builder.progress.eased != eased:
-            for each in out:  # there may be room for these queues now
+        if out and builder.progress.releases != releases:
+            for each in out:  # these queues may have room now
                 turn.enter(each, 0)
             out = []
 
 
 def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState]) -> bool:
-    """Whether it is nominated over quota in another pool: then nothing is evicted for it."""
+    """Whether a workload is nominated over quota in another pool: then nothing is evicted for it."""
     return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
 
 
 def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
-    """Return the pool of a nomination that is kept even if the reservation is used up by now, like a running session.
+    """Return the pool of a nomination that stands though the reservation is used up, like a running session; or None.
 
-    A department's reservation can be: by a team of it that has one of its own.
+    A department's reservation can be used up by a team of it that has one of its own.
     """
     return [held[0].node.pool] if held and queue.non_preemptible else []
 
@@ -91,16 +91,16 @@ def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
 def _sorted_out(
     cluster: Cluster, waiting: list[Queue], unschedulable: Unschedulable | None
 ) -> tuple[list[Queue], list[Queue]]:
-    """List the queues of a class that may start something, and (over quota) those for which there is no room yet."""
+    """Return the queues of a class that may start or evict, and (over quota) those without room yet."""
     found: list[Queue] = []
     out: list[Queue] = []
     if unschedulable is not None:
         for queue in waiting:
-            if queue.promised or queue.borrows:
+            if queue.nominated or queue.borrows:
                 (out if unschedulable(queue) else found).append(queue)
         return found, out
     for queue in waiting:
-        if queue.promised or queue.in_quota_somewhere():
+        if queue.nominated or queue.in_quota_somewhere():
             found.append(queue)
     return found, out
 
@@ -118,9 +118,9 @@ def _begin(
     if found is None:
         return started(builder, queue, workload, pool, held, not over)
     if not over or found.ends_in_time(workload):
-        with found.being(put=False):
+        with found.in_state(put=False):
             return started(builder, queue, workload, pool, held, not over)
-    with found.being(put=True):
+    with found.in_state(put=True):
         if found.line_in_the_way(queue) or found.over_capacity(queue):
             return False
         done = started(builder, queue, workload, pool, held, False)
@@ -130,11 +130,11 @@ def _begin(
 
 
 def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
-    """Evict others for a workload; over quota not where GPUs are held, unless they are held for it.
+    """Evict for a workload; over quota only where no GPUs are held, or where they are held for it.
 
     A workload that requests no GPUs never evicts (rule 2).
     """
-    if not queue.total or queue.patient or (over and not _may_ask(builder.cluster, queue, pools)):
+    if not queue.total or queue.patient or (over and not _may_evict(builder.cluster, queue, pools)):
         return False
     found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
     mine = [each for each in found if each.workload is workload]
@@ -142,14 +142,14 @@ def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: li
     if reclaimed(builder, queue, workload, open_to_all, over):
         return True
     for each in mine:
-        with each.being(put=False):
+        with each.in_state(put=False):
             if reclaimed(builder, queue, workload, [each.pool], over):
                 return True
     return False
 
 
-def _may_ask(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
-    """Whether there may be victims for one of a queue, though it is over quota."""
+def _may_evict(cluster: Cluster, queue: Queue, pools: list[PoolState]) -> bool:
+    """Whether there may be victims for a workload over quota."""
     if cluster.settings.fair_share == "reclaim":
         return True
     return cluster.lowest(queue.account.policy.name, pools) < queue.priority

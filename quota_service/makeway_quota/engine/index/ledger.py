@@ -4,69 +4,66 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ..plan import LineUsage
 from ..state import Policy, QuotaLine
-from .fair_share import over_per_weight
-
-if TYPE_CHECKING:
-    from ..index.nodes import Allocation
+from ..weights import over_per_weight
+from .nodes import Allocation
 
 
 class Line:
     """One quota line and what it counts now. All amounts are milli-GPUs.
 
-    `now` is what admitted work holds, `terminating` the part of it that was told to go, `nominated` what waiting
+    `now` is what admitted work holds, `terminating` the part of it that was evicted, `nominated` what pending
     work is nominated for, `moving` the part of that which the workload still holds elsewhere until it moves,
     `non_preemptible` what non-preemptible work holds or is nominated for.
     """
 
     __slots__ = (
         "account",
+        "allocations",
         "changes",
         "moving",
         "nominated",
         "non_preemptible",
         "now",
         "quota",
+        "reported",
         "spare",
-        "tenants",
         "terminating",
-        "told",
     )
 
     def __init__(self, account: Account, quota: QuotaLine) -> None:
         self.account, self.quota = account, quota
         self.now = self.terminating = self.nominated = self.moving = self.non_preemptible = 0
         self.spare = max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
-        self.tenants: dict[str, Allocation] = {}
-        """The allocations that it counts, where it has a limit: their ends tell when its usage falls."""
+        self.allocations: dict[str, Allocation] = {}
+        """The allocations that it counts, where it has a limit: forecasts read their ends."""
         self.changes = 0
-        """How many times they changed."""
-        self.told: LineUsage | None = None
-        """Its usage as last reported; None once anything was recorded since."""
+        """The number of changes to them."""
+        self.reported: LineUsage | None = None
+        """The usage as last reported; None once it has changed."""
 
     @property
     def future(self) -> int:
-        """Return what it will count once the terminating have left and nominations have started."""
+        """Return the usage once terminating work is gone and nominated work runs."""
         return self.now - self.terminating + self.nominated
 
     @property
     def taken(self) -> int:
-        """Return how much of the reservation is taken; what moves counts once, with the larger placement."""
+        """Return how much of the reservation is taken; a job that moves counts once, with the larger placement."""
         return self.now + self.nominated - self.moving
 
     def see(self, name: str, allocation: Allocation | None) -> None:
         """Record that an allocation counts on this limit (None: no longer)."""
         self.changes += 1
         if allocation is None:
-            del self.tenants[name]
+            del self.allocations[name]
         else:
-            self.tenants[name] = allocation
+            self.allocations[name] = allocation
 
     def held(self, later: bool) -> int:
-        """Return how much is kept free of other teams' work, beyond what runs (`later`: and is nominated)."""
+        """Return how much of the static quota other teams' work must leave free now (`later`: in the future)."""
         return max(0, self.spare - (self.future if later else self.now))
 
 
@@ -88,7 +85,7 @@ class Account:
 
     @cached_property
     def chain(self) -> tuple[Account, ...]:
-        """List the account and its departments, nearest first."""
+        """Return the account and its departments, nearest first."""
         chain, at = [self], self.parent
         while at is not None and at not in chain:
             chain.append(at)
@@ -96,26 +93,26 @@ class Account:
         return tuple(chain)
 
     def covering(self, pool: str) -> tuple[Line, ...]:
-        """List the own lines that count what runs in `pool`."""
+        """Return the own lines that count usage in `pool`."""
         if pool not in self._covering:
             self._covering[pool] = tuple(line for line in self.lines if line.quota.covers(pool))
         return self._covering[pool]
 
     def reserving(self, pool: str) -> tuple[Line, ...]:
-        """List the own lines that reserve something in `pool`."""
+        """Return the own lines that reserve GPUs in `pool`."""
         if pool not in self._reserving:
             self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
         return self._reserving[pool]
 
     def limiting(self, pool: str) -> tuple[Line, ...]:
-        """List the lines of the account and its departments that limit what runs in `pool`, nearest first."""
+        """Return the lines of the account and its departments that limit usage in `pool`, nearest first."""
         if pool not in self._limiting:
             lines = (line for level in self.chain for line in level.covering(pool))
             self._limiting[pool] = tuple(line for line in lines if line.quota.limit is not None)
         return self._limiting[pool]
 
     def guarantor(self, pool: str) -> Account | None:
-        """Find who reserves for it in `pool`: itself, else the nearest department that does."""
+        """Return the account that reserves for this one in `pool`: itself, else the nearest department, else None."""
         if pool not in self._guarantors:
             self._guarantors[pool] = next((account for account in self.chain if account.reserving(pool)), None)
         return self._guarantors[pool]
@@ -138,7 +135,7 @@ class Account:
     def unreserved(self, pool: str, non_preemptible: bool) -> int:
         """Return how much of its reservation in `pool` is unused; negative when exceeded or when nothing is reserved.
 
-        Cached until the next booking.
+        Cached until the next record.
         """
         known = self._unreserved[non_preemptible].get(pool)
         if known is None:
@@ -149,7 +146,7 @@ class Account:
         return known
 
     def forget(self) -> None:
-        """Work these out anew: something was booked, or the history is another."""
+        """Drop the cached shares: usage or history has changed."""
         self._shares.clear()
         for known in self._unreserved:
             known.clear()
@@ -163,7 +160,7 @@ class Account:
 
 
 class Ledger:
-    """All accounts, and what may be added to them."""
+    """All accounts, and the checks of a request against them."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         self.accounts = {policy.name: Account(policy) for policy in policies}
@@ -175,20 +172,20 @@ class Ledger:
         self.grown: list[Account] = []
         """The accounts whose usage or nominations grew, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
-        """All lines with whose they are, in the order of names."""
+        """All lines with the names of their policies, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
 
     @property
     def teams(self) -> list[Account]:
-        """List the accounts that are no department of another."""
+        """Return the accounts that are no department."""
         return [account for account in self.accounts.values() if account not in self._parents]
 
-    def family(self, account: Account) -> Iterable[Account]:
-        """List whose shares may change with an account: its own, and all where there are departments."""
+    def affected(self, account: Account) -> Iterable[Account]:
+        """Return the accounts whose shares depend on one: itself, or all where there are departments."""
         return self.accounts.values() if self.nested else (account,)
 
     def account(self, name: str) -> Account:
-        """Find a policy's account; work of a policy that was deleted counts on one without any rights."""
+        """Return a policy's account; work of a deleted policy counts on one that reserves nothing."""
         if name not in self.accounts:
             self.accounts[name] = Account(Policy(name, weight="None"))
         return self.accounts[name]
@@ -209,7 +206,7 @@ class Ledger:
         later = now - terminating + nominated
         if later > 0:
             self.grown.append(account)
-        for each in self.family(account):
+        for each in self.affected(account):
             each.forget()
         for level in account.chain:
             level.in_pool[pool] = level.in_pool.get(pool, 0) + later
@@ -218,7 +215,7 @@ class Ledger:
                 line.terminating += terminating
                 line.nominated += nominated
                 line.moving += moving
-                line.told = None
+                line.reported = None
                 if non_preemptible:
                     line.non_preemptible += now + nominated
         account.owners[owner] = account.owners.get(owner, 0) + later
@@ -233,9 +230,9 @@ class Ledger:
     def over_limit(
         self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None
     ) -> Line | None:
-        """Find the first line whose limit `amount` more would exceed, nearest first.
+        """Return the first line whose limit `amount` more would exceed, nearest first; None if there is none.
 
-        `later`: count the future only, that is without those who leave. `minus`: and without these amounts.
+        `later`: count the future only, without terminating work. `minus`: and without these amounts.
         """
         for line in account.limiting(pool):
             used = line.future if later else max(line.now, line.future)
@@ -264,7 +261,7 @@ class Ledger:
         return True
 
     def kept_for(self, account: Account, pool: str, later: bool = False) -> list[tuple[Line, tuple[str, ...]]]:
-        """List the other teams' lines that keep GPUs of `pool` free, with the pools they cover."""
+        """Return the other teams' lines whose static quotas keep GPUs of `pool` free, with the pools they cover."""
         return [
             (line, line.quota.pools)
             for line in self.holding

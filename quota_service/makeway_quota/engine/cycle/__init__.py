@@ -1,0 +1,1 @@
+"""The steps of the admission cycle, each of which reads the rules and records decisions in the plan."""

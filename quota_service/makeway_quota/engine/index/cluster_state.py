@@ -1,0 +1,294 @@
+"""The cluster of one decision: nodes, allocations, ledger, and the operations that a plan is made of.
+
+`start`, `leave`, `nominate` and their inverses keep nodes, pools and the ledger in step. A search tries operations
+and undoes them; what remains is the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ..request import Need, need_of
+from ..state import Profile, Snapshot, Workload
+from .ledger import Account, Ledger, Line
+from .nodes import Allocation, NodeState, Part, PoolState
+from .rooms import Rooms
+
+NO_PRIORITY = 1 << 30
+"""Higher than every priority: no candidate."""
+
+
+class ClusterState:
+    """The state that one decision reads and changes."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.now = snapshot.now
+        self.settings = snapshot.settings
+        self.paused = frozenset(snapshot.paused)
+        self.profiles: dict[str, Profile] = {p.name: p for p in snapshot.profiles}
+        self.policies = frozenset(p.name for p in snapshot.policies)
+        self.pools: dict[str, PoolState] = {p.name: PoolState(p) for p in sorted(snapshot.pools, key=lambda p: p.name)}
+        self.declared = frozenset(self.pools)
+        """The pools that the snapshot declares, without those that only a node names."""
+        self.ledger = Ledger(sorted(snapshot.policies, key=lambda p: p.name))
+        self.nodes: dict[str, NodeState] = {}
+        self.workloads: dict[str, Workload] = {}
+        self.allocations: dict[str, Allocation] = {}
+        self.nominations: dict[str, Allocation] = {}
+        self.nominees: dict[str, Workload] = {}
+        """Workloads with a nomination in the snapshot, by id."""
+        self.staying: list[str] = []
+        """The ids of running workloads, sorted; `terminating` has those of terminating ones."""
+        self.terminating: list[str] = []
+        self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.pool_future: dict[str, int] = dict.fromkeys(self.pools, 0)
+        self.protecting = frozenset(name for name, profile in self.profiles.items() if profile.min_runtime)
+        """The profiles with a `min_runtime`."""
+        self.rankings: dict[tuple[object, ...], Any] = {}
+        """Rankings of nodes by the cost of their victims, kept for the next search."""
+        self.answers: dict[tuple[object, ...], Any] = {}
+        """Results about the finished plan, shared by workloads with the same request."""
+        self.rooms = Rooms()
+        """Present and future room for a request in a pool, kept from one cycle to the next."""
+        self.absent: dict[str, set[str]] = {}
+        """Node outside the inventory to the ids of admitted workloads whose placement names it."""
+        self.endings: dict[Line, Any] = {}
+        """Line to the expected ends of the allocations that count on its limit, kept from one cycle to the next."""
+        self.lowest_priorities: dict[str, dict[str, int]] = {}
+        """Pool to policy to the lowest priority among its preemptible work there."""
+        self.preemptible: dict[tuple[str, str], dict[str, Allocation]] = {}
+        """Pool and policy to the preemptible work there, by id."""
+        self.without_gpus: dict[str, dict[str, Allocation]] = {}
+        """Pool to the preemptible work there that holds no GPUs, by id."""
+        self.yielding: set[str] = set()
+        """The ids of jobs that ran for `yields_after` and so count one priority lower."""
+        self.yields_at: list[tuple[float, str]] = []
+        """A heap of the times at which other jobs will, with their ids."""
+        self.terminating_for: dict[str, list[Allocation]] = {}
+        self.attached: dict[tuple[str, str], bool] = {}
+        """Policy and profile to whether the policy may use the profile."""
+        self._priorities: dict[tuple[str, str], dict[int, int]] = {}
+        self.fresh: dict[str, Allocation] = {}
+        """Starts of this plan, or of the last one, that no snapshot has confirmed yet."""
+        self._evicted: dict[str, Allocation] = {}
+        self._needs: dict[tuple[object, ...], Need] = {}
+        self._serving: dict[str, tuple[PoolState, ...]] = {}
+
+    # Decisions
+
+    def take_back(self) -> None:
+        """Undo all operations of a decision; the cluster is as the snapshot, without nominations."""
+        self.take_back_but_starts()
+        for allocation in list(self.fresh.values()):
+            self.withdraw(allocation)
+
+    def take_back_but_starts(self) -> None:
+        """Undo all operations but starts, which the next snapshot is likely to confirm."""
+        for allocation in list(self.nominations.values()):
+            self.withdraw_nomination(allocation.workload)
+        for allocation in list(self._evicted.values()):
+            self.stay(allocation)
+
+    # Lookups
+
+    def need(self, workload: Workload) -> Need:
+        """Return what a workload requests."""
+        w = workload
+        key = (w.profile, w.gpus, w.workers, w.min_workers, w.cpu, w.memory, w.avoid)
+        need = self._needs.get(key)
+        if need is None:
+            need = self._needs[key] = need_of(workload, self.profiles.get(workload.profile))
+        return need
+
+    def account(self, workload: Workload) -> Account:
+        """Return the account that a workload counts on."""
+        found = self.ledger.accounts.get(workload.policy)
+        return found if found is not None else self.ledger.account(workload.policy)
+
+    def pools_of(self, workload: Workload) -> tuple[PoolState, ...]:
+        """List the pools a workload may use, first choice first."""
+        return self.serving(workload.profile)
+
+    def serving(self, profile: str) -> tuple[PoolState, ...]:
+        """List the pools that work of a profile may use, first choice first."""
+        if profile not in self._serving:
+            known = self.profiles.get(profile)
+            names = known.pools if known and known.pools else tuple(sorted(self.pools))
+            self._serving[profile] = tuple(self.pools[name] for name in names if name in self.pools)
+        return self._serving[profile]
+
+    def priority(self, workload: Workload) -> int:
+        """Return the present priority of a workload: one lower once it ran for `yields_after`."""
+        return workload.priority - (workload.id in self.yielding)
+
+    def less_than(self, pool: PoolState, policy: str, priority: int) -> Iterator[Allocation]:
+        """List a policy's preemptible work in a pool that is not terminating and has a lower priority."""
+        for allocation in self.preemptible.get((pool.pool.name, policy), {}).values():
+            if not allocation.terminating and self.is_below(allocation.workload, priority):
+                yield allocation
+
+    def is_below(self, workload: Workload, priority: int) -> bool:
+        """Whether a workload's priority is lower than this, so that work of its own policy may evict it (rule 5.7)."""
+        return self.priority(workload) < priority
+
+    def is_protected(self, workload: Workload) -> bool:
+        """Whether a running workload is younger than the `min_runtime` of its profile."""
+        if workload.profile not in self.protecting:
+            return False
+        least = self.profiles[workload.profile].min_runtime
+        return workload.started_at is None or self.now - workload.started_at < least
+
+    def lowest(self, policy: str, pools: Iterable[PoolState]) -> int:
+        """Return the lowest priority among a policy's candidates for its own work in these pools; else NO_PRIORITY."""
+        found = NO_PRIORITY
+        if self.settings.in_team_preemption:
+            for pool in pools:
+                teams = self.lowest_priorities.get(pool.pool.name)
+                if teams and policy in teams:
+                    found = min(found, teams[policy])
+        return found
+
+    def grace(self, workload: Workload) -> float:
+        """Return the seconds that a workload may take to terminate."""
+        profile = self.profiles.get(workload.profile)
+        return profile.grace if profile and profile.grace is not None else self.settings.grace
+
+    def time_limit(self, workload: Workload) -> float | None:
+        """Return the longest time that one attempt may take; None where nothing limits it."""
+        profile = self.profiles.get(workload.profile)
+        return workload.time_limit if workload.time_limit is not None else profile.time_limit if profile else None
+
+    def waits_too_long(self, workload: Workload) -> bool:
+        """Whether a workload waited for longer than `starvation_after`, so that GPUs are held for it."""
+        return self.now - workload.submitted_at >= self.settings.starvation_after
+
+    def over_capacity(self, pool: PoolState, amount: int, later: bool = False) -> bool:
+        """Whether `amount` more would exceed the pool's capacity."""
+        capacity = pool.pool.capacity
+        if capacity is None:
+            return False
+        name = pool.pool.name
+        used = self.pool_future[name] if later else max(self.pool_now[name], self.pool_future[name])
+        return used + amount > capacity
+
+    # Operations
+
+    def start(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+        """Start a workload on GPUs that are free now."""
+        allocation = self._allocation(workload, need, parts)
+        allocation.fresh = True
+        self.allocations[workload.id] = self.fresh[workload.id] = allocation
+        self.record(allocation, now=allocation.amount)
+        self.count(allocation, 1)
+        for part in parts:
+            part.node.shift(part, need, -1, -1)
+            part.node.allocations[workload.id] = allocation
+        return allocation
+
+    def widen(self, allocation: Allocation, part: Part) -> None:
+        """Start one more worker of a gang that was just started."""
+        amount = part.milli * len(part.devices)
+        allocation.parts = (*allocation.parts, part)
+        allocation.amount += amount
+        self.record(allocation, now=amount)
+        self.note(allocation)
+        part.node.shift(part, allocation.need, -1, -1)
+        part.node.allocations[allocation.workload.id] = allocation
+
+    def withdraw(self, allocation: Allocation) -> None:
+        """Undo `start`."""
+        del self.allocations[allocation.workload.id], self.fresh[allocation.workload.id]
+        self.record(allocation, now=-allocation.amount)
+        self.count(allocation, -1)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 1, 1)
+            part.node.allocations.pop(allocation.workload.id, None)
+
+    def leave(self, allocation: Allocation) -> None:
+        """Mark an allocation as terminating: what it holds is part of the future, not of now."""
+        allocation.terminating = True
+        self._evicted[allocation.workload.id] = allocation
+        self.record(allocation, terminating=allocation.amount)
+        self._shift(allocation, 1)
+
+    def stay(self, allocation: Allocation) -> None:
+        """Undo `leave`."""
+        allocation.terminating = False
+        del self._evicted[allocation.workload.id]
+        self.record(allocation, terminating=-allocation.amount)
+        self._shift(allocation, -1)
+
+    def nominate(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+        """Nominate GPUs of the future for a workload."""
+        allocation = self._allocation(workload, need, parts)
+        self.nominations[workload.id] = allocation
+        old = self.allocations.get(workload.id)
+        if old is not None and old.pool is allocation.pool:
+            allocation.moving = min(old.amount, allocation.amount)
+        self.record(allocation, nominated=allocation.amount, moving=allocation.moving)
+        for part in parts:
+            part.node.shift(part, need, 0, -1)
+        return allocation
+
+    def withdraw_nomination(self, workload: Workload) -> tuple[Part, ...]:
+        """Withdraw a nomination and return its parts."""
+        allocation = self.nominations.pop(workload.id, None)
+        if allocation is None:
+            return ()
+        self.record(allocation, nominated=-allocation.amount, moving=-allocation.moving)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 0, 1)
+        return allocation.parts
+
+    def count(self, allocation: Allocation, sign: int) -> None:
+        """Add an allocation to the candidates and to the limits that count it (-1: remove it)."""
+        workload, pool = allocation.workload, allocation.pool.pool.name
+        for line in self.account(workload).limiting(pool):
+            line.see(workload.id, allocation if sign > 0 else None)
+        if workload.non_preemptible:
+            return
+        if not allocation.amount:
+            light = self.without_gpus.setdefault(pool, {})
+            light.update({workload.id: allocation}) if sign > 0 else light.pop(workload.id)
+            return
+        key = (pool, workload.policy)
+        if sign > 0:
+            self.preemptible.setdefault(key, {})[workload.id] = allocation
+        else:
+            del self.preemptible[key][workload.id]
+        many = self._priorities.setdefault(key, {})
+        priority = self.priority(workload)
+        many[priority] = many.get(priority, 0) + sign
+        if not many[priority]:
+            del many[priority]
+        lowest = self.lowest_priorities.setdefault(pool, {})
+        if many:
+            lowest[workload.policy] = min(many)
+        else:
+            del lowest[workload.policy]
+
+    def note(self, allocation: Allocation) -> None:
+        """Record a changed end of an allocation on the limits that count it."""
+        for line in self.account(allocation.workload).limiting(allocation.pool.pool.name):
+            line.changes += 1
+
+    def _shift(self, allocation: Allocation, later: int) -> None:
+        self.note(allocation)
+        for part in allocation.parts:
+            part.node.shift(part, allocation.need, 0, later)
+
+    def _allocation(self, workload: Workload, need: Need, parts: tuple[Part, ...]) -> Allocation:
+        return Allocation(workload, need, parts[0].node.pool, parts, need.gpus * len(parts))
+
+    def record(
+        self, allocation: Allocation, now: int = 0, terminating: int = 0, nominated: int = 0, moving: int = 0
+    ) -> None:
+        """Add amounts that an allocation holds, releases or is nominated for to its lines and its pool."""
+        workload, pool = allocation.workload, allocation.pool.pool.name
+        account, non_preemptible, owner = self.account(workload), workload.non_preemptible, workload.owner
+        self.ledger.record(
+            account, pool, non_preemptible, owner, now=now, terminating=terminating, nominated=nominated, moving=moving
+        )
+        self.pool_now[pool] += now
+        self.pool_future[pool] += now - terminating + nominated
