@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 
 from .measure import Measured
 from .portal import PATIENCE, Portal
@@ -26,7 +26,7 @@ def measure() -> Iterator[Measured]:
         empty, empty_memory = [cpu(pid) for _ in range(WINDOWS)], memory(pid)
         ana = portal.user("ana")
         for number in range(JOBS):
-            ask = JobAsk(name=f"sleeper {number}", team="rnd", profile="gpu1", command=["sleep", "3600"])
+            ask = JobRequest(name=f"sleeper {number}", team="rnd", profile="gpu1", command=["sleep", "3600"])
             ana.submit(ask)
         deadline = time.monotonic() + PATIENCE
         while len(ana.jobs(mine=True, state="running", limit=JOBS).jobs) < JOBS:

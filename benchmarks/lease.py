@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 from threading import Thread
 
-from makeway_api.models import SessionAsk
+from makeway_api.models import SessionRequest
 
 from .measure import Measured
 from .portal import Portal, timed
@@ -43,7 +43,7 @@ def ask_and_release(portal: Portal) -> float:
     """Lease one GPU, as the spawner, and give it back; the seconds until it was granted."""
     spawner = portal.spawner()
     begin = time.perf_counter()
-    session = spawner.ask_session(SessionAsk(user="ana", server="bench", profile="gpu1", team="rnd"))
+    session = spawner.request_session(SessionRequest(user="ana", server="bench", profile="gpu1", team="rnd"))
     while not session.placement:
         session = spawner.session(session.id, wait=10, version=session.version)
     seconds = time.perf_counter() - begin

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from makeway_api.client import AsyncClient
-from makeway_api.models import Job, JobAsk, Priority
+from makeway_api.models import Job, JobRequest, Priority
 
 from .queue_mix import Class, classes, queues
 
@@ -47,7 +47,7 @@ class Load:
                 task.add_done_callback(lambda _: room.release())
 
     async def _submit(self, client: AsyncClient, pool: str, kind: Class, number: int, due: float) -> None:
-        ask = JobAsk(
+        ask = JobRequest(
             name=f"{kind.name} {number}",
             profile=f"{pool}-{kind.name}",
             command=["work"],

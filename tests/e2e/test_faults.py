@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from makeway_api.client import Client
 from makeway_api.errors import MakewayError
-from makeway_api.models import Job, JobAsk
+from makeway_api.models import Job, JobRequest
 
 from benchmarks.portal import Portal, until
 
@@ -77,7 +77,7 @@ def submitted(client: Client, name: str, book: Path) -> None:
     if name not in names:
         command = [sys.executable, "train.py"]
         files = [{"path": "train.py", "data": base64.b64encode(TRAIN.encode()).decode()}]
-        client.submit(JobAsk(name=name, profile="gpu1", command=command, files=files, env={"BOOK": str(book)}))
+        client.submit(JobRequest(name=name, profile="gpu1", command=command, files=files, env={"BOOK": str(book)}))
 
 
 def story(portal: Portal, book: Path, stop: threading.Event, names: list[str]) -> None:

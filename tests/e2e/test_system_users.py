@@ -19,7 +19,7 @@ import websocket
 from accounts import PASSWORD, accounts, as_user, shared_portal
 from hub.portal import SERVICE, Portal, until
 from makeway_api.errors import MakewayError
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 from makeway_spawner.process import marked
 
 pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -330,7 +330,7 @@ def test_who_is_taken_out_of_a_group_loses_its_gpus_within_seconds(
         subprocess.run(["gpasswd", "--delete", CY, GROUPS["rnd"]], check=True, capture_output=True)
         until(lambda: client.me().teams == [], "cy is in no team", 60)
         with pytest.raises(MakewayError, match="team"):
-            client.submit(JobAsk(name="late", team="rnd", profile="gpu1", command=["true"]))
+            client.submit(JobRequest(name="late", team="rnd", profile="gpu1", command=["true"]))
         assert client.jobs().jobs == []
         with pytest.raises(MakewayError):
             client.job(jobs["runs"])

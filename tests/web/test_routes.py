@@ -49,8 +49,8 @@ async def test_a_job_from_submission_to_resume(web: Portal) -> None:
     assert (await ana.get(f"{API}/decisions", params={"workload": id})).json() == events[::-1]
 
     web.backend.leaves_after = 0.2
-    rehearsed = (await ana.post(f"{API}/jobs/{id}/preempt-test")).json()
-    assert (rehearsed["state"], rehearsed["notice"]["rehearsal"]) == ("checkpointing", True)
+    tested = (await ana.post(f"{API}/jobs/{id}/preempt-test")).json()
+    assert (tested["state"], tested["notice"]["preempt_test"]) == ("checkpointing", True)
     await web.run.until(lambda: _attempt(web, id, 2), "it came back")
     cancelled = await ana.post(f"{API}/jobs/{id}/cancel")
     assert cancelled.status_code == 200

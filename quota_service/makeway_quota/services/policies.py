@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from makeway_api.errors import MakewayError
-from makeway_api.models import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
+from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 
 from ..engine.state import Snapshot
 from ..policy import Document, PolicyInvalid, diff, read
@@ -89,12 +89,12 @@ class PolicyService:
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
         return Preview(
             starts=_effects(shown, after.starts, before.starts),
-            leaves=_effects(shown, after.leaves, before.leaves),
+            evicts=_effects(shown, after.evicts, before.evicts),
             waits=_effects(shown, waits, ()),
             refused=_effects(shown, after.refused, before.refused),
         )
 
-    async def apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
+    async def apply(self, caller: Caller, ask: PolicyRequest) -> PolicyVersion:
         """Put a document into force, unless another version came into force since `base`."""
         context = self._context
         if not caller.sees_all:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from makeway_api.errors import MakewayError
-from makeway_api.models import Session, SessionAsk
+from makeway_api.models import Session, SessionRequest
 
 from ..control.leases import SESSION_LIVE, end_session
 from ..control.reconcile import decide
@@ -27,7 +27,7 @@ class SessionService:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def request(self, caller: Caller, ask: SessionAsk, groups: Sequence[str]) -> Session:
+    async def request(self, caller: Caller, ask: SessionRequest, groups: Sequence[str]) -> Session:
         """Put a session into the queue; the lease of an earlier server of the same name ends."""
         context = self._context
         profile = self._session_profile(ask, groups)
@@ -54,12 +54,12 @@ class SessionService:
         context.wake()
         return self._session(row)
 
-    async def _end_earlier(self, live: Sequence[Workload], ask: SessionAsk) -> None:
+    async def _end_earlier(self, live: Sequence[Workload], ask: SessionRequest) -> None:
         for row in live:
             if (row.owner, row.server) == (ask.user, ask.server):
                 await self.release(row.id, "a new server of the same name was asked for")
 
-    def _session_profile(self, ask: SessionAsk, groups: Sequence[str]) -> Profile:
+    def _session_profile(self, ask: SessionRequest, groups: Sequence[str]) -> Profile:
         context = self._context
         profile = find_profile(context.document, ask.profile)
         if "session" not in context.document.profile_facts[profile.name].kinds:
@@ -80,7 +80,7 @@ class SessionService:
         check_queue(context.document, ask.user, teams, ask.team, profile)
         return profile
 
-    def _new_session(self, ask: SessionAsk, profile: Profile) -> NewWorkload:
+    def _new_session(self, ask: SessionRequest, profile: Profile) -> NewWorkload:
         context = self._context
         facts = context.document.profile_facts[profile.name]
         return NewWorkload(

@@ -8,7 +8,7 @@ import re
 import secrets
 from pathlib import PurePosixPath
 
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 
 from ..engine.state import Profile
 from ..policy import Document
@@ -23,7 +23,7 @@ MOST_COMMAND_BYTES = 1_000_000
 Files = tuple[tuple[str, bytes, bool], ...]
 
 
-def read_files(ask: JobAsk, most_bytes: int) -> Files:
+def read_files(ask: JobRequest, most_bytes: int) -> Files:
     """Decode the files of a submission, refusing paths that lead out of the job's directory."""
     files: dict[str, tuple[str, bytes, bool]] = {}
     total = 0
@@ -65,7 +65,7 @@ def _check_nesting(files: dict[str, tuple[str, bytes, bool]]) -> None:
                 raise refuse(f"“{parent}” is both a file and the directory of “{path}”.", "bad_path", 422)
 
 
-def check_process(ask: JobAsk) -> None:
+def check_process(ask: JobRequest) -> None:
     """Refuse a command or an environment that no process could be started with."""
     if any("\x00" in word or not _encodable(word) for word in ask.command):
         raise refuse("The command has a NUL character or invalid Unicode in it.", "bad_command", 422)
@@ -84,7 +84,7 @@ def check_process(ask: JobAsk) -> None:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
 
 
-def new_job(document: Document, ask: JobAsk, owner: str, team: str, profile: Profile) -> NewWorkload:
+def new_job(document: Document, ask: JobRequest, owner: str, team: str, profile: Profile) -> NewWorkload:
     """Return a checked submission as a new record of the store, with an id of its own."""
     facts = document.profile_facts[profile.name]
     id = f"j-{secrets.token_hex(4)}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from makeway_api.models import DryRun, Job, JobAsk, Kind, Priority
+from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
 from ..control.followers import Follower
@@ -44,7 +44,7 @@ class SubmissionService:
         """End the thread that writes."""
         self._batcher.close()
 
-    async def submit(self, caller: Caller, ask: JobAsk) -> Job | DryRun:
+    async def submit(self, caller: Caller, ask: JobRequest) -> Job | DryRun:
         """Take a job into the queue, or return what would happen (`dry_run`)."""
         context = self._context
         team, profile = self._place(caller, ask)
@@ -80,13 +80,13 @@ class SubmissionService:
             rest = [self._add(caller, ask, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
             return [first, *await asyncio.gather(*rest)]
 
-    def _place(self, caller: Caller, ask: JobAsk) -> tuple[str, Profile]:
+    def _place(self, caller: Caller, ask: JobRequest) -> tuple[str, Profile]:
         document = self._context.document
         team = pick_team(document, caller.name, sorted(caller.groups), ask.team)
         return team, pick_profile(document, caller.name, team, ask.profile)
 
     async def _add(
-        self, caller: Caller, ask: JobAsk, team: str, profile: Profile, files: Files, reservation: Reservation
+        self, caller: Caller, ask: JobRequest, team: str, profile: Profile, files: Files, reservation: Reservation
     ) -> Job:
         context = self._context
         while True:
@@ -107,7 +107,7 @@ class SubmissionService:
                     row = await _first_decision(row, follower)
             return await self._access.shown(caller, row)
 
-    async def _dry_run(self, caller: Caller, ask: JobAsk, team: str, profile: str, size: int) -> DryRun:
+    async def _dry_run(self, caller: Caller, ask: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
         risk = ""
         if not in_quota:
@@ -123,7 +123,7 @@ async def _first_decision(row: Workload, follower: Follower) -> Workload:
     return row
 
 
-def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobAsk:
+def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobRequest:
     """Return the submission that a clone stands for; without files, unless `overrides` has some."""
     env = original.env if original.owner == caller.name else {}
     base: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -
         "source": original.source,
     }
     try:
-        return JobAsk.model_validate({**base, **overrides, "clone_of": original.id, "dry_run": False})
+        return JobRequest.model_validate({**base, **overrides, "clone_of": original.id, "dry_run": False})
     except ValidationError as error:
         first = error.errors()[0]
         raise refuse(

@@ -22,17 +22,17 @@ MOST_PLANS = 6
 
 @dataclass(slots=True)
 class Projection:
-    """What becomes of every workload that does not just go on: id to the sentence that says why."""
+    """The effects of a plan on every workload that does not simply go on, as id to sentence."""
 
     starts: dict[str, str] = field(default_factory=dict)
-    leaves: dict[str, str] = field(default_factory=dict)
+    evicts: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     waits: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """id to reason code and sentence; who leaves is not in it"""
+    """id to reason code and sentence; evicted workloads are not in it"""
 
 
 def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
-    """Carry out plans until nothing changes any more; sentences name jobs as people know them."""
+    """Carry out plans until nothing changes any more; sentences call jobs by their names."""
     found, names = Projection(), names_of(snapshot.policies, rows)
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
     for _ in range(MOST_PLANS):
@@ -41,14 +41,14 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
         for each in evictions:
             id, message = each.id, sentence(each.facts, names)
             if id in ran:
-                found.leaves.setdefault(id, message)
+                found.evicts.setdefault(id, message)
             else:
                 found.starts.pop(id, None)
         for start in plan.start:
             if start.id not in ran:
                 found.starts[start.id] = sentence(start.facts, names)
         found.refused |= {refusal.id: sentence(refusal.facts, names) for refusal in plan.refused}
-        found.waits = {w.id: (w.code, sentence(w.facts, names)) for w in plan.pending if w.id not in found.leaves}
+        found.waits = {w.id: (w.code, sentence(w.facts, names)) for w in plan.pending if w.id not in found.evicts}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
         snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))
@@ -56,7 +56,7 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
 
 
 def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
-    """List the workloads as they are once the plan is done and everybody who was told to leave has left."""
+    """List the workloads as they are once the plan is done and every victim has ended."""
     starts = {start.id: start for start in plan.start}
     evicted = {terminating.id for terminating in plan.evict}
     moved = {move.id: move for move in plan.move}
