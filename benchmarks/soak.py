@@ -29,7 +29,7 @@ DAYS = 90
 JOBS = 200_000
 KEPT_DAYS = 30
 EVENT_DAYS = 7
-STEP = 1800.0
+STEP = 3600.0
 """Seconds of the fake clock from one look of the loop to the next."""
 
 TEAMS = ("rnd", "devops", "vision", "speech", "search")

@@ -63,7 +63,7 @@ def _make_a_pool_grow(world: World, random: Random) -> None:
 
 
 def happen_mixed(world: World, random: Random) -> None:
-    """Let one thing happen: mostly what `histories.py` knows, at times to a node or a queue."""
+    """Change one thing: mostly as `histories.py` does, at times on a node or a queue."""
     if random.random() < 0.9:
         happen(world, random)
         return

@@ -139,7 +139,6 @@ some_workloads = one_of(
     time_limit=st.none() | spans,
     expected=st.none() | spans,
     ran=spans,
-    avoid=st.lists(names, max_size=2).map(tuple),
 )
 
 

@@ -58,7 +58,7 @@ def test_use_that_stays_becomes_the_history_and_fades_when_it_is_over() -> None:
     clock.now += HOUR
     assert {p.name: p.history for p in change_set.policies()} == {"a": 1000, "b": 0, "dept": 0, "free": 0}
     clock.now += HOUR
-    assert change_set.history("a") == 1000, "nobody looked since"
+    assert change_set.history("a") == 1000, "not read since"
     assert change_set.policies()[0].history == 1500
     clock.now += 100 * HOUR
     assert change_set.policies()[0].history == 2000, "not more than it ever used"
@@ -78,7 +78,9 @@ def test_departments_teams_without_reservation_and_pools_are_counted_as_the_engi
     assert change_set.over() == {"a": 2000}, "what is idle in one pool is not lent to oneself in another"
     under = (Policy("a", (), parent="dept"), Policy("b", (), parent="dept"), Policy("dept", (QuotaLine((), 9000),)))
     change_set.use(under, POOLS, HOUR, held, rows)
-    assert change_set.over() == {"a": 2000, "b": 2000, "dept": 2000}, "the department's reservation is everybody's"
+    assert change_set.over() == {"a": 2000, "b": 2000, "dept": 2000}, (
+        "the department's reservation covers all its teams"
+    )
 
 
 def test_the_engine_sees_the_same_policies_until_a_history_moves_a_step() -> None:
@@ -101,7 +103,7 @@ def test_a_clock_that_is_set_back_adds_nothing_and_one_set_forward_a_half_life_a
 
     for age, expected in ((-9e9, 3000), (0.0, 3000), (HOUR, 2500), (9e9, 2500)):
         again = accounting(clock, holding("j1", "a", 6000))
-        again.recall({"a": 3000.0, "nobody": 9000.0}, age)
+        again.recall({"a": 3000.0, "unknown": 9000.0}, age)
         assert again.policies()[0].history == expected, age
         again.recall({"a": 9000.0}, 0.0)
         assert again.policies()[0].history == expected, "only the first time"
@@ -156,7 +158,7 @@ def test_who_borrowed_all_day_waits_for_who_did_not() -> None:
     assert [p.history for p in change_set.policies()] == [2000, 0]
     assert next_of(change_set.policies()) == ["b2"]
     clock.now += 24 * HOUR
-    assert [p.history for p in change_set.policies()] == [0, 0], "after seven half-lives nobody remembers"
+    assert [p.history for p in change_set.policies()] == [0, 0], "after seven half-lives it is zero"
     assert next_of(change_set.policies()) == ["a2"], "who came first"
 
 

@@ -77,7 +77,7 @@ async def test_a_job_that_cannot_be_started_fails_alone(tmp_path: Path, error: E
         assert (await run.used())["rnd"] == 3, "its GPUs are free"
 
 
-async def test_orders_that_fail_are_given_again_and_hinder_nobody(
+async def test_orders_that_fail_are_repeated_and_block_no_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = Faulty()

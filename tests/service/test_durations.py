@@ -1,4 +1,4 @@
-"""How long past work ran, what that leads one to expect, and that those who wait are told."""
+"""Run times of past work: what is expected from them, and forecasts in reasons."""
 
 from __future__ import annotations
 

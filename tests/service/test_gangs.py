@@ -28,7 +28,7 @@ def nodes(job: Job) -> list[str]:
 
 
 async def workers(run: Running, backend: MemoryBackend, job: Job, attempt: int) -> list[str]:
-    """Where the machines were told to run the workers of an attempt, once they were."""
+    """Return the places of an attempt's workers, once it was ordered to start."""
     key = (job.id, attempt)
     await run.until(lambda: key in backend.attempts, f"attempt {attempt} starts")
     return sorted(place.node for place in backend.attempts[key].order.workers)

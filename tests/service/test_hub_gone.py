@@ -13,7 +13,7 @@ from makeway_quota.main import _Server
 
 
 async def _serve(server: _Server, seconds: float) -> bool:
-    """Say whether it stopped by itself."""
+    """Whether it stopped by itself."""
     try:
         await asyncio.wait_for(server._watch_parent(), seconds)
     except TimeoutError:
@@ -23,7 +23,7 @@ async def _serve(server: _Server, seconds: float) -> bool:
 
 @pytest.fixture
 def gone() -> int:
-    """Give the number of a process that has ended."""
+    """Return the id of a process that has ended."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid

@@ -52,7 +52,7 @@ async def leader(store: Store) -> AsyncIterator[Leader]:
     await leader.close()
 
 
-async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store, leader: Leader) -> None:
+async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
@@ -66,9 +66,7 @@ async def test_what_was_begun_is_not_told_again_in_the_same_turn(store: Store, l
     assert backend.starts == 1
 
 
-async def test_a_cancelled_job_is_not_begun_and_one_that_cannot_be_is_written_down(
-    store: Store, leader: Leader
-) -> None:
+async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()

@@ -41,7 +41,7 @@ async def where(run: Running) -> dict[str, list[int]]:
 
 
 async def apply(run: Running, text: str) -> None:
-    """Put a document into force as `makeway policy apply` does."""
+    """Apply a document as `makeway policy apply` does."""
     root = run.client("root")
     await root.policy_apply(text, base=(await root.policy()).version)
 

@@ -1,4 +1,4 @@
-"""What if: who would start, leave and wait under another policy, and that nothing happens by asking."""
+"""Previews: which workloads would start, leave and wait under another policy, without any effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = SAMPLE.read_text(encoding="utf-8")
 
 
 def quota(text: str, team: str, line: str) -> str:
-    """Give a team another quota line."""
+    """Return the document with another quota line of a team."""
     before, mark, after = text.partition(f"groups: [{team}]")
     head, _, tail = after.partition("- {pools: [gpu], reserved: 5, limit: 9}")
     return f"{before}{mark}{head}- {{{line}}}{tail}"
@@ -25,7 +25,7 @@ def names(effects: list[WorkloadEffect]) -> list[str]:
 
 
 async def asked(run: Running, text: str) -> Preview:
-    """Ask what if; nothing may change by it."""
+    """Preview a document and check that nothing changes."""
     before = await run.states()
     preview: Preview = await run.client("root").policy_preview(text)
     assert await run.states() == before

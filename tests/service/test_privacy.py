@@ -1,4 +1,4 @@
-"""System users mode: the API shows nobody more of another's job than the file system would."""
+"""System users mode: the API shows no more of another user's job than the file system does."""
 
 from __future__ import annotations
 

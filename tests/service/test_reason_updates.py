@@ -20,7 +20,7 @@ def told(message: str, not_before: float | None = None) -> Told:
 
 @dataclass(frozen=True)
 class Row:
-    """What is read of a row of the store."""
+    """The fields of a row that a reason depends on."""
 
     id: str
     name: str = ""
@@ -41,7 +41,7 @@ class ChangeSet:
         self.rows = {w.id: Row(w.id) for w in self.members}
 
     def cycle(self, *groups: Alike, single: dict[str, Waiting] | None = None) -> list[str]:
-        """Tell everybody, write it down, and give who was written to."""
+        """Plan, write the reasons, and return the ids that were written."""
         found = self.reasons.news(Pending(single or {}, groups), self.rows)
         for waiting in found:
             places = tuple(Place(p.node, p.devices, (1000,)) for p in waiting.nomination)
@@ -75,7 +75,7 @@ def test_a_first_reason_is_written_at_once_and_then_no_more() -> None:
 
 
 @pytest.mark.covers("F53")
-def test_new_words_reach_everybody_at_the_pace() -> None:
+def test_new_reasons_reach_all_rows_at_the_pace() -> None:
     change_set = ChangeSet(100)
     change_set.cycle(Alike(1, change_set.members, told("0 of 8 GPUs are free.")))
     group = Alike(1, change_set.members, told("1 of 8 GPUs is free."))
@@ -92,7 +92,7 @@ def test_new_words_reach_everybody_at_the_pace() -> None:
     assert not change_set.reasons.behind
 
 
-def test_what_somebody_else_wrote_meanwhile_is_put_right() -> None:
+def test_a_reason_that_another_writer_changed_is_corrected() -> None:
     change_set = ChangeSet(15)
     change_set.cycle(Alike(1, change_set.members, told("old")))
     group = Alike(1, change_set.members, told("new"))

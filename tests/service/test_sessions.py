@@ -82,7 +82,7 @@ async def test_a_new_server_of_the_same_name_replaces_a_lease_that_was_left_behi
         assert over.value.status == 410
 
 
-async def test_lease_that_nobody_renews_ends(tmp_path: Path) -> None:
+async def test_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
     async with running(tmp_path, MAKEWAY_LEASE_SECONDS=3, MAKEWAY_TICK_SECONDS=0.2) as run:
         session = await run.granted((await run.session("ana", "gpu3", "rnd")).id)
         gone = run.client("spawner").session(session.id, wait=10, version=session.version)

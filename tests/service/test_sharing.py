@@ -40,7 +40,7 @@ async def ran(run: Running, team: str, count: int) -> list[str]:
 
 
 @pytest.mark.covers("F39", "F40", "F29")
-async def test_greedy_team_makes_way_without_anybody_asking(tmp_path: Path) -> None:
+async def test_greedy_team_makes_way_by_itself(tmp_path: Path) -> None:
     async with running(tmp_path, FORTY, gpus=40, nodes=4) as run:
         for i in range(15):
             await run.submit("ana", f"a{i:02}", profile="gpu2")
@@ -71,7 +71,7 @@ async def test_jobs_are_packed_so_that_a_big_one_starts_at_once(tmp_path: Path) 
         assert Counter((await by_node(run)).values()) == Counter({9: 2, 0: 2})
         await run.submit("bo", "big", profile="gpu8")
         await ran(run, "b", 1)
-        assert set((await run.states("a")).values()) == {"running"}, "nobody was moved or stopped"
+        assert set((await run.states("a")).values()) == {"running"}, "no job was moved or stopped"
 
 
 @pytest.mark.covers("F27", "F28", "F34", "F37", "F43", "F44")

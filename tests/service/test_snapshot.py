@@ -38,7 +38,7 @@ def by_id(snapshot: Snapshot) -> dict[str, object]:
 
 @pytest.mark.covers("F23")
 async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
-    """R&D borrows, past runs are known and outrun, somebody waits: nothing of it is lost through the file."""
+    """R&D borrows, past runs are known and outrun, a job waits: the file loses none of it."""
     async with running(tmp_path, POLICY, MAKEWAY_TICK_SECONDS=0.2) as run:
         for _ in range(3):
             done = await run.submit("ana", "short", [sys.executable, "-c", "pass"], profile="gpu3")
@@ -57,7 +57,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
         same = replace(dumped, now=snapshot.now, policies=snapshot.policies, workloads=snapshot.workloads)
         assert same == snapshot, "all but the moment of the dump and what grew until then"
 
-        # Somebody in quota comes: the dumped world and the live one agree on who leaves.
+        # A job in quota arrives: the dumped world and the live one choose the same victims.
         waiting = replace(snapshot.workloads[0], id="b1", policy="devops", owner="bo", state="pending", placement=())
         pressed = replace(snapshot, workloads=(*snapshot.workloads, waiting), paused=("rnd/gpu2",))
         plan = schedule(pressed)

@@ -1,4 +1,4 @@
-"""What those who run Makeway look at: readiness, metrics, and sessions that may be asked to leave."""
+"""Readiness, metrics, and preemptible sessions."""
 
 from __future__ import annotations
 

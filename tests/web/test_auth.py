@@ -1,4 +1,4 @@
-"""Who may do what, and how a refusal reads."""
+"""Scopes and teams: which request is allowed, and the sentence of a refusal."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def problem(answer: httpx2.Response, status: int, code: str) -> None:
     assert answer.json()["code"] == code
 
 
-async def test_strangers_get_nothing(web: Portal) -> None:
+async def test_requests_without_a_login_get_nothing(web: Portal) -> None:
     for path in READS:
         problem(await call(web.as_(None), "GET", path), 401, "unauthorized")
     for method, path, _ in WRITES:
         problem(await call(web.as_(None), method, path), 401, "unauthorized")
 
 
-async def test_a_wrong_token_is_never_somebody_else(web: Portal) -> None:
-    for header in ("token nobody", "Bearer nobody", "Basic YTpi", "token", "", "token \x7f", "ana"):
+async def test_a_wrong_token_is_no_login(web: Portal) -> None:
+    for header in ("token unknown", "Bearer unknown", "Basic YTpi", "token", "", "token \x7f", "ana"):
         answer = await web.as_(None, headers={"Authorization": header}).get(f"{API}/me")
         problem(answer, 401, "unauthorized")
 

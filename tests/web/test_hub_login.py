@@ -119,7 +119,7 @@ async def test_login_brings_back_to_the_page(browser: httpx2.AsyncClient, hub: t
     assert [cookie.name for cookie in browser.cookies.jar] == [COOKIE]
 
 
-async def test_a_login_that_was_not_begun_here_is_refused(browser: httpx2.AsyncClient, hub: tuple[Hub, str]) -> None:
+async def test_a_login_that_was_started_elsewhere_is_refused(browser: httpx2.AsyncClient, hub: tuple[Hub, str]) -> None:
     for query in ({}, {"code": "a-code"}, {"code": "a-code", "state": "x"}, {"error": "access_denied"}):
         answer = await browser.get(f"{PREFIX}oauth_callback", params=query)
         assert answer.status_code == 403
@@ -146,7 +146,7 @@ async def test_tokens_are_believed_for_seconds_only(browser: httpx2.AsyncClient,
     assert (me["name"], me["admin"], me["teams"]) == ("ana", False, ["rnd"])
     assert me["scopes"] == ["custom:makeway:read", "custom:makeway:submit"]
     assert hub[0].asked == ["user"]
-    assert (await browser.get(f"{API}/me", headers={"Authorization": "token nobody"})).status_code == 401
+    assert (await browser.get(f"{API}/me", headers={"Authorization": "token unknown"})).status_code == 401
     assert WebSettings(auth_cache_seconds=300).auth_cache_seconds == 10
 
 
@@ -160,8 +160,8 @@ async def test_groups_come_from_the_hub(hub: tuple[Hub, str]) -> None:
     people = directory(hub[1])
     for _ in range(3):
         assert list(await people.groups_of("bo")) == ["devops"]
-    assert list(await people.groups_of("nobody")) == []
-    assert hub[0].asked == ["bo", "nobody"]
+    assert list(await people.groups_of("unknown")) == []
+    assert hub[0].asked == ["bo", "unknown"]
     await people.close()
 
 

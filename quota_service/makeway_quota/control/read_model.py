@@ -48,7 +48,7 @@ class NodeUse:
 
 @dataclass(frozen=True, slots=True)
 class TeamLoad:
-    """How many workloads of a team wait and run."""
+    """The numbers of a team's pending and running workloads."""
 
     waiting: int = 0
     running: int = 0
@@ -82,7 +82,7 @@ class ReadModel:
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted over all live rows; changed by one row at a time."""
+    """The counts over all live rows; changed by one row at a time."""
 
     waiting: Counter[str] = field(default_factory=Counter)
     running: Counter[str] = field(default_factory=Counter)

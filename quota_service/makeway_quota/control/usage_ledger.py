@@ -14,7 +14,7 @@ from .reconcile import HOLDS
 
 
 class Record(NamedTuple):
-    """What one workload counts: its team, the pool that it counts in, and milli-GPUs."""
+    """The part of one workload in the counts: its team, its pool, and milli-GPUs."""
 
     team: str
     pool: str

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +33,8 @@ FASTEST = 10.0
 """Seconds that ages may grow in one second: an hour of a wrong clock costs ten hours of history at most, not all."""
 
 PURGED_AT_ONCE = 100
+LOOKED_AT_ONCE = 1000
+BYTES_AT_ONCE = 4_000_000
 PAGES_AT_ONCE = 200
 
 
@@ -181,14 +183,22 @@ class Retention:
         return total
 
     async def _forget_blobs(self, term: int | None) -> int:
-        """Remove the file contents that no workload refers to any more."""
-        pace, total = Pace(rows=1000, rest=self._rest), 0
+        """Remove the file contents that no workload refers to any more, some megabytes in one transaction."""
+        pruning, pace, total = self._store.pruning, Pace(rest=self._rest), 0
         after: str | None = ""
         while after is not None:
-            count, after = await pace.run(partial(self._store.pruning.forget_blobs, after, term=term))
-            total += count
+            found, after = await asyncio.to_thread(pruning.orphans, after, LOOKED_AT_ONCE)
+            while found:
+                some = [found.pop()]
+                while found and len(some) < pace.rows and sum(size for _, size in [*some, found[-1]]) <= BYTES_AT_ONCE:
+                    some.append(found.pop())
+                digests = [digest for digest, _ in some]
+                total += await pace.run(partial(self._forget_these, digests, term))
         self.longest = max(self.longest, pace.longest)
         return total
+
+    def _forget_these(self, digests: Sequence[str], term: int | None, _: int) -> int:
+        return self._store.pruning.forget_blobs(digests, term)
 
     async def _purge_folders(self, term: int | None) -> int:
         """Purge the folders of removed jobs; one that cannot be purged is tried again in the next pass."""

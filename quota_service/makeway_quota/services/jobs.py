@@ -85,7 +85,7 @@ class JobService:
         return await self.job(caller, id, wait=2.0, version=row.version)
 
     async def resume(self, caller: Caller, id: str) -> Job:
-        """Put an ended job back into its queue: same id, next attempt, from its last checkpoint."""
+        """Requeue an ended job: same id, next attempt, from its last checkpoint."""
         context = self._context
         row = await self._access.changeable(caller, id, "resume")
         if row.live:

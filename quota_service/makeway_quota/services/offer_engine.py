@@ -53,7 +53,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the engine found, for which version of the read model, when, and how many seconds it took.
+    """An offer of the engine, for one version of the read model, with the seconds that it took.
 
     `at` is on the monotonic clock, `as_of` in Unix seconds.
     """

@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Table, delete, exists, func, insert, select
 
 from . import rows, writes
 from .database import Database
-from .records import ENDED
 from .space import give_back
 from .tables import blobs, decisions, events, files, purges, retention, workloads
 
 W = workloads.c
+USED = exists().where(files.c.blob == blobs.c.digest)
 
 
 class Sweep(NamedTuple):
@@ -38,9 +38,8 @@ class Pruning:
 
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
         """Remove workloads that ended before, with attempts, source and files; note whose folders are to be purged."""
-        old = (W.ended_at < ended_before, W.state.in_(ENDED))
         with self._writing(term) as connection:
-            query = select(W.id, W.kind).where(*old).order_by(W.ended_at).limit(limit)
+            query = select(W.id, W.kind).where(W.ended_at < ended_before).order_by(W.ended_at).limit(limit)
             found = connection.execute(query).all()
             jobs = [{"workload": id, "at": ended_before} for id, kind in found if kind == "job"]
             if jobs:
@@ -76,21 +75,26 @@ class Pruning:
                 return 0
             return _oldest(connection, events, before, limit, newest - max(1, most), newest - 1)
 
-    def forget_blobs(self, after: str, limit: int, term: int | None = None) -> tuple[int, str | None]:
-        """Remove one unreferenced file content among the next `limit`; return how many, and where to go on (None: end).
+    def orphans(self, after: str, limit: int) -> tuple[list[tuple[str, int]], str | None]:
+        """Return the unreferenced file contents among the next `limit`, with their bytes, and where to go on.
 
-        The search holds no lock; one content is removed at a time, because it may be large.
+        The second value is None at the end. No lock is held.
         """
-        used = exists().where(files.c.blob == blobs.c.digest)
+        query = (
+            select(blobs.c.digest, USED, func.length(blobs.c.data))
+            .where(blobs.c.digest > after)
+            .order_by(blobs.c.digest)
+            .limit(limit)
+        )
         with self._database.read() as connection:
-            digests = connection.execute(
-                select(blobs.c.digest, used).where(blobs.c.digest > after).order_by(blobs.c.digest).limit(limit)
-            ).all()
-        orphan = next((digest for digest, in_use in digests if not in_use), None)
-        if orphan is None:
-            return 0, digests[-1][0] if len(digests) == limit else None
+            found = connection.execute(query).all()
+        rest = found[-1][0] if len(found) == limit else None
+        return [(digest, size) for digest, used, size in found if not used], rest
+
+    def forget_blobs(self, digests: Sequence[str], term: int | None = None) -> int:
+        """Remove these file contents, unless a workload refers to one by now."""
         with self._writing(term) as connection:
-            return connection.execute(delete(blobs).where(blobs.c.digest == orphan, ~used)).rowcount, orphan
+            return connection.execute(delete(blobs).where(blobs.c.digest.in_(digests), ~USED)).rowcount
 
     def give_back(self, pages: int) -> int:
         """Return free pages of an SQLite file to the file system, if many are free; the number that was returned."""

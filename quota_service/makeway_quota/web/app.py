@@ -1,4 +1,4 @@
-"""Put the web part together: one FastAPI app for the API, the event stream, the pages and the probes."""
+"""Construct the web part: one FastAPI app for the API, the event stream, the pages and the probes."""
 
 from __future__ import annotations
 

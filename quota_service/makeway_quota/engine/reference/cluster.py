@@ -99,7 +99,7 @@ class Cluster:
         self._place_running_workloads()
         self._place_foreign_pods()
         self.first = {name: self.open(name) for name in self.nodes}
-        self._keep_claims()
+        self._keep_nominations()
 
     def copy(self) -> Cluster:
         """Return a cluster that can be changed without changing this one."""
@@ -153,8 +153,8 @@ class Cluster:
                     self.capacity[node.name][at] -= taken
                     rest -= taken
 
-    def _keep_claims(self) -> None:
-        """Honour the nominations of the snapshot that can still be honoured, the oldest workload first."""
+    def _keep_nominations(self) -> None:
+        """Keep the nominations of the snapshot that can still be kept, the oldest workload first."""
         nominees = [w for w in self.live.values() if w.nomination and w.state in ("pending", "checkpointing")]
         for workload in sorted(nominees, key=lambda w: (w.submitted_at, w.id)):
             need = self.need(workload)
@@ -236,7 +236,7 @@ class Cluster:
         return self._without(node, self.running.values(), ())
 
     def future(self, node: str) -> Left:
-        """Return what nothing will hold once terminating workloads are gone and nominations and holds are honoured."""
+        """Return what nothing will hold once terminating workloads are gone and nominations and holds are used."""
         staying = [a for a in self.running.values() if a.id not in self.terminating]
         return self._without(node, [*staying, *self.nominations.values()], self.blocked)
 
@@ -300,12 +300,12 @@ class Cluster:
         return Allocation(workload, need, pool, tuple(parts), need.gpus * len(parts), levels, fresh)
 
     def start(self, workload: Workload, parts: Sequence[Part]) -> Allocation:
-        """Give a pending workload its devices now."""
+        """Start a pending workload on these parts now."""
         self.running[workload.id] = found = self.allocation(workload, parts, True)
         return found
 
     def widen(self, allocation: Allocation, part: Part) -> Allocation:
-        """Give one more worker to a gang that this plan started."""
+        """Add one more worker to a gang that this plan started."""
         amount = allocation.amount + part.milli * len(part.devices)
         self.running[allocation.id] = found = replace(allocation, parts=(*allocation.parts, part), amount=amount)
         return found

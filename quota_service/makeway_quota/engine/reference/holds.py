@@ -139,7 +139,7 @@ def outranked(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) 
 
 
 def _ever(cluster: Cluster, need: Need, pool: str) -> bool:
-    """Whether a pool has room for a need once everything that runs there is gone, with nominations honoured."""
+    """Whether a pool has room for a need once everything that runs there is gone, with nominations counted."""
     trial = cluster.copy()
     trial.running, trial.blocked = {}, ()
     nodes = [name for name in cluster.nodes_of(pool) if cluster.suits(name, need)]

@@ -38,7 +38,7 @@ class Counts(NamedTuple):
 
     @property
     def future(self) -> int:
-        """Return what will count once terminating workloads are gone and nominations are honoured."""
+        """Return what will count once terminating workloads are gone and nominations are used."""
         return self.now - self.terminating + self.nominated
 
     @property

@@ -55,7 +55,7 @@ def _given_up(cluster: Cluster, victim: Allocation) -> list[Part]:
 
 
 def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] = ()) -> bool:
-    """Let a victim stay (or go on with `smaller`, one worker more) if every preemptor still has a placement."""
+    """Spare a victim (or a worker of it, leaving `smaller`) if all preemptors still have a place; return whether."""
     cluster = decisions.cluster
     trial = cluster.copy()
     trial.nominations.pop(victim.id, None)

@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 from ..index.nodes import Allocation, NodeState, Part
 from ..index.victim_ranking import Ranking, enough_devices
@@ -30,6 +29,7 @@ from .victim_sets import (
     in_order_of_items,
     key,
     minimal_sets,
+    one_less,
     ways,
     whole,
 )
@@ -75,9 +75,16 @@ def finds_victims(preemptor: Preemptor) -> bool:
 
 
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
-    """Evict the first of these sets of which no member returns at once; if all do, the very first."""
+    """Evict the first of these sets of which no member returns at once; if all do, the very first.
+
+    A set of one node that contains one which makes room elsewhere is not minimal, and is left out.
+    """
     first: Choice | None = None
-    for victims in islice(sets, _MOST_RETURNS):
+    tried: list[frozenset[tuple[str, int]]] = []
+    for victims in sets:
+        leaving = frozenset((v.allocation.workload.id, part.worker) for v in victims for part in v.gone)
+        if any(fewer <= leaving for fewer in tried):
+            continue
         choice = _evicted(preemptor, victims)
         if choice is None:
             continue
@@ -86,6 +93,9 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         for victim in choice.victims:
             restore(preemptor, victim)
         first = first or choice
+        tried.append(leaving)
+        if len(tried) == _MOST_RETURNS:
+            break
     return _evicted(preemptor, first.victims) if first else None
 
 
@@ -101,6 +111,27 @@ def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
     for victim in legal:
         restore(preemptor, victim)
     return None
+
+
+def _needs_all(preemptor: Preemptor, victims: Victims) -> bool:
+    """Whether there is room nowhere in the pool with any one victim spared; they are gone.
+
+    A set that is minimal on its node is not in the pool where one of several members runs on other nodes, too.
+    """
+    if len(victims) < 2 or all(len({part.node.position for part in v.allocation.parts}) == 1 for v in victims):
+        return True
+    for victim in victims:
+        for fewer in one_less((victim,)):
+            restore(preemptor, victim)
+            for part_of in fewer:
+                evict(preemptor, part_of)
+            spare = bool(place(preemptor))
+            for part_of in fewer:
+                restore(preemptor, part_of)
+            evict(preemptor, victim)
+            if spare:
+                return False
+    return True
 
 
 def _impossible(preemptor: Preemptor) -> bool:

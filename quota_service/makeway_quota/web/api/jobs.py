@@ -94,7 +94,7 @@ async def cancel(id: Id, caller: Toucher, services: TheServices) -> Job:
 
 @router.post("/{id}/resume", operation_id="resume_job", response_model=Job, responses=declared(409))
 async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
-    """Put an ended job back into its queue: the same id, the next attempt, from its checkpoint."""
+    """Requeue an ended job: the same id, the next attempt, from its checkpoint."""
     return await services.jobs.resume(caller, id)
 
 
