@@ -94,13 +94,8 @@ class PolicyService:
             refused=_effects(shown, after.refused, before.refused),
         )
 
-<<<<<<< HEAD
     async def apply(self, caller: Caller, ask: PolicyRequest) -> PolicyVersion:
-        """Put a document into force, unless another version came into force since `base`."""
-=======
-    async def apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
         """Apply a document, unless another version came into force since `base`."""
->>>>>>> main
         context = self._context
         if not caller.sees_all:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)

@@ -27,13 +27,8 @@ class SessionService:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-<<<<<<< HEAD
     async def request(self, caller: Caller, ask: SessionRequest, groups: Sequence[str]) -> Session:
-        """Put a session into the queue; the lease of an earlier server of the same name ends."""
-=======
-    async def request(self, caller: Caller, ask: SessionAsk, groups: Sequence[str]) -> Session:
         """Queue a session; the lease of an earlier server of the same name ends."""
->>>>>>> main
         context = self._context
         profile = self._session_profile(ask, groups)
         await self._end_earlier(await self._live(), ask)

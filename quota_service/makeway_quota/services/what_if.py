@@ -22,11 +22,7 @@ MOST_PLANS = 6
 
 @dataclass(slots=True)
 class Projection:
-<<<<<<< HEAD
-    """The effects of a plan on every workload that does not simply go on, as id to sentence."""
-=======
     """The workloads whose state changes: id to the sentence with the reason."""
->>>>>>> main
 
     starts: dict[str, str] = field(default_factory=dict)
     evicts: dict[str, str] = field(default_factory=dict)
@@ -60,11 +56,7 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
 
 
 def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
-<<<<<<< HEAD
-    """List the workloads as they are once the plan is done and every victim has ended."""
-=======
     """Yield the workloads as they are once the plan is applied and every evicted workload has left."""
->>>>>>> main
     starts = {start.id: start for start in plan.start}
     evicted = {terminating.id for terminating in plan.evict}
     moved = {move.id: move for move in plan.move}

@@ -44,11 +44,6 @@ async def preview(caller: Manager, services: TheServices, ask: PolicyRequest) ->
 
 
 @router.put("", operation_id="policy_apply", response_model=PolicyVersion, responses=declared(409, 413, 415))
-<<<<<<< HEAD
 async def apply(caller: Admin, services: TheServices, ask: PolicyRequest) -> PolicyVersion:
-    """Put a document into force; `base` guards against overwriting another change."""
-=======
-async def apply(caller: Admin, services: TheServices, ask: PolicyAsk) -> PolicyVersion:
     """Apply a document; `base` guards against overwriting another change."""
->>>>>>> main
     return await services.policies.apply(caller, ask)
