@@ -44,7 +44,7 @@ def measure() -> Iterator[Measured]:
         "the same without jobs",
         sorted(empty)[len(empty) // 2],
         goal=1.0,
-        note=f"Over {WINDOWS} times {WINDOW:.0f} s. Nobody looks at the panel.",
+        note=f"Over {WINDOWS} times {WINDOW:.0f} s. The panel is closed.",
     )
     yield Measured(
         f"service memory, {JOBS} running jobs",

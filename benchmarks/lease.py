@@ -17,7 +17,7 @@ ASKS = 40
 
 
 def measure() -> Iterator[Measured]:
-    """Ask as the spawner does, then click as a user does: through the Hub."""
+    """Measure leases requested by the spawner's client, then spawns through the Hub as a user starts them."""
     with Portal(gpus=10) as portal:
         answers = [1000 * timed(portal.spawner().me) for _ in range(ASKS)]
         asks = [1000 * ask_and_release(portal) for _ in range(ASKS)]

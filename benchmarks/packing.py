@@ -152,7 +152,7 @@ class Check:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Give the line as the cells of a table."""
+        """The line as the cells of a table row."""
         base = f"{self.published:.2f}" if self.published is not None else "–"
         ratio = f"{self.reached / self.published:.4f}" if self.published else "–"
         return (

@@ -32,7 +32,7 @@ class Load:
         self.late = 0.0
 
     async def run(self) -> float:
-        """Let everybody submit everything; answers when it began."""
+        """Submit all jobs of all users; return when the load began, in Unix seconds."""
         began = time.time() + 0.5
         await asyncio.gather(*(self._person(pool, team, began) for pool, team in queues()))
         return began

@@ -110,7 +110,7 @@ def measure(share: float = 1.0) -> Iterator[Measured]:
 
 
 def measured(service: subprocess.Popen[bytes], file: Path, share: float) -> Measured:
-    """Let the load run against the service, wait for the end, and read the log; `file` is what the load has to say."""
+    """Run the load against the service until its end and read the log; the load writes its figures into `file`."""
     assert service.stdout is not None
     url = service.stdout.readline().decode().strip()
     begin = ticks(service.pid)

@@ -97,7 +97,7 @@ def played(
 
 
 def as_configured(rho: float, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> SimulatedCluster:
-    """Give the policy for the ITP jobs: small ones first in the pool, who ran long yields, nobody is hasty."""
+    """Return the policy for the ITP jobs: small ones first in the pool, long-running ones yield, reclaim is patient."""
     sizes, settings, patience = {a.gpus for a in arrivals}, Settings(yields_after=YIELDS_AFTER), RECLAIM_AFTER[rho]
     return of_quotas(f"ITP rho {rho}", quotas, sizes, settings=settings, small_first=True, reclaim_after=patience)
 
@@ -132,7 +132,7 @@ GOALS = {0.8: (295.0, 0.16, 0.57, 0.81), 0.9: (1757.0, 0.93, 3.82, 2.86)}
 
 @cache
 def replayed(traces: Path, rho: float) -> tuple[dict[str, Any], float]:
-    """Give what came out of the ITP jobs, as `makeway-quota simulate` plays them, and the seconds it took."""
+    """Return the report of the ITP jobs, as `makeway-quota simulate` plays them, and the seconds it took."""
     quotas, arrivals = itp(traces, rho)
     began = time.perf_counter()
     got = summary(played(as_configured(rho, quotas, arrivals), arrivals))
@@ -164,7 +164,7 @@ def clusters(traces: Path, rho: float) -> list[Line]:
 
 
 def _promised(rho: float, early: Sequence[float]) -> list[Line]:
-    """Say whether those who were told a time did not start before it, and how long after it they did."""
+    """Return how often a job started before its forecast, and how long after it the others started."""
     held = 100 * sum(seconds >= -NOT_BEFORE_SLACK for seconds in early) / max(1, len(early))
     lines = [Line("Q2", f"rho {rho}: promised times that hold, % of {len(early)}", held, ">= 90", held >= 90)]
     for name, part in (("half", 0.5), ("nine of ten", 0.9)):

@@ -19,11 +19,11 @@ USERS = 10
 SIZES = (1, 1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8)
 """GPUs of the twelve profiles"""
 LAYOUTS = ((8,), (4, 4), (4, 4), (2, 2, 4))
-"""who runs on a node, by GPUs: two jobs on the average"""
+"""the jobs that run on a node, by GPUs: two on the average"""
 
 
 def nodes(many: int) -> tuple[Node, ...]:
-    """Name so many nodes."""
+    """Return `many` equal nodes."""
     return tuple(Node(f"n{at:05}", "p", EACH) for at in range(many))
 
 
@@ -113,7 +113,7 @@ def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload
                     next(turn),
                     random.choice(by_size[size]),
                     owner=f"user{random.randrange(USERS)}",
-                    priority=1,  # so that nobody who waits may preempt in their own team
+                    priority=1,  # so that no pending job may preempt within its team
                     submitted_at=began - 60,
                     state="running",
                     started_at=began,

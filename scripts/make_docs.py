@@ -57,14 +57,14 @@ def tests_in(scope: ast.Module | ast.ClassDef, above: list[str], prefix: str) ->
 
 
 def is_pytestmark(statement: ast.stmt) -> bool:
-    """Tell whether a statement marks all tests of its module or class."""
+    """Whether a statement marks all tests of its module or class."""
     return isinstance(statement, ast.Assign) and any(
         isinstance(target, ast.Name) and target.id == "pytestmark" for target in statement.targets
     )
 
 
 def is_state_machine(item: ast.ClassDef) -> bool:
-    """Tell whether hypothesis runs this class as one test."""
+    """Whether hypothesis runs this class as one test."""
     return any("StateMachine" in ast.unparse(base) for base in item.bases)
 
 

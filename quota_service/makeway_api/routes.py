@@ -254,7 +254,7 @@ class Routes(Generic[J]):
         return self._do(Call("POST", "/policy/preview", _as(Preview), body=PolicyRequest(document=document)))
 
     def policy_apply(self, document: str, comment: str = "", base: int | None = None) -> Any:
-        """Put a document into force → PolicyVersion."""
+        """Apply a document → PolicyVersion."""
         ask = PolicyRequest(document=document, comment=comment, base=base)
         return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=ask))
 

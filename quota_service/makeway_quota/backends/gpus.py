@@ -19,7 +19,7 @@ class Gpu:
 
 
 def real_gpus() -> tuple[Gpu, ...]:
-    """Ask NVML; empty where there is no driver or no device. Honours a CUDA_VISIBLE_DEVICES of plain indices."""
+    """Return the devices that NVML reports; none without a driver. Respects a CUDA_VISIBLE_DEVICES of plain indices."""
     try:
         import pynvml
     except ImportError:

@@ -53,7 +53,7 @@ class Layout:
             self.root.chmod(0o711)
 
     def job(self, workload: str) -> Path:
-        """Name a job's folder; BackendError for an id that is not a plain name."""
+        """Return a job's folder; BackendError for an id that is not a plain name."""
         if not NAME.fullmatch(workload):
             raise BackendError(f"{workload!r} is not a valid job id.")
         return self.jobs / workload
@@ -77,16 +77,16 @@ class Layout:
             shutil.rmtree(folder)
 
     def order(self, workload: str, attempt: int) -> Path:
-        """Name the order of an attempt."""
+        """Return the path of an attempt's order."""
         return self.spool / f"{workload}@{attempt}"
 
     def orders(self) -> Iterator[Path]:
-        """Name every order that is not yet forgotten."""
+        """Return the paths of all orders that are not yet forgotten."""
         return (path for path in sorted(self.spool.iterdir()) if re.fullmatch(r".+@\d+", path.name))
 
 
 def beside(path: Path) -> Path:
-    """Name a temporary file in the same folder that nobody else uses, to be renamed to `path`."""
+    """Return an unused temporary path in the same folder, to be renamed to `path`."""
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
 
 
@@ -138,7 +138,7 @@ class AttemptFiles:
         self.path = self.job / f"attempt-{attempt}"
 
     def stamp(self, name: str) -> tuple[int, int] | None:
-        """Tell a file's change time and size, to see whether it is new; None when there is none."""
+        """Return a file's change time and size, which tell whether it is new; None when there is none."""
         try:
             found = os.lstat(self.path / name)
         except OSError:
@@ -198,7 +198,7 @@ class AttemptFiles:
         return b"", length
 
     def log_gap(self) -> tuple[int, int] | None:
-        """Tell which bytes of a very long log were dropped: from, to; None when it is whole."""
+        """Return the range of bytes dropped from a very long log (from, to); None when it is whole."""
         pieces = self._log_pieces()
         for (start, held, _), (following, _, _) in pairwise(pieces):
             if start + held < following:

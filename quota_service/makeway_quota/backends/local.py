@@ -90,7 +90,7 @@ class LocalBackend:
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Let go; with `stop_jobs` ask everything to leave, wait for its grace (10 s at most), then kill."""
+        """Release all processes; with `stop_jobs` notify every attempt, wait for its grace (10 s at most), then kill it."""
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -113,7 +113,7 @@ class LocalBackend:
         await self._change(lambda: self._prepare(order))
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
-        """Ask an attempt to save and leave; it is killed at the deadline."""
+        """Notify an attempt to save and end; it is killed at the deadline."""
         if (known := self._attempts.get((workload, attempt))) is not None:
             await self._change(lambda: known.notice(notice))
 
@@ -133,7 +133,7 @@ class LocalBackend:
         return await self._read(workload, attempt, lambda files: files.log(offset, size))
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
-        """Tell which bytes of a very long log were dropped (from, to); None when it is whole."""
+        """Return the range of bytes dropped from a very long log (from, to); None when it is whole."""
         return await self._read(workload, attempt, lambda files: files.log_gap())
 
     async def result(self, workload: str, attempt: int) -> bytes | None:
@@ -190,7 +190,7 @@ class LocalBackend:
         self._follow(path)
 
     def _refresh(self) -> bool:
-        """Look at every attempt; conclude those whose launcher is gone; True when something is new."""
+        """Refresh every attempt and conclude those whose launcher is gone; True when something is new."""
         now = self._clock()
         before = {key: attempt.seen for key, attempt in self._attempts.items()}
         gone = [attempt for attempt in self._attempts.values() if attempt.refresh(now)]

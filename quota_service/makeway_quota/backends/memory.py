@@ -1,7 +1,7 @@
 """Machines that only exist in memory: the backend of tests, of the simulator, and of trying out a policy.
 
-Attempts end when they are told to, or after a time on the given clock; notices are honoured after a given delay, or
-ignored until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
+Attempts end when a test ends them, or after a time on the given clock; an attempt ends a given delay after its notice, or
+ignores it until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MemoryBackend:
         """Nothing has to be reached."""
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Let go; with `stop_jobs` everything that runs leaves at once, or is killed if it ignores notices."""
+        """Close the backend; with `stop_jobs` every attempt ends at once, or is killed if it ignores notices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -121,7 +121,7 @@ class MemoryBackend:
         self._changed()
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
-        """Ask an attempt to leave; a repetition changes nothing, an earlier deadline counts."""
+        """Notify an attempt to end; a repetition changes nothing, an earlier deadline counts."""
         imagined = self.attempts.get((workload, attempt))
         if imagined is None or imagined.seen.phase in OVER:
             return
@@ -196,24 +196,24 @@ class MemoryBackend:
         self._end(imagined, exit_code, message=message, acknowledged=left, completed=done)
 
     def save(self, workload: str, step: int) -> None:
-        """Let a workload save a checkpoint."""
+        """Report a checkpoint of a workload."""
         imagined = self.newest(workload)
         imagined.seen = replace(imagined.seen, step=step, checkpoint_at=self.clock())
         self._changed()
 
     def say(self, workload: str, text: str) -> None:
-        """Let a workload write to its log."""
+        """Append to the log of a workload."""
         self.newest(workload).log += text.encode()
         self._changed()
 
     def lose(self, workload: str) -> None:
-        """Let a workload vanish without a report."""
+        """Remove a workload's attempt without a report."""
         imagined = self.newest(workload)
         imagined.seen = replace(imagined.seen, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
         self._changed()
 
     def lose_node(self, name: str) -> None:
-        """Let a node go down, with everything on it."""
+        """Take a node down, with everything on it."""
         self.nodes[name] = replace(self.nodes[name], ready=False)
         for imagined in list(self._running()):
             if any(place.node == name for place in imagined.order.workers):
@@ -221,19 +221,19 @@ class MemoryBackend:
         self._changed()
 
     def node_back(self, name: str) -> None:
-        """Let a node that was lost return, empty."""
+        """Return a lost node to the inventory, empty."""
         self.nodes[name] = replace(self.nodes[name], ready=True)
         self._changed()
 
     def newest(self, workload: str) -> Imagined:
-        """Give a workload's newest attempt; KeyError when it never started."""
+        """Return a workload's newest attempt; KeyError when it never started."""
         keys = [key for key in (*self.attempts, *self.forgotten) if key[0] == workload]
         if not keys:
             raise KeyError(workload)
         return self.attempts.get(max(keys)) or self.forgotten[max(keys)]
 
     def next_event(self) -> float | None:
-        """Tell when something happens by itself next, on the given clock."""
+        """Return when the next attempt ends or is killed by itself, on the given clock."""
         return self._due[0][0] if self._due else None
 
     # -- inside -------------------------------------------------------------------------------------------------

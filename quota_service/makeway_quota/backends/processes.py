@@ -1,4 +1,4 @@
-"""Which process is which: a pid counts only together with its start time, so that a reused one fools nobody.
+"""Identify processes by pid and start time, so that a reused pid is never mistaken for an earlier process.
 
 Used by the local backend to hold on to launchers, and to find and kill whatever is left of an attempt.
 """
@@ -63,7 +63,7 @@ class Stat:
 
 
 def boot_id() -> str:
-    """Name this boot of the machine: pids and start times of another one mean nothing."""
+    """Return the id of this boot of the machine: pids and start times of another one mean nothing."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -95,7 +95,7 @@ class Process:
         return None
 
     def alive(self) -> bool:
-        """Say whether it still runs; a zombie does not."""
+        """Whether it still runs; a zombie does not."""
         if self.fd is None:
             return self._same()
         poll = select.poll()
@@ -111,7 +111,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Let go of it; it lives on."""
+        """Release the handle; the process lives on."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None

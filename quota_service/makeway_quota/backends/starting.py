@@ -1,6 +1,6 @@
-"""How an attempt gets its launcher: the order is spooled, then a process of its own is started that claims it.
+"""Start the launcher of an attempt: spool the order, then start a process that claims it.
 
-Whoever starts it, and however often: the launcher that claims the attempt first runs it, every other one leaves.
+Several launchers may be started for one attempt: the first that claims it runs it, every other one exits.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def spawn(
 ) -> str | None:
     """Start a launcher and wait until it has started the job; answers why it did not come up, if it did not.
 
-    The launcher belongs to nobody: it has its own session and outlives the service.
+    The launcher has its own session and outlives the service.
     """
     try:
         account = account_of(attempt.owner)

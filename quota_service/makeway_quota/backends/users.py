@@ -39,7 +39,7 @@ class Account:
     switch: bool
 
     def environment(self, python: str) -> dict[str, str]:
-        """Give what a job of this account starts from; `python`'s folder comes first in PATH."""
+        """Return the initial environment of a job of this account; `python`'s folder comes first in PATH."""
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         kept |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
         if self.switch:
@@ -55,7 +55,7 @@ def this_account() -> Account:
 
 
 def account_of(owner: str) -> Account:
-    """Look up a job owner's account; BackendError where there is none, or where it is root."""
+    """Return a job owner's account; BackendError where there is none, or where it is root."""
     try:
         entry = pwd.getpwnam(owner)
     except (KeyError, ValueError):

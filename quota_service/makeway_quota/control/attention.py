@@ -39,7 +39,7 @@ class Attention:
         self._whole = False
 
     def everything(self) -> None:
-        """Look at everything in the next cycle: this process just became the leader, or missed something."""
+        """Mark everything for the next cycle: this process just became the leader, or missed changes."""
         self._everything_at = None
 
     def rows(self) -> dict[str, Workload]:

@@ -1,4 +1,4 @@
-"""The machines of a simulation: who works since when, who saves, and what is over by now."""
+"""The nodes of a simulation: which attempts run since when, which save, and which have ended."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SimulatedBackend:
         heapq.heappush(self._ends, (now + self.grace, row.id, row.attempt, True))
 
     def next_at(self) -> float | None:
-        """Give when the next attempt is over."""
+        """Return when the next attempt ends."""
         while self._ends and not self._current(*self._ends[0][1:]):
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
@@ -95,10 +95,10 @@ class SimulatedBackend:
         return AttemptSeen(id, attempt, Phase.EXITED, ended_at=at, exit_code=0, completed=True)
 
     def forget(self, id: str) -> Work:
-        """Let go of a job that has ended."""
+        """Drop a job that has ended."""
         return self.work.pop(id)
 
 
 def held(row: Workload) -> int:
-    """Give the milli-GPUs that a workload holds or asks for."""
+    """Return the milli-GPUs that a workload holds or requests."""
     return row.size

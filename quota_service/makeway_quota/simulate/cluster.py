@@ -1,4 +1,4 @@
-"""The cluster that is simulated: its nodes, and who may have how much of them."""
+"""The simulated cluster: its nodes, pools, profiles and policies."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class SimulatedCluster:
 
     @property
     def gpus(self) -> int:
-        """Give the milli-GPUs of all nodes."""
+        """Return the milli-GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes) * GPU
 
     def reserved(self) -> dict[str, int]:
-        """Give each policy's reservation, in milli-GPUs."""
+        """Return each policy's reservation, in milli-GPUs."""
         return {p.name: sum(line.reserved for line in p.quotas) for p in self.policies}
 
 
@@ -64,7 +64,7 @@ def of_quotas(
 
 
 def profile_name(milli: int) -> str:
-    """Name the profile for so many milli-GPUs."""
+    """Return the name of the profile for so many milli-GPUs."""
     return f"gpu{milli / GPU:g}"
 
 
@@ -82,7 +82,7 @@ def _profile(
 def of_document(
     name: str, document: Document, arrivals: Iterable[Arrival], *, node_gpus: int, gpus: int
 ) -> SimulatedCluster:
-    """Put a policy document on equal nodes; `gpus` is how many all pools together have.
+    """Return the cluster of a policy document with equal nodes; `gpus` is the total of all pools.
 
     Jobs that name no profile get one of the document that has their number of GPUs, else one is made for them.
     """

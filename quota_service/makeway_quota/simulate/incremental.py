@@ -1,6 +1,6 @@
-"""The engine kept incremental between the decisions of a simulation, as the service keeps it.
+"""The incremental engine, kept between the decisions of a simulation, as the service keeps it.
 
-What a simulation does not read is left out: sentences why somebody waits, and (if not asked for) forecasts.
+Facts that a simulation does not read are left out: reasons of pending jobs, and forecasts unless requested.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class IncrementalEngine:
         return left
 
     def _outrun(self, now: float) -> Iterator[str]:
-        """Name those who run longer than was expected of them."""
+        """Yield the ids of jobs that run longer than expected."""
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[1]
 

@@ -47,7 +47,7 @@ class Team:
     gpu_seconds: float = 0.0
 
     def room(self) -> int:
-        """Give what jobs that wait could use within the reservation, the largest first."""
+        """Return the milli-GPUs that pending jobs could use within the reservation, the largest first."""
         left = self.reserved - self.used
         served = 0
         for size in sorted(self.queued, reverse=True):
@@ -66,7 +66,7 @@ class Meter:
         self.finished: list[Finished] = []
         self.moments: list[Moment] = []
         self.loans: dict[tuple[str, str], float] = {}
-        """(borrower, lender) to milli-GPU seconds; the lender "" is what nobody reserves."""
+        """(borrower, lender) to milli-GPU seconds; the lender "" stands for unreserved GPUs."""
         self.preemptions: dict[tuple[str, str], int] = {}
         """(team that left, team it made way for) to how often"""
         self.lost = 0.0
@@ -118,7 +118,7 @@ class Meter:
 
     @property
     def anybody_waits(self) -> bool:
-        """Say whether some job waits."""
+        """Whether some job waits."""
         return self.waiting > 0 or any(team.queued for team in self.teams.values())
 
     def submitted(self, row: Workload) -> None:
@@ -162,5 +162,5 @@ class Meter:
 
     @property
     def unserved(self) -> float:
-        """Give the GPU-hours that teams had room for inside their reservations, had queued, and did not get."""
+        """Return the queued GPU-hours that fitted into the teams' reservations and were not served."""
         return sum(team.unserved for team in self.teams.values()) / GPU / HOUR

@@ -75,8 +75,7 @@ def _section(outcome: Outcome, one: dict[str, Any]) -> str:
               t["unserved_guarantee_gpu_h"], t["preempted"]] for t in one["teams"]]  # fmt: skip
     head = ("team", "reserved", "jobs", "mean delay h", "p95 h", "unserved GPU-h", "preempted")
     loans = [
-        (f"{row['borrower']} from {row['lender'] or 'what nobody reserves'}", row["gpu_h"])
-        for row in one["borrowed_gpu_h"]
+        (f"{row['borrower']} from {row['lender'] or 'unreserved GPUs'}", row["gpu_h"]) for row in one["borrowed_gpu_h"]
     ]
     loans = sorted(loans, key=lambda each: (-each[1], each[0]))[:20]
     ways = [(f"{row['team']} for {row['for']}", float(row["times"])) for row in one["made_way"]]

@@ -1,4 +1,4 @@
-"""Who decides in a simulation: the engine, asked anew every time or kept incremental between decisions."""
+"""Plan the decisions of a simulation: with an engine built anew every time, or one kept between decisions."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class Replay:
             heapq.heappush(self._until, (arrival.until, arrival.id))
 
     def _like(self, arrival: Arrival) -> Workload:
-        """Give what everybody begins as who asks for the same; made once."""
+        """Return the pending row that all equal requests start from; made once."""
         asked = arrival.profile, arrival.gpus
         like = self._alike.get(asked)
         if like is None:
@@ -153,7 +153,7 @@ class Replay:
         return ((self._pools[place.node], row.gpus) for place in row.placement)
 
     def _withdraw(self) -> None:
-        """Let demand go that was only observed until now."""
+        """Cancel demand that the trace observed only until now."""
         change_set = ChangeSet()
         while self._until and self._until[0][0] <= self.now:
             _, id = heapq.heappop(self._until)
@@ -164,12 +164,12 @@ class Replay:
         self._commit(change_set)
 
     def _report(self, over: list[AttemptSeen]) -> None:
-        """Tell the store which attempts are over; who starts is not reported up, for it counts the same either way."""
+        """Write to the store which attempts ended; starts are not reported, since they count the same either way."""
         if over:
             self._commit(reconcile(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
 
     def _decide(self) -> None:
-        """Plan and apply until nothing changes any more; not at all while nobody waits."""
+        """Plan and apply until nothing changes any more; not at all while no job waits."""
         for _ in range(MOST_PASSES):
             if not self.news or not self.meter.anybody_waits:
                 break

@@ -16,13 +16,13 @@ BIG = 8 * GPU
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Give the value that `part` of all values do not exceed; 0 of none."""
+    """Return the value that `part` of all values do not exceed; 0 of none."""
     ordered = sorted(values)
     return ordered[max(0, ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Give one simulation as plain values: hours, GPUs, GPU-hours, percent."""
+    """Return one simulation as plain values: hours, GPUs, GPU-hours, percent."""
     meter = outcome.meter
     delays = [done.delay / HOUR for done in meter.finished]
     big = [done.delay / HOUR for done in meter.finished if done.gpus >= BIG]

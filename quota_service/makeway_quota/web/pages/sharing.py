@@ -24,7 +24,7 @@ View = tuple[Hashable, ...]
 
 @dataclass(slots=True)
 class _Part:
-    """A view: when its last rendering began (monotonic seconds), and the rendering that has not begun yet."""
+    """A view: when its last rendering started (monotonic seconds), and the rendering that has not started yet."""
 
     began: float = float("-inf")
     coming: asyncio.Task[Response] | None = None
