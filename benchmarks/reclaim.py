@@ -32,7 +32,7 @@ checkpoint.stop()
 
 
 def measure() -> Iterator[Measured]:
-    """Let one team's training fill both GPUs, and the other team take its own back, again and again."""
+    """Fill both GPUs with one team's training and reclaim one for the other team, again and again."""
     with Portal(gpus=2) as portal:
         data = base64.b64encode(TRAINING.encode()).decode()
         for _ in range(2):

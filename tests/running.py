@@ -67,7 +67,7 @@ class Running:
         return job
 
     async def session(self, person: str, profile: str, team: str | None, server: str = "", **ask: Any) -> Session:
-        """Ask for a session as the Hub's spawner would."""
+        """Request a session as the Hub's spawner would."""
         wanted = SessionRequest(user=person, server=server, profile=profile, team=team, **ask)
         session: Session = await self.client("spawner").request_session(wanted)
         return session
@@ -111,7 +111,7 @@ class Running:
         page = await self.client("root").jobs(team=team, limit=1000)
         return {job.name: job.state.value for job in page.jobs}
 
-    async def settled(self) -> None:
+    async def converged(self) -> None:
         """Wait until the loop has nothing left to change."""
         loop = self.service.loop
         while await loop.cycle():

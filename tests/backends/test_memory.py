@@ -139,8 +139,8 @@ async def test_killing_and_closing_end_attempts() -> None:
     for job in ("j-1", "j-2", "j-3"):
         await backend.start(order(job))
     await backend.kill("j-1", 1)
-    await backend.kill("nobody", 1)
-    await backend.notice("nobody", 1, notice(0, 1))
+    await backend.kill("unknown", 1)
+    await backend.notice("unknown", 1, notice(0, 1))
     backend.ignoring.add("j-3")
     await backend.close(stop_jobs=True)
     ended = (await backend.observe()).attempts

@@ -59,7 +59,7 @@ def portal() -> Iterator[Portal]:
 
 
 def heard(ask: Callable[[], object], seconds: float = 90) -> object:
-    """Ask until somebody answers; a refusal is an answer."""
+    """Return the first answer of the service; a refusal is an answer."""
     deadline = time.monotonic() + seconds
     while True:
         try:

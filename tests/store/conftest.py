@@ -22,7 +22,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Give the address of an empty database."""
+    """Return the address of an empty database."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'makeway.sqlite'}"
         return
@@ -39,7 +39,7 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    """Give the address of an SQLite file that does not exist yet."""
+    """Return the address of an SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'makeway.sqlite'}"
 
 

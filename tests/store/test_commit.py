@@ -1,4 +1,4 @@
-"""A commit applies what is still as expected, all at once, by whoever leads."""
+"""A commit applies all changes whose rows are as expected, at once, for the current leader only."""
 
 from __future__ import annotations
 

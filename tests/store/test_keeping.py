@@ -58,7 +58,7 @@ def test_a_database_of_a_newer_makeway_is_left_alone(url: str) -> None:
         open_store(url)
 
 
-def test_policy_versions_are_kept_and_nobody_overwrites_another(store: Store) -> None:
+def test_policy_versions_are_kept_and_never_overwritten(store: Store) -> None:
     assert store.policy_current() is None
     first = store.add_policy("pools: []\n", "seed", "the first", 0, 1.0)
     assert (first.version, store.policy_current()) == (1, first)

@@ -114,7 +114,7 @@ def test_of_two_who_ask_at_once_one_gets_the_session(store: Store, job) -> None:
                 store.add_workload(job(id, kind="session", server=f"n{round}"), now=1.0)
                 outcomes.append(id)
             except Conflict as conflict:
-                outcomes.append("conflict" if conflict.existing else "nobody named")
+                outcomes.append("conflict" if conflict.existing else "no existing session")
 
         threads = [threading.Thread(target=ask, args=(f"s{round}{side}",)) for side in "ab"]
         for thread in threads:

@@ -137,7 +137,7 @@ async def test_a_team_page_is_for_its_members(web: Portal) -> None:
     assert "ops" not in shown
     foreign = words(check(await (await web.browser("bo")).get(f"{PREFIX}teams/rnd"), 403))
     assert "You are not in the team rnd, so its page is not for you." in foreign
-    assert "no team nobody" in words(check(await (await web.browser("root")).get(f"{PREFIX}teams/nobody"), 404))
+    assert "no team unknown" in words(check(await (await web.browser("root")).get(f"{PREFIX}teams/unknown"), 404))
     check(await (await web.browser("bo")).get(f"{PREFIX}teams/%3Cscript%3Ealert(1)"), 403)
 
 

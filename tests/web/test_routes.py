@@ -65,7 +65,7 @@ async def test_pools_are_the_same_as_models_and_as_text(web: Portal) -> None:
     await web.running_job()
     await web.run.session("ana", "gpu1", "rnd")
     web.backend.nodes["virtual-1"] = replace(web.backend.nodes["virtual-1"], foreign={9: 400}, model='A "quoted" GPU')
-    await web.run.settled()
+    await web.run.converged()
     shown = (await web.as_("root").get(f"{API}/pools")).json()
     assert shown == [pool.model_dump(mode="json") for pool in await web.services.inventory.pools(PEOPLE["root"])]
     (pool,) = shown

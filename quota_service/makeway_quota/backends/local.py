@@ -90,7 +90,7 @@ class LocalBackend:
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Release all processes; with `stop_jobs` notify every attempt, wait for its grace (10 s at most), then kill it."""
+        """Release all processes; with `stop_jobs` notify all attempts, wait at most 10 s of their grace, then kill."""
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None

@@ -1,7 +1,7 @@
 """Machines that only exist in memory: the backend of tests, of the simulator, and of trying out a policy.
 
-Attempts end when a test ends them, or after a time on the given clock; an attempt ends a given delay after its notice, or
-ignores it until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
+Attempts end when a test ends them, or after a time on the given clock; they end a given delay after a notice, or
+ignore it until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def change_set_of(
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:
-    """Return the policies whose idle reservations an over-quota start borrows, most idle first (F37); () for unreserved GPUs."""
+    """Return the policies whose idle reservations a start borrows, most idle first (F37); () for unreserved GPUs."""
     if start.in_quota:
         return ()
     idle = [

@@ -139,7 +139,7 @@ class Reasons:
                     group.at, group.wrote = (
                         0,
                         False,
-                    )  # compare once more: another writer may have changed the row in between
+                    )  # compare again: the row may have changed in between
                     self.behind = True
                     break
 
