@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from makeway_quota.control.garbage import collect_less
 from makeway_quota.engine import IncrementalEngine, Snapshot, schedule
 from makeway_quota.snapshot_file import read_snapshot, write_snapshot
 
@@ -189,5 +190,6 @@ CASES: dict[str, Callable[[int], Run]] = {
 }
 
 if __name__ == "__main__":
+    collect_less()  # as the service does
     found = CASES[sys.argv[1]](int(sys.argv[2]))
     print(json.dumps({"seconds": found.seconds, "cpu": found.cpu, "peak": found.peak, "facts": found.facts}))

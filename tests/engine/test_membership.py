@@ -171,3 +171,19 @@ def test_a_node_of_a_pool_that_the_snapshot_does_not_name_is_taken_in_by_buildin
     engine.change_nodes((), ["x-1"])
     del world.nodes["x-1"]
     assert engine.plan(world.now) == schedule(world.snapshot())
+
+
+@pytest.mark.covers("F13")
+@pytest.mark.parametrize("strategy", ["pack", "spread"])
+def test_a_workload_is_not_placed_on_a_node_that_it_avoids(strategy: str) -> None:
+    world = World().pool("p", nodes=3, gpus=2, strategy=strategy).team("a", reserved=6).profile("one", 1)
+    world.profile("gang", 1, workers=3)
+    world.jobs("j k", "a", "one").submit("g", "a", "gang")
+    for name in "jkg":
+        world.change(name, avoid=("p-1", "p-2"))
+    starts = {start.id: {placed.node for placed in start.placement} for start in world.plan().start}
+    assert starts == {"j": {"p-3"}, "k": {"p-3"}}, "the gang does not fit on the one node that is left"
+    world.end("j", "k", state="cancelled").change("g", avoid=("p-1",))
+    assert IncrementalEngine(world.snapshot()).plan(world.now) == world.plan()
+    nodes = {start.id: {placed.node for placed in start.placement} for start in world.plan().start}
+    assert nodes == {"g": {"p-2", "p-3"}}

@@ -297,14 +297,14 @@ EDITS = (
         "gangs are all or nothing",
     ),
     Edit(
-        "index/allocations.py",
+        "index/nominations.py",
         "        if fits_later(parts, need):\n            cluster.nominate(workload, need, parts)\n",
         "",
         "nothing else takes what was promised",
     ),
     Edit(
         "index/allocations.py",
-        "        _seat_foreign(node)\n",
+        "        _take_foreign(node)\n",
         "",
         "what strangers hold does not exist",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,11 +108,8 @@ class Late(MemoryBackend):
         await super().start(order)  # type: ignore[arg-type]
 
     async def observe(self, since: int | None = None) -> Seen:
-        held, self.attempts = self.attempts, self.attempts if self.shows else {}
-        try:
-            return await super().observe(since)
-        finally:
-            self.attempts = held
+        seen = await super().observe()
+        return seen if self.shows else replace(seen, attempts=())
 
 
 async def test_an_attempt_that_is_not_shown_yet_is_not_started_again(tmp_path: Path) -> None:
@@ -174,3 +172,12 @@ def test_a_job_avoids_the_node_where_it_is_lost_again_and_again() -> None:
 def test_a_job_ends_where_there_is_no_other_node_to_go_on() -> None:
     job = row(state="running", infra_failures=2, lost_on=("n1", "n1"))
     assert lost(job, NODES[:1]).state == "failed"
+
+
+def test_a_job_says_why_its_attempt_is_still_starting() -> None:
+    job = row()
+    seen = AttemptSeen(*KEY, Phase.STARTING, waiting_reason="image_pull", message="The image is pulled.", since=12.0)
+    (change,) = reconcile({job.id: job}, Seen(NODES, (seen,)), now=20.0, lost_budget=2).changes
+    assert change.fields == {"reason_code": "image_pull", "reason_message": "The image is pulled."}
+    told = job._replace(reason_code="image_pull", reason_message="The image is pulled.")
+    assert not reconcile({job.id: told}, Seen(NODES, (seen,)), now=21.0, lost_budget=2).changes

@@ -147,3 +147,42 @@ def test_cpu_and_memory_go_with_the_gpus_and_work_over_the_border_is_foreign() -
     nodes = {node.name: node for node in found.as_nodes("host", [])}
     assert nodes["host/metal"].foreign_devices == (3,)
     assert nodes["host/h100"].foreign_gpus == 250
+
+
+@pytest.mark.covers("F02")
+def test_a_node_is_in_the_pool_whose_labels_it_has() -> None:
+    document = policy.read(
+        ONE.replace("{name: h100{nodes}}", "{name: h100}, {name: a100, nodes: {labels: {gpu: a100, zone: b}}}")
+    )
+    labels = {"gpu": "a100", "zone": "b", "other": "x"}
+    nodes = [
+        NodeSeen("n1", "", (0, 1), labels=labels),
+        NodeSeen("n2", "", (0, 1), labels=labels | {"zone": "c"}),
+        NodeSeen("n3", "h100", (0, 1), labels=labels),
+    ]
+    found = pool_assignment.divide(nodes, document)
+    assert [(name, found.pools_of(name)) for name in ("n1", "n3")] == [
+        ("n1", (("a100", (0, 1)),)),
+        ("n3", (("h100", (0, 1)),)),
+    ]
+    assert "a100" not in dict(found.pools_of("n2")), "one label is another"
+
+
+@pytest.mark.covers("F02")
+def test_the_engine_sees_what_a_backend_knows_of_a_node() -> None:
+    seen = NodeSeen(
+        "n1",
+        "gpu",
+        (0, 1, 2),
+        model="H100",
+        cpu=64_000,
+        memory=1000,
+        cordoned=True,
+        foreign={1: 1000, 2: 250},
+        foreign_gpus=500,
+        foreign_cpu=4000,
+        foreign_memory=100,
+    )
+    (node,) = pool_assignment.divide([seen], policy.read(TWO)).as_nodes("n1", [])
+    assert (node.model, node.cordoned, node.foreign_cpu, node.foreign_memory) == ("H100", True, 4000, 100)
+    assert (node.foreign_devices, node.foreign_gpus) == ((1,), 750), "on devices that are not known as well"

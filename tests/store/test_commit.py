@@ -1,4 +1,4 @@
-"""A commit applies all changes whose rows are as expected, at once, for the current leader only."""
+"""Apply the changes that are still as expected, all in one transaction, under the leading term."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_fields_that_cannot_change_are_refused_and_nothing_is_done(store: Store,
     assert store.decisions() == []
 
 
-def test_last_words_of_a_job_are_mended_not_refused(store: Store, job) -> None:
+def test_unstorable_values_of_a_running_job_are_replaced(store: Store, job) -> None:
     store.add_workload(job(), now=0.0)
     fields = {"message": "a\x00b\ud800", "checkpoint_step": 10**40, "reason_numbers": {"x": float("nan"), "y": "\x00"}}
     store.commit([Change("j1", fields)], [decision("j1", "c\x00", z=float("inf"))], now=1.0)
@@ -76,7 +76,7 @@ def test_last_words_of_a_job_are_mended_not_refused(store: Store, job) -> None:
     assert store.events(0)[1].data["message"] == "a\ufffdb?"
 
 
-def test_every_change_is_told(store: Store, job) -> None:
+def test_every_change_writes_an_event(store: Store, job) -> None:
     store.add_workload(job(name="train"), decision=decision("j1"), now=1.0)
     fields = {"state": "running", "reason_code": "starting", "reason_message": "There is room."}
     store.commit([Change("j1", fields)], [decision("j1", gpus=1)], now=2.0)
@@ -98,7 +98,7 @@ def test_every_change_is_told(store: Store, job) -> None:
     assert (store.oldest_event_id(), store.last_event_id()) == (events[0].id, events[-1].id)
 
 
-def test_who_listens_hears_of_writes_only(store: Store, job) -> None:
+def test_listeners_are_called_after_writes_only(store: Store, job) -> None:
     heard: list[str] = []
 
     def fail() -> None:
@@ -116,7 +116,7 @@ def test_who_listens_hears_of_writes_only(store: Store, job) -> None:
     assert heard == ["1"]
 
 
-def test_of_two_who_saw_the_same_version_one_wins(store: Store, job) -> None:
+def test_of_two_changes_of_one_version_one_is_applied(store: Store, job) -> None:
     store.add_workload(job(), now=0.0)
     for version in range(1, 41):
         gate = threading.Barrier(2)
@@ -211,7 +211,7 @@ def test_a_killed_service_leaves_whole_commits_only(sqlite_url: str, job) -> Non
         store.close()
 
 
-def test_who_follows_is_told_every_row_in_the_order_of_the_commits(store: Store, job) -> None:
+def test_listeners_get_every_row_in_the_order_of_the_commits(store: Store, job) -> None:
     rows: dict[str, Workload] = {}
     versions: list[int] = []
 

@@ -15,6 +15,7 @@ def test_sizes_level_off_once_the_oldest_jobs_are_removed() -> None:
     full, end = days[KEPT + 1], days[-1]
     assert days[0].jobs == 120
     assert end.jobs == 2400
+    assert full.folders >= 0.8 * KEPT * days[0].jobs, "jobs ran"
     assert end.folders <= 1.1 * full.folders < 0.4 * end.jobs
     assert end.ended <= 1.1 * full.ended
     assert end.database <= 1.15 * full.database

@@ -103,7 +103,7 @@ def test_a_server_has_one_live_session(store: Store, job) -> None:
     assert store.add_workload(job("s3", kind="session", server=""), now=4.0).live
 
 
-def test_of_two_who_ask_at_once_one_gets_the_session(store: Store, job) -> None:
+def test_of_two_requests_at_once_one_gets_the_session(store: Store, job) -> None:
     for round in range(20):
         gate = threading.Barrier(2)
         outcomes: list[str] = []
@@ -114,7 +114,7 @@ def test_of_two_who_ask_at_once_one_gets_the_session(store: Store, job) -> None:
                 store.add_workload(job(id, kind="session", server=f"n{round}"), now=1.0)
                 outcomes.append(id)
             except Conflict as conflict:
-                outcomes.append("conflict" if conflict.existing else "no existing session")
+                outcomes.append("conflict" if conflict.existing else "no session named")
 
         threads = [threading.Thread(target=ask, args=(f"s{round}{side}",)) for side in "ab"]
         for thread in threads:

@@ -27,7 +27,7 @@ REBOOTED = "the machine was restarted"
 
 
 class LocalAttempt:
-    """What is known of one attempt."""
+    """The state of one attempt."""
 
     def __init__(self, header: Mapping[str, Any], files: AttemptFiles) -> None:
         self.workload = str(header["workload"])
@@ -50,7 +50,7 @@ class LocalAttempt:
 
     @property
     def seen(self) -> AttemptSeen:
-        """What to report."""
+        """The report of this attempt."""
         return self._seen
 
     @property
@@ -67,11 +67,11 @@ class LocalAttempt:
 
     @property
     def wants_launcher(self) -> bool:
-        """Whether a launcher should be started: none has claimed the attempt, and it is not ending."""
+        """Whether a launcher has to be started for it."""
         return not (self.ended or self.spawning or self._kill_at is not None or self.claimed)
 
     def refresh(self, now: float) -> bool:
-        """Read its state and do what is due; True when its launcher is gone, so that its end can be concluded."""
+        """Check it and do what is due; return True when its launcher is gone, so that its end can be concluded."""
         if self.ended or self.spawning or not self.claimed:
             self._cancel_unstarted(now)
             return False
@@ -102,12 +102,12 @@ class LocalAttempt:
         self._seen = replace(self._seen, phase=Phase.LOST, ended_at=now, message=message)
 
     def could_not_start(self, why: str, now: float) -> None:
-        """Report the attempt as not started: no launcher ever came up."""
+        """Report that no launcher ever came up."""
         message = f"could not start: {why}"
         self._seen = replace(self._seen, phase=Phase.EXITED, ended_at=now, exit_code=127, message=message)
 
     def notice(self, order: NoticeOrder) -> None:
-        """Notify it to make way; a repetition changes nothing, an earlier deadline counts."""
+        """Order it to save and end; a repetition changes nothing, an earlier deadline counts."""
         if self.ended:
             return
         if self._notice is None or order.deadline < self._notice.deadline:
@@ -138,7 +138,7 @@ class LocalAttempt:
         return True
 
     def _deliver(self) -> None:
-        """Write the notice to where the launcher reads it and signal it, unless it has acknowledged it."""
+        """Write the notice for the launcher and signal it, unless it has already followed it."""
         if self.process is None or (self._notice is None and self._kill_at is None):
             return
         said: dict[str, Any] = {"kill": True} if self._kill_at is not None else _words(self._notice)

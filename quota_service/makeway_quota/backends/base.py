@@ -48,7 +48,7 @@ class NodeSeen:
 
 
 class Phase(StrEnum):
-    """Where an attempt is: starting, running, stopping (noticed), exited (with a report) or lost (gone without one)."""
+    """The phase of an attempt: stopping is noticed, exited is over with a report, lost is gone without one."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -114,7 +114,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where one worker runs: devices by index, milli-GPUs on each."""
+    """The node and devices of one worker: devices by index, milli-GPUs on each."""
 
     node: str
     devices: tuple[int, ...]
@@ -170,7 +170,7 @@ class BackendError(Exception):
 
 
 class Backend(Protocol):
-    """What the service needs of a backend. All methods may be repeated; none blocks the event loop for long."""
+    """The methods that the service needs of a backend. All may be repeated; none blocks the event loop for long."""
 
     name: str
     shared: bool

@@ -19,7 +19,7 @@ class Gpu:
 
 
 def real_gpus() -> tuple[Gpu, ...]:
-    """Return the devices that NVML reports; none without a driver. Respects a CUDA_VISIBLE_DEVICES of plain indices."""
+    """Return the devices that NVML lists, none without a driver; CUDA_VISIBLE_DEVICES (plain indices) limits them."""
     try:
         import pynvml
     except ImportError:

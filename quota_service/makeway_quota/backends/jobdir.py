@@ -1,4 +1,4 @@
-"""Where the files of a job are, and how the service reads and writes them without trusting the job's owner.
+"""Read and write the files of a job without trusting the job's owner.
 
 `jobs/ID/` belongs to the job's account (mode 0700): `work/`, `checkpoints/`, and one `attempt-N/` each with log,
 notice, progress and report. Only the launcher, as that account, creates things there; the service opens every
@@ -81,12 +81,12 @@ class Layout:
         return self.spool / f"{workload}@{attempt}"
 
     def orders(self) -> Iterator[Path]:
-        """Return the paths of all orders that are not yet forgotten."""
+        """Return the paths of all orders that are not forgotten yet."""
         return (path for path in sorted(self.spool.iterdir()) if re.fullmatch(r".+@\d+", path.name))
 
 
 def beside(path: Path) -> Path:
-    """Return an unused temporary path in the same folder, to be renamed to `path`."""
+    """Return an unused temporary name in the same folder, to be renamed to `path`."""
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}")
 
 
@@ -138,7 +138,7 @@ class AttemptFiles:
         self.path = self.job / f"attempt-{attempt}"
 
     def stamp(self, name: str) -> tuple[int, int] | None:
-        """Return a file's change time and size, which tell whether it is new; None when there is none."""
+        """Return a file's change time and size, to see whether it is new; None when there is none."""
         try:
             found = os.lstat(self.path / name)
         except OSError:
@@ -198,7 +198,7 @@ class AttemptFiles:
         return b"", length
 
     def log_gap(self) -> tuple[int, int] | None:
-        """Return the range of bytes dropped from a very long log (from, to); None when it is whole."""
+        """Return the bytes of a very long log that were dropped (from, to); None when it is whole."""
         pieces = self._log_pieces()
         for (start, held, _), (following, _, _) in pairwise(pieces):
             if start + held < following:

@@ -90,7 +90,7 @@ class LocalBackend:
         self._ticking = asyncio.create_task(self._tick())
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Release all processes; with `stop_jobs` notify all attempts, wait at most 10 s of their grace, then kill."""
+        """Stop observing; with `stop_jobs` notice everything, wait for its grace (10 s at most), then kill."""
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -113,7 +113,7 @@ class LocalBackend:
         await self._change(lambda: self._prepare(order))
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
-        """Notify an attempt to save and end; it is killed at the deadline."""
+        """Order an attempt to save and end; it is killed at the deadline."""
         if (known := self._attempts.get((workload, attempt))) is not None:
             await self._change(lambda: known.notice(notice))
 
@@ -133,7 +133,7 @@ class LocalBackend:
         return await self._read(workload, attempt, lambda files: files.log(offset, size))
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
-        """Return the range of bytes dropped from a very long log (from, to); None when it is whole."""
+        """Return the bytes of a very long log that were dropped (from, to); None when it is whole."""
         return await self._read(workload, attempt, lambda files: files.log_gap())
 
     async def result(self, workload: str, attempt: int) -> bytes | None:
@@ -190,7 +190,7 @@ class LocalBackend:
         self._follow(path)
 
     def _refresh(self) -> bool:
-        """Refresh every attempt and conclude those whose launcher is gone; True when something is new."""
+        """Check every attempt; conclude those whose launcher is gone; return whether something is new."""
         now = self._clock()
         before = {key: attempt.seen for key, attempt in self._attempts.items()}
         gone = [attempt for attempt in self._attempts.values() if attempt.refresh(now)]
@@ -268,7 +268,7 @@ class LocalBackend:
                 self._unwatch(key)
 
     def _gone(self, key: Key) -> None:
-        """A launcher has ended: look away from its handle, and let the loop look."""
+        """Stop watching a launcher that has ended, and wake the loop."""
         handle = self._watched[key].fd
         if handle is not None:
             asyncio.get_running_loop().remove_reader(handle)

@@ -1,7 +1,7 @@
-"""Machines that only exist in memory: the backend of tests, of the simulator, and of trying out a policy.
+"""A backend that exists in memory only: for tests, the simulator, and trying out a policy.
 
-Attempts end when a test ends them, or after a time on the given clock; they end a given delay after a notice, or
-ignore it until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
+Attempts end on command, or after a time on the given clock; notices are followed after a given delay, or ignored
+until the deadline; nodes and attempts can be lost, and starts refused. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Imagined:
 
     @property
     def files(self) -> tuple[JobFile, ...]:
-        """What would have been laid out for it."""
+        """The files of its order."""
         return self.order.files()
 
 
 class MemoryBackend:
-    """`lasts` says how many seconds an attempt runs (None: until told), `leaves_after` how long saving takes.
+    """`lasts` says how many seconds an attempt runs (None: until `finish`), `leaves_after` how long saving takes.
 
     With `real_time` the loop is woken when something is due; on another clock, call `observe` after moving it.
     """
@@ -83,7 +83,7 @@ class MemoryBackend:
         """Nothing has to be reached."""
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """Close the backend; with `stop_jobs` every attempt ends at once, or is killed if it ignores notices."""
+        """Stop; with `stop_jobs` everything that runs ends at once, or is killed if it ignores notices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -121,7 +121,7 @@ class MemoryBackend:
         self._changed()
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
-        """Notify an attempt to end; a repetition changes nothing, an earlier deadline counts."""
+        """Order an attempt to end; a repetition changes nothing, an earlier deadline counts."""
         imagined = self.attempts.get((workload, attempt))
         if imagined is None or imagined.seen.phase in OVER:
             return
@@ -196,18 +196,18 @@ class MemoryBackend:
         self._end(imagined, exit_code, message=message, acknowledged=left, completed=done)
 
     def save(self, workload: str, step: int) -> None:
-        """Report a checkpoint of a workload."""
+        """Save a checkpoint for a workload."""
         imagined = self.newest(workload)
         imagined.seen = replace(imagined.seen, step=step, checkpoint_at=self.clock())
         self._changed()
 
     def say(self, workload: str, text: str) -> None:
-        """Append to the log of a workload."""
+        """Write to a workload's log."""
         self.newest(workload).log += text.encode()
         self._changed()
 
     def lose(self, workload: str) -> None:
-        """Remove a workload's attempt without a report."""
+        """Remove a workload without a report: it is lost."""
         imagined = self.newest(workload)
         imagined.seen = replace(imagined.seen, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
         self._changed()
@@ -221,7 +221,7 @@ class MemoryBackend:
         self._changed()
 
     def node_back(self, name: str) -> None:
-        """Return a lost node to the inventory, empty."""
+        """Bring a node back that was lost, empty."""
         self.nodes[name] = replace(self.nodes[name], ready=True)
         self._changed()
 
@@ -233,7 +233,7 @@ class MemoryBackend:
         return self.attempts.get(max(keys)) or self.forgotten[max(keys)]
 
     def next_event(self) -> float | None:
-        """Return when the next attempt ends or is killed by itself, on the given clock."""
+        """Return when something happens by itself next, on the given clock."""
         return self._due[0][0] if self._due else None
 
     # -- inside -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Identify processes by pid and start time, so that a reused pid is never mistaken for an earlier process.
+"""Identify processes: a pid counts only together with its start time, as pids are reused.
 
 Used by the local backend to hold on to launchers, and to find and kill whatever is left of an attempt.
 """
@@ -20,7 +20,7 @@ SWEEP_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What every process of an attempt carries in its environment, wherever it moved itself."""
+    """The mark that every process of an attempt carries in its environment."""
 
     job_dir: str
     attempt: int
@@ -63,7 +63,7 @@ class Stat:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine: pids and start times of another one mean nothing."""
+    """Return the id of this boot: pids and start times of another one mean nothing."""
     try:
         return (PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -111,7 +111,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Release the handle; the process lives on."""
+        """Close its handle; the process goes on."""
         if self.fd is not None:
             os.close(self.fd)
             self.fd = None

@@ -1,6 +1,6 @@
 """Start the launcher of an attempt: spool the order, then start a process that claims it.
 
-Several launchers may be started for one attempt: the first that claims it runs it, every other one exits.
+However often it is started, the launcher that claims the attempt first runs it; every other one exits.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def spawn(
 ) -> str | None:
     """Start a launcher and wait until it has started the job; answers why it did not come up, if it did not.
 
-    The launcher has its own session and outlives the service.
+    The launcher has a session of its own and outlives the service.
     """
     try:
         account = account_of(attempt.owner)

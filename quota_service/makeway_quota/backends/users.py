@@ -39,7 +39,7 @@ class Account:
     switch: bool
 
     def environment(self, python: str) -> dict[str, str]:
-        """Return the initial environment of a job of this account; `python`'s folder comes first in PATH."""
+        """Return the environment of a job of this account; `python`'s folder comes first in PATH."""
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         kept |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
         if self.switch:

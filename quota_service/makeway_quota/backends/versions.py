@@ -19,7 +19,7 @@ MOST_GONE = 10_000
 
 
 class Versions(Generic[K, V]):
-    """What was shown last, by key, each with the version in which it changed; and what is gone since."""
+    """The state that was shown last, by key, each with the version in which it changed; and what is gone since."""
 
     def __init__(self) -> None:
         self.shown: dict[K, V] = {}

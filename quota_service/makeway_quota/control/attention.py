@@ -22,7 +22,7 @@ OVER = (Phase.EXITED, Phase.LOST)
 
 
 class Attention:
-    """What no cycle has gone through with yet. Used by the loop only."""
+    """The changes that no cycle has gone through with yet. Used by the loop only."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class Attention:
         self._clock = clock
         self._ids: set[str] = set()
         self._everything_at: float | None = None
-        """When everything was looked at last; None: it is due."""
+        """The time of the last look at everything; None: it is due."""
         self._whole = False
 
     def everything(self) -> None:
-        """Mark everything for the next cycle: this process just became the leader, or missed changes."""
+        """Make the next cycle look at everything: this process just became the leader, or missed something."""
         self._everything_at = None
 
     def rows(self) -> dict[str, Workload]:

@@ -9,7 +9,6 @@ a follower observes, so that its pages show the nodes.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from ..store.errors import Deposed, NotLeading
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
+from .garbage import collect_less
 from .names import names_of
 from .planner import Planner
 from .reasons import Reasons
@@ -32,9 +32,6 @@ MIN_CYCLE_SECONDS = 0.01
 
 CATCH_UP = 0.5
 """Seconds after which reasons that could not all be written are looked at again."""
-
-COLLECT_AFTER = (50_000, 10, 50)
-"""Python's thresholds of garbage collection: with the default of 700 objects, collecting takes a third of a cycle."""
 
 PART = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
@@ -90,7 +87,7 @@ class Loop:
     async def run(self) -> None:
         """Run cycles until stopped. A cycle that fails is logged, shown by `/readyz`, and repeated a second later."""
         self._loop = asyncio.get_running_loop()
-        gc.set_threshold(*COLLECT_AFTER)
+        collect_less()
         self.backend.on_change(self.wake)
         self._wake.set()
         while not self._stopping:

@@ -19,7 +19,7 @@ PlacedOn = Callable[[str], Iterable[Workload]]
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What the engine is shown: the snapshot if it is to see the `whole`, else what changed.
+    """One message to the engine: the snapshot if it is to see the `whole`, else what changed.
 
     Unless it is to see the whole, the snapshot is without its workloads and nodes.
     """

@@ -1,4 +1,4 @@
-"""What a policy would do with a recorded workload: the service's own decisions on a clock that jumps."""
+"""Simulate a policy with a recorded workload: the service's own decisions on a clock that jumps."""
 
 from .command import simulate_command
 from .trace import TraceInvalid, read_trace

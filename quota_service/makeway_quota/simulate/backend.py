@@ -60,7 +60,7 @@ class SimulatedBackend:
         heapq.heappush(self._ends, (now + self.grace, row.id, row.attempt, True))
 
     def next_at(self) -> float | None:
-        """Return when the next attempt ends."""
+        """Return when the next attempt is over."""
         while self._ends and not self._current(*self._ends[0][1:]):
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
@@ -95,7 +95,7 @@ class SimulatedBackend:
         return AttemptSeen(id, attempt, Phase.EXITED, ended_at=at, exit_code=0, completed=True)
 
     def forget(self, id: str) -> Work:
-        """Drop a job that has ended."""
+        """Remove a job that has ended, and return it."""
         return self.work.pop(id)
 
 

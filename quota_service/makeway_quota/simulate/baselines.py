@@ -1,4 +1,4 @@
-"""What clusters do without Makeway: static partitions, one queue for all, borrowing without reclaim.
+"""Simulate clusters without Makeway: static partitions, one queue for all, borrowing without reclaim.
 
 Small schedulers of their own, with the same machines and the same meter, so that only the rules differ. Work up to
 one node's GPUs runs on one node (the fullest that has room), larger work on whole nodes; no job is ever stopped.
@@ -35,7 +35,7 @@ class Nodes:
         self.free[size] = list(range(count))
 
     def take(self, milli: int) -> tuple[tuple[int, int], ...]:
-        """Take `milli` milli-GPUs; return them as (node, GPUs), or nothing if they are not free."""
+        """Return (node, GPUs) for so many milli-GPUs, or nothing if they are not there."""
         gpus = -(-milli // GPU)
         if gpus > self.size:
             count = -(-gpus // self.size)

@@ -48,7 +48,7 @@ def of_quotas(
     """Build one pool of equal nodes, a policy with a reservation (in GPUs) per team, and a profile per size (milli).
 
     `small_first`: smaller profiles rank before larger ones in the pool; else they are all alike. `reclaim_after`:
-    seconds that everybody waits for free GPUs before anybody has to leave.
+    seconds that every job waits for free GPUs before any other is evicted for it.
     """
     count = nodes if nodes is not None else math.ceil(sum(quotas.values()) / node_gpus)
     teams = starts_with or tuple(Policy(team, (QuotaLine((), gpus * GPU),)) for team, gpus in sorted(quotas.items()))
@@ -82,7 +82,7 @@ def _profile(
 def of_document(
     name: str, document: Document, arrivals: Iterable[Arrival], *, node_gpus: int, gpus: int
 ) -> SimulatedCluster:
-    """Return the cluster of a policy document with equal nodes; `gpus` is the total of all pools.
+    """Build a cluster of equal nodes for a policy document; `gpus` is how many all pools together have.
 
     Jobs that name no profile get one of the document that has their number of GPUs, else one is made for them.
     """

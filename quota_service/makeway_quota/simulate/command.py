@@ -97,7 +97,7 @@ def _bar(stream: TextIO | None, name: str) -> Callable[[float], None] | None:
 
 
 def interactive(stream: TextIO = sys.stderr) -> TextIO | None:
-    """Return the stream for the progress bar; None unless it is a terminal."""
+    """Return the stream for the progress bar, if it is a terminal."""
     return stream if stream.isatty() else None
 
 

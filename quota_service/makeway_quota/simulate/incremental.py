@@ -1,6 +1,6 @@
 """The incremental engine, kept between the decisions of a simulation, as the service keeps it.
 
-Facts that a simulation does not read are left out: reasons of pending jobs, and forecasts unless requested.
+What a simulation does not read is left out: reasons for waiting, and (if not asked for) forecasts.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ ASK_EVERY = 20
 
 @dataclass(slots=True)
 class Forecasts:
-    """What those who wait are told of when they start, and what came of it. `durations` is what is learnt from."""
+    """The forecasts that waiting jobs are given, and how they came out; learnt from `durations`."""
 
     durations: Durations
-    told: dict[str, float] = field(default_factory=dict)
+    given: dict[str, float] = field(default_factory=dict)
     """Id to the first time that was promised, of those who wait."""
     early: list[float] = field(default_factory=list)
     """Seconds from the time that was promised to the start; less than nothing where the promise did not hold."""
 
     def follow(self, now: float, plan: Plan, pending: Pending) -> None:
         """Note first promises and what became of them; nominations are no forecasts."""
-        for _, members, told in pending.groups:
-            if told.not_before is not None:
+        for _, members, reason in pending.groups:
+            if reason.not_before is not None:
                 for workload in members:
-                    self.told.setdefault(workload.id, told.not_before)
+                    self.given.setdefault(workload.id, reason.not_before)
         for start in plan.start:
-            promised = self.told.pop(start.id, None)
+            promised = self.given.pop(start.id, None)
             if promised is not None:
                 self.early.append(now - promised)
 
@@ -50,7 +50,7 @@ class Forecasts:
 class IncrementalEngine:
     """A planner whose cluster lives on. `mix` counts the jobs to come by profile, for the packing.
 
-    With `forecasts`, those who wait are asked at every ASK_EVERYth decision when they were told to start.
+    With `forecasts`, waiting jobs are given a forecast at every ASK_EVERYth decision.
     """
 
     def __init__(
@@ -101,16 +101,16 @@ class IncrementalEngine:
         return left
 
     def _outrun(self, now: float) -> Iterator[str]:
-        """Yield the ids of jobs that run longer than expected."""
+        """List the jobs that run longer than was expected of them."""
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[1]
 
     def _promises(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
         """List promises that were made, and those that are void now."""
-        told = single.keys() | {start.id for start in plan.start}
+        known = single.keys() | {start.id for start in plan.start}
         for waiting in single.values():
             if waiting.nomination:
                 yield waiting
         for name, workload in sorted(self.engine.cluster.nominees.items()):
-            if workload.state == "pending" and name not in told:
+            if workload.state == "pending" and name not in known:
                 yield Waiting(name, "no_free_gpus", "place", (), {})

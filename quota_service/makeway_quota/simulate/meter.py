@@ -1,4 +1,4 @@
-"""What is measured while a simulation runs: use, borrowing, delays, and guarantees that were not served."""
+"""Measure while a simulation runs: use, borrowing, delays, and guarantees that were not served."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Team:
     gpu_seconds: float = 0.0
 
     def room(self) -> int:
-        """Return the milli-GPUs that pending jobs could use within the reservation, the largest first."""
+        """Return the milli-GPUs that waiting jobs could use within the reservation, the largest first."""
         left = self.reserved - self.used
         served = 0
         for size in sorted(self.queued, reverse=True):
@@ -59,14 +59,14 @@ class Team:
 
 
 class Meter:
-    """Integrates over time; told of every change by the store."""
+    """Integrates over time; called for every change of the store."""
 
     def __init__(self, reserved: Mapping[str, int], sample: float = HOUR) -> None:
         self.teams = {name: Team(amount) for name, amount in sorted(reserved.items())}
         self.finished: list[Finished] = []
         self.moments: list[Moment] = []
         self.loans: dict[tuple[str, str], float] = {}
-        """(borrower, lender) to milli-GPU seconds; the lender "" stands for unreserved GPUs."""
+        """(borrower, lender) to milli-GPU seconds; the lender "" is what no team reserves."""
         self.preemptions: dict[tuple[str, str], int] = {}
         """(team that left, team it made way for) to how often"""
         self.lost = 0.0
@@ -117,8 +117,8 @@ class Meter:
                     self.loans[key] = self.loans.get(key, 0.0) + part * self._sample
 
     @property
-    def anybody_waits(self) -> bool:
-        """Whether some job waits."""
+    def any_waits(self) -> bool:
+        """Whether any job waits."""
         return self.waiting > 0 or any(team.queued for team in self.teams.values())
 
     def submitted(self, row: Workload) -> None:
@@ -162,5 +162,5 @@ class Meter:
 
     @property
     def unserved(self) -> float:
-        """Return the queued GPU-hours that fitted into the teams' reservations and were not served."""
+        """Return the GPU-hours that teams had room for inside their reservations, had queued, and did not get."""
         return sum(team.unserved for team in self.teams.values()) / GPU / HOUR

@@ -1,4 +1,4 @@
-"""Plan the decisions of a simulation: with an engine built anew every time, or one kept between decisions."""
+"""Decide in a simulation with the engine: built anew every time, or kept between decisions."""
 
 from __future__ import annotations
 

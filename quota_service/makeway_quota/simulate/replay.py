@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..backends.base import AttemptSeen, Seen
 from ..control.apply import change_set_of
+from ..control.garbage import collecting_less
 from ..control.reconcile import ChangeSet, reconcile
 from ..engine.plan import Plan
 from ..engine.state import Profile
@@ -23,16 +23,13 @@ from .meter import HOLDING, Finished, Meter
 from .planner import Planner
 from .trace import Arrival, TraceInvalid
 
-COLLECT_AFTER = (50_000, 10, 50)
-"""How much is made before Python looks for garbage, as in the service's loop."""
-
 MOST_PASSES = 20
 """Passes at one moment until nothing changes any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out: the meter's numbers and the whole of what was asked."""
+    """The result: the meter's numbers and all the work that was submitted."""
 
     name: str
     gpus: int
@@ -119,7 +116,7 @@ class Replay:
             heapq.heappush(self._until, (arrival.until, arrival.id))
 
     def _like(self, arrival: Arrival) -> Workload:
-        """Return the pending row that all equal requests start from; made once."""
+        """Return the workload that all jobs with the same request begin as; made once."""
         asked = arrival.profile, arrival.gpus
         like = self._alike.get(asked)
         if like is None:
@@ -153,7 +150,7 @@ class Replay:
         return ((self._pools[place.node], row.gpus) for place in row.placement)
 
     def _withdraw(self) -> None:
-        """Cancel demand that the trace observed only until now."""
+        """Cancel the demand that was observed until now only."""
         change_set = ChangeSet()
         while self._until and self._until[0][0] <= self.now:
             _, id = heapq.heappop(self._until)
@@ -164,14 +161,14 @@ class Replay:
         self._commit(change_set)
 
     def _report(self, over: list[AttemptSeen]) -> None:
-        """Write to the store which attempts ended; starts are not reported, since they count the same either way."""
+        """Write to the store which attempts are over; starting and running count the same, so no start is reported."""
         if over:
             self._commit(reconcile(self.store.rows, Seen((), tuple(over)), now=self.now, lost_budget=0))
 
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while no job waits."""
         for _ in range(MOST_PASSES):
-            if not self.news or not self.meter.anybody_waits:
+            if not self.news or not self.meter.any_waits:
                 break
             self.news = False
             changed, self.dirty = self.dirty, set()
@@ -227,9 +224,5 @@ def replay(
 ) -> Outcome:
     """Play a trace on an cluster, with decisions by `planner`; `durations` learns how long the jobs ran."""
     played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations)
-    before = gc.get_threshold()
-    gc.set_threshold(*COLLECT_AFTER)
-    try:
+    with collecting_less():
         return played.run(list(arrivals), progress)
-    finally:
-        gc.set_threshold(*before)

@@ -1,4 +1,4 @@
-"""What came out of simulations, side by side: as text, and as JSON."""
+"""Report simulations side by side: as text, and as JSON."""
 
 from __future__ import annotations
 

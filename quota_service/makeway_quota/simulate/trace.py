@@ -1,4 +1,4 @@
-"""What arrived when, for which team: a recorded workload, read from a table."""
+"""Read a recorded workload from a table: what arrived when, for which team."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Who sits where before a decision: running work on its nodes, promises on their places, and what changed since."""
+"""Keep running workloads on their nodes, and follow what changes between decisions.
+
+Called by `Cluster` when it is built and by `IncrementalEngine` for changes. The result depends on the workloads alone,
+not on the order of the changes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _AT_WORK = ("starting", "running")
 
 
 def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]) -> None:
-    """Put all nodes into their pools and all work on its nodes: first where the devices are known."""
+    """Enter all nodes into their pools and all workloads on their nodes: first where the devices are known."""
     for node in sorted(nodes, key=lambda n: (n.pool, n.name)):
         pool = cluster.pools.get(node.pool)
         if pool is None:
@@ -39,16 +43,19 @@ def build(cluster: Cluster, nodes: Iterable[Node], workloads: Iterable[Workload]
 
 
 def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> set[str]:
-    """Put work where it is now; give the ids whose promise came or went with it. Nothing may be promised meanwhile."""
+    """Place workloads where they are now; return the ids whose nomination came or went with them.
+
+    Nothing may be nominated meanwhile.
+    """
     crowded: dict[str, NodeState] = {}
     beneficiaries: set[str] = set()
-    told = list(news)
-    same = _serve_the_same(cluster, told)
-    seated = [(w, cluster.allocations[w.id]) for w in told if w.id in cluster.allocations]
-    kept = {w.id: allocation for w, allocation in seated if _keeps_its_seat(cluster, w, allocation)}
+    changed = list(news)
+    same = _same_need(cluster, changed)
+    seated = [(w, cluster.allocations[w.id]) for w in changed if w.id in cluster.allocations]
+    kept = {w.id: allocation for w, allocation in seated if _keeps_allocation(cluster, w, allocation)}
     for allocation in [allocation for name, allocation in cluster.fresh.items() if name not in kept]:
         cluster.withdraw(allocation)
-    for name in [*(w.id for w in told), *gone]:
+    for name in [*(w.id for w in changed), *gone]:
         old = cluster.workloads.pop(name, None)
         if old is not None:
             if name not in same:
@@ -63,7 +70,7 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
             if old.state in ADMITTED and name not in kept:
                 _note_absent(cluster, old, False)
             cluster.yielding.discard(name)
-    for workload in told:
+    for workload in changed:
         if workload.state not in LIVE:
             continue
         cluster.workloads[workload.id] = workload
@@ -84,10 +91,10 @@ def change(cluster: Cluster, news: Iterable[Workload], gone: Iterable[str]) -> s
     return beneficiaries
 
 
-def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
-    """Name those of whom the pools need not be told again: what they ask for, and where, is what it was."""
+def _same_need(cluster: Cluster, changed: Iterable[Workload]) -> set[str]:
+    """Return the ids of the workloads whose need and pools are what they were, so that no mix changes."""
     found = set()
-    for workload in told:
+    for workload in changed:
         old = cluster.workloads.get(workload.id)
         alike = old is not None and workload.state in LIVE and old.profile == workload.profile
         if old is not None and alike and cluster.need(old) is cluster.need(workload):
@@ -95,8 +102,8 @@ def _serve_the_same(cluster: Cluster, told: Iterable[Workload]) -> set[str]:
     return found
 
 
-def _keeps_its_seat(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
-    """Say whether all that counts about a workload that sits somewhere is what it was: then nothing has to move."""
+def _keeps_allocation(cluster: Cluster, workload: Workload, allocation: Allocation) -> bool:
+    """Whether all that counts about a placed workload is what it was: then its allocation stays."""
     if not allocation.parts or workload.state not in _AT_WORK:
         return False
     old = allocation.workload
@@ -116,7 +123,7 @@ def _counts_as(workload: Workload) -> tuple[object, ...]:
 
 
 def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
-    """Let a workload sit where it does; it may end at another time than was thought."""
+    """Keep an allocation for the changed workload; its expected end may be another."""
     allocation.workload = workload
     if allocation.fresh:
         allocation.fresh = False
@@ -128,7 +135,7 @@ def _stay(cluster: Cluster, allocation: Allocation, workload: Workload) -> None:
 
 
 def _yields_from(cluster: Cluster, workload: Workload) -> float:
-    """Give the time from which a workload yields, as it ran so long; infinite while it does not get there."""
+    """Return the time from which a workload yields because it ran so long; infinite while it never does."""
     after = cluster.settings.yields_after
     if not after or workload.non_preemptible or workload.kind != "job":
         return inf
@@ -151,7 +158,7 @@ def _time(cluster: Cluster, workload: Workload) -> None:
 
 
 def _sit(cluster: Cluster, workload: Workload, crowded: dict[str, NodeState]) -> None:
-    """Seat running work; where devices are not known, the whole node is arranged anew afterwards."""
+    """Place a running workload; where devices are not known, the whole node is assigned anew afterwards."""
     need = cluster.need(workload)
     _note_absent(cluster, workload, True)
     parts = _parts(cluster, workload, need)
@@ -190,13 +197,13 @@ def _note_absent(cluster: Cluster, workload: Workload, there: bool) -> None:
 
 
 def _unplaced(cluster: Cluster, workload: Workload, need: Need) -> Allocation | None:
-    """Count work whose node is gone on the first pool of its profile."""
+    """Return an allocation on the first pool of its profile for a workload whose node is gone."""
     pools = cluster.pools_of(workload)
     return Allocation(workload, need, pools[0], (), 0) if pools else None
 
 
 def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState]) -> None:
-    """Take work off its nodes and lines."""
+    """Take a workload off its nodes and lines."""
     workload, vague = allocation.workload, allocation.vague
     del cluster.allocations[workload.id]
     _book(cluster, allocation, -1)
@@ -218,7 +225,7 @@ def _rise(cluster: Cluster, allocation: Allocation, crowded: dict[str, NodeState
 
 
 def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
-    """Put an allocation of the snapshot on the store, or take it off."""
+    """Count an allocation of the snapshot in the ledger (sign 1), or no longer (sign -1)."""
     if sign > 0:
         allocation.terminating = allocation.workload.state == "checkpointing"
         allocation.amount = (
@@ -230,7 +237,7 @@ def _book(cluster: Cluster, allocation: Allocation, sign: int) -> None:
 
 
 def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None:
-    """Arrange everybody on a node anew: who has known devices first, then the others by age, then strangers."""
+    """Assign the devices of a node anew: known devices first, then other allocations by age, then foreign GPUs."""
     placed = sorted(node.placed.values(), key=lambda t: t.workload.id)
     placed.sort(key=lambda t: (True, t.workload.started_at or 0.0) if _guessed(t) else (False, 0.0))
     for allocation in placed:
@@ -243,7 +250,7 @@ def repack(cluster: Cluster, node: NodeState, shown: Node | None = None) -> None
             for part in here:
                 node.shift(part, allocation.need, -1, 0 if allocation.terminating else -1)
                 node.allocations[allocation.workload.id] = allocation
-        _seat_foreign(node)
+        _take_foreign(node)
     for allocation in placed:
         _book(cluster, allocation, 1)
 
@@ -253,7 +260,7 @@ def _guessed(allocation: Allocation) -> bool:
 
 
 def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: Iterable[Part]) -> None:
-    """Put a workload's parts on one node in the place of those that it had there."""
+    """Replace the parts that an allocation has on one node."""
     by_worker = {p.worker: p for p in allocation.parts if p.node is not node} | {p.worker: p for p in here}
     order = [placed.worker for placed in allocation.workload.placement]
     allocation.parts = tuple(by_worker[worker] for worker in order if worker in by_worker)
@@ -265,14 +272,14 @@ def _rearrange(cluster: Cluster, allocation: Allocation, node: NodeState, here: 
 
 
 def _parts(cluster: Cluster, workload: Workload, need: Need) -> tuple[Part, ...]:
-    return _placed(cluster.nodes, workload.placement, need)
+    return parts_of(cluster.nodes, workload.placement, need)
 
 
 def _on(node: NodeState, workload: Workload, need: Need) -> tuple[Part, ...]:
-    return _placed({node.node.name: node}, workload.placement, need)
+    return parts_of({node.node.name: node}, workload.placement, need)
 
 
-def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
+def parts_of(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: Need) -> tuple[Part, ...]:
     """Read a placement; where only the node is known, the lowest devices that are free are taken."""
     parts = []
     taken: dict[str, list[int]] = {}
@@ -292,38 +299,8 @@ def _placed(nodes: Mapping[str, NodeState], placement: Iterable[Placed], need: N
     return tuple(parts)
 
 
-def restore_nominations(cluster: Cluster) -> None:
-    """Keep what was promised, where the promise can still be kept."""
-    for workload in sorted(cluster.nominees.values(), key=lambda w: (w.submitted_at, w.id)):
-        need = cluster.need(workload)
-        parts = _placed(cluster.nodes, workload.nomination, need)
-        if not parts or len(parts) < need.least or not all(p.node.usable for p in parts):
-            continue
-        if any(len(p.devices) * p.milli != need.gpus for p in parts):
-            continue  # a device of the promise is gone
-        if fits_later(parts, need):
-            cluster.nominate(workload, need, parts)
-
-
-def fits_later(parts: Iterable[Part], need: Need) -> bool:
-    """Whether a placement is free once everything that terminates has left and nominations are kept."""
-    wanted: dict[tuple[str, int], int] = {}
-    hosted: dict[str, int] = {}
-    for part in parts:
-        node = part.node
-        hosted[node.node.name] = count = hosted.get(node.node.name, 0) + 1
-        if node.cpu_future < count * need.cpu or node.memory_future < count * need.memory:
-            return False
-        for at in part.devices:
-            key = (node.node.name, at)
-            wanted[key] = wanted.get(key, 0) + part.milli
-            if node.future[at] < wanted[key]:
-                return False
-    return True
-
-
 def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
-    """Tell the pools what they serve: the shapes of their profiles, and of all work that waits or runs."""
+    """Count a need in the mix of its pools: the shapes of profiles, and of all live workloads."""
     pools = cluster.serving(name)
     shape = need.shape
     for pool in pools:
@@ -334,8 +311,8 @@ def _count(cluster: Cluster, name: str, need: Need, sign: int) -> None:
         pool.mixed += 1
 
 
-def _seat_foreign(node: NodeState) -> None:
-    """Take what strangers hold off the devices that are free, from the last one down."""
+def _take_foreign(node: NodeState) -> None:
+    """Take foreign GPUs on unknown devices off the devices that are free, from the last one down."""
     rest = node.node.foreign_gpus
     for at in range(len(node.open) - 1, -1, -1):
         if rest <= 0:

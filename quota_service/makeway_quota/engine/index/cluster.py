@@ -12,8 +12,9 @@ from typing import Any
 from ..request import Need, need_of
 from ..rules.quota import Account, Ledger, Line
 from ..state import Profile, Snapshot, Workload
-from .allocations import build, restore_nominations
+from .allocations import build
 from .nodes import Allocation, NodeState, Part, PoolState, placement_of
+from .nominations import restore_nominations
 from .rooms import Rooms
 
 NOBODY = 1 << 30

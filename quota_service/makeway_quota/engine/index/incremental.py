@@ -82,9 +82,9 @@ class IncrementalEngine:
 
     def change(self, workloads: Iterable[Workload], gone: Iterable[str] = ()) -> None:
         """Take workloads that are new or not what they were, and the ids of those that are no more."""
-        told, left = list(workloads), list(gone)
-        others = change(self.cluster, told, left)
-        self.queues.change({*(w.id for w in told), *left, *others})
+        changed, left = list(workloads), list(gone)
+        others = change(self.cluster, changed, left)
+        self.queues.change({*(w.id for w in changed), *left, *others})
 
     def plan(self, now: float, why: bool = True) -> Plan:
         """Decide about the world as it was shown last; without `why` the plan has no reasons for waiting."""

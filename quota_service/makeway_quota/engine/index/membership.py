@@ -65,7 +65,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
         cluster.rooms.come(state)
 
     here = [cluster.workloads[id] for id in cluster.absent.get(node.name, ()) if id in cluster.workloads]
-    others = _seat_anew(cluster, [workload for workload in here if workload.state in ADMITTED], come)
+    others = _place_anew(cluster, [workload for workload in here if workload.state in ADMITTED], come)
     if node.foreign_gpus and not state.placed:
         repack(cluster, state)
     return others
@@ -94,10 +94,10 @@ def remove(cluster: Cluster, name: str) -> set[str]:
         if pool.packing is not None:
             pool.packing.remove(state.position)
 
-    return _seat_anew(cluster, [allocation.workload for allocation in state.placed.values()], leave)
+    return _place_anew(cluster, [allocation.workload for allocation in state.placed.values()], leave)
 
 
-def _seat_anew(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:
+def _place_anew(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:
     """Take workloads off their nodes, change the nodes `meanwhile`, and put them back where their placement says."""
     again = sorted(workloads, key=lambda workload: workload.id)
     others = change(cluster, (), [workload.id for workload in again])
@@ -106,7 +106,7 @@ def _seat_anew(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Calla
 
 
 def _catch_up(pool: PoolState) -> None:
-    """Let the packing take in what was touched, before positions change their meaning."""
+    """Bring the packing up to what was touched, before positions change their meaning."""
     if pool.packing is not None:
         pool.packing.catch_up()
         pool.packing.seen = 0

@@ -1,4 +1,4 @@
-"""Where room will appear, and when: nodes as those that run there end, one after the other."""
+"""Forecast where and when room will appear: on nodes whose workloads end, one after the other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .nodes import Allocation, NodeState, PoolState, hosts
 
 UNKNOWN = float("inf")
 EVER = (UNKNOWN, 1 << 60, 0)
-"""After every moment, also of those that nobody knows."""
+"""After every moment, also those that are not known."""
 KNOWN = (UNKNOWN, 0, 0)
 """After every moment that is known."""
 NOW = -1.0
 """Before every moment: what is there already, or should be."""
 Ends = Callable[[Allocation], float | None]
-"""When somebody who runs is gone; None where nobody knows."""
+"""Returns when a running workload is gone; None where it is not known."""
 When = tuple[float, int, int]
 """A time, then (where that is unknown) the milli-GPUs of sessions and of jobs that have to end first."""
 Allocations = list[tuple[Allocation, float | None]]
@@ -70,7 +70,7 @@ def openings(node: NodeState, need: Need, now: float, allocations: Allocations, 
 
 
 def _leaving_order(allocations: Allocations, now: float) -> Iterator[tuple[When, Allocation]]:
-    """Go through those on a node as they end; where nobody knows when, jobs before sessions, small ones first."""
+    """List allocations as they end; where it is not known when, jobs before sessions, small ones first."""
     known, unknown = [], []
     for allocation, end in allocations:
         if end is not None and not allocation.terminating:
@@ -99,7 +99,7 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
 
 
 class Foreseen:
-    """When a pool will have room for a need: what each node answers, asked again only where something happened.
+    """The forecast of a pool for a need: each node's answer, worked out again only where something happened.
 
     A node's answer stands until something moves there, or until work there should have ended by now. `latest` is
     the last moment that is of interest. Nodes are ordered by name, as in the pool, so that none is numbered anew

@@ -50,7 +50,7 @@ class Emptied:
 
 @dataclass(slots=True)
 class Rooms:
-    """What is known of the room in each pool, by pool and need."""
+    """Forecasts and counts of the room in each pool, by pool and need."""
 
     decisions: int = 0
     _foreseen: dict[tuple[str, Need, When], tuple[int, Foreseen]] = field(default_factory=dict)

@@ -154,23 +154,24 @@ def entitled(p: Preemptor, victim: Allocation, gone: Sequence[tuple[Allocation, 
 def legal_order(p: Preemptor, victims: Sequence[Member]) -> Victims | None:
     """Return a set in an order in which each may be evicted when its turn comes; None if there is none.
 
-    Smallest first is exact: evicting less before more never takes a right away. A stopped elastic gang gives up its
+    Withdrawn starts go first: what only they put above its reservation is no candidate. Then smallest first is exact,
+    for evicting less before more never takes a right away. A stopped elastic gang gives up its
     extra workers one by one, and its block of `min_workers` after them.
     """
     rest = sorted(
-        (amount, block, order(p, member.allocation), at)
+        (member.kind >= 0, amount, block, order(p, member.allocation), at)
         for at, member in enumerate(victims)
         for amount, block in items(member)
     )
     gone: list[tuple[Allocation, int]] = []
     done: list[int] = []
     for _ in range(len(rest)):
-        following = next((item for item in rest if entitled(p, victims[item[3]].allocation, gone)), None)
+        following = next((item for item in rest if entitled(p, victims[item[4]].allocation, gone)), None)
         if following is None:
             return None
         rest.remove(following)
-        gone.append((victims[following[3]].allocation, following[0]))
-        done.append(following[3])
+        gone.append((victims[following[4]].allocation, following[1]))
+        done.append(following[4])
     return tuple(victims[at] for at in dict.fromkeys(done))
 
 

@@ -67,7 +67,7 @@ class _Search:
                 break
             (stops, gpus, *rest), victims = found
             gone = (*self.chosen.values(), *victims)
-            returns = any(could_return(self.preemptor, victim, gone) for victim in victims)
+            returns = any(could_return(self.preemptor, victim, gone) for victim in _one_a_kind(self.preemptor, victims))
             rate = (returns, stops, Fraction(gpus, gain), *rest, -gain)
             if best is None or rate < best[0]:
                 best = rate, gain, victims
@@ -108,6 +108,16 @@ class _Search:
             self.missing -= min(least, self.have[position]) - min(least, before)
         for position in others & self.where.keys():
             self.offer(position)
+
+
+def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
+    """Return one of the victims that are alike in all that tells whether they could return."""
+    kinds: dict[tuple[object, ...], Victim] = {}
+    for victim in victims:
+        workload = victim.allocation.workload
+        priority = preemptor.cluster.priority(workload)
+        kinds[workload.policy, workload.profile, priority, victim.allocation.need, victim.kind] = victim
+    return tuple(kinds.values())
 
 
 def node_by_node(preemptor: Preemptor, trial: Trial) -> Victims:

@@ -132,6 +132,9 @@ class _NodeRoom:
     def fits(self) -> bool:
         return self.sets.fits(tuple(self.gone.values()))
 
+    def surely_needs(self, victim: Victim) -> bool:
+        return False
+
 
 def _groups(able: Sequence[Allocation]) -> list[list[Allocation]]:
     """Group the candidates that are equal but for their protection, the least protected first."""

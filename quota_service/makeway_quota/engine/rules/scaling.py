@@ -74,7 +74,7 @@ class _Demand:
         return True
 
     def _take(self, need: Need, before: dict[int, _Imagined]) -> bool:
-        """Put one worker on the first node with room; note in `before` what the nodes were that existed already."""
+        """Place one worker on the first node with room; note in `before` what the nodes were that existed already."""
         for at in range(self.full.get(need.shape, 0), len(self.nodes)):
             node = self.nodes[at]
             if need.least > 1 and at not in before:
@@ -123,10 +123,10 @@ def _in_order(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> l
     """List the pending workloads that a new node could help, as `order.key` orders them in their growing pool."""
     by_number = {queue.number: queue for queue in waiting}
     groups = []
-    for number, members, told in builder.groups:
+    for number, members, reason in builder.groups:
         queue = by_number[abs(number)]
         growing = next((pool for pool in queue.pools if pool.pool.kind == "autoscaled"), None)
-        if growing is None or told.code not in _COULD_USE_A_NODE:
+        if growing is None or reason.code not in _COULD_USE_A_NODE:
             continue
         over = not cluster.ledger.in_quota(queue.account, growing.pool.name, queue.need.total, queue.non_preemptible)
         groups.append(((over, common(queue, growing, over)), queue, members))
@@ -148,7 +148,7 @@ class _Asking:
     def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
         self.cluster, self.demands = cluster, demands
         self.minus: dict[Line, int] = {}
-        """Less than nothing: what the demand so far would add to each line."""
+        """Less than nothing: what the demand so far would add to each line that has a limit."""
         self.able: dict[int, list[_Demand]] = {}
         """Queue number to the pools that it may grow."""
         self.limited: set[tuple[int, str]] = set()
@@ -167,9 +167,8 @@ class _Asking:
                 beyond = demand
             else:
                 demand.by.append(workload.id)
-                for level in account.chain:
-                    for line in level.covering(name):
-                        self.minus[line] = self.minus.get(line, 0) - need.total
+                for line in account.limiting(name):
+                    self.minus[line] = self.minus.get(line, 0) - need.total
                 return None
         return beyond
 
@@ -184,9 +183,8 @@ class _Asking:
         return found
 
     def _may_run(self, queue: Queue, pool: str) -> bool:
-        if self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible):
-            return True
-        return queue.borrows
+        in_quota = self.cluster.ledger.in_quota(queue.account, pool, queue.need.total, queue.non_preemptible)
+        return in_quota or queue.borrows
 
 
 def _report_waiting(builder: PlanBuilder, demand: _Demand) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..index.allocations import fits_later
 from ..index.cluster import Cluster
 from ..index.nodes import Allocation, Part, placement_of
+from ..index.nominations import fits_later
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, kept_back
 from ..plan_builder import PlanBuilder

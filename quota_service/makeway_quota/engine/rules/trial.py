@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..index.nodes import NodeState, Part
+from ..index.nodes import NodeState, Part, hosts
 from ..placement.fit import allowed, find
+from ..request import Need
+from ..state import GPU
 from .victim_sets import Victim, Victims
 from .victims import Preemptor
 
@@ -71,6 +73,15 @@ class Trial:
             return False
         return allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
 
+    def surely_needs(self, victim: Victim) -> bool:
+        """Whether the nodes have too little room with a victim kept; False is not certain."""
+        need, rest = self.preemptor.need, self.workers
+        for node in {part.node.position: part.node for part in victim.gone}.values():
+            have = self._hosted(node)
+            if have:
+                rest -= have - min(need.least, _hosted_beside(node, need, victim))
+        return rest < need.least
+
     def fits_without(self, victims: Victims) -> bool:
         """Whether the preemptor could start with exactly these victims gone."""
         self.become(victims)
@@ -85,3 +96,16 @@ class Trial:
         for name, victim in wanted.items():
             if self.gone.get(name) != victim:
                 self.add(victim)
+
+
+def _hosted_beside(node: NodeState, need: Need, victim: Victim) -> int:
+    """Return how many workers a node hosts in the future beside the workers of a victim that is gone there."""
+    left, untouched, cpu, memory = list(node.future), node.whole_future, node.cpu_future, node.memory_future
+    for part in victim.gone:
+        if part.node is node:
+            for at in part.devices:
+                untouched -= left[at] == GPU
+                left[at] -= part.milli
+            cpu -= victim.allocation.need.cpu
+            memory -= victim.allocation.need.memory
+    return hosts(need, left, untouched, cpu, memory)

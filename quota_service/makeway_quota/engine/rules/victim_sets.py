@@ -139,6 +139,8 @@ def protection(preemptor: Preemptor, victim: Victim) -> tuple[object, ...]:
 class _Item(NamedTuple):
     """What counts at once against a policy's usage: a job, an extra worker, or the least workers of a gang."""
 
+    evicted: bool
+    """Starts that are withdrawn go first: what only they put above its reservation is no candidate."""
     amount: int
     order: tuple[object, ...]
     block: bool
@@ -181,9 +183,9 @@ def items_of(preemptor: Preemptor, victim: Victim) -> Iterator[_Item]:
     if victim.kind == SHRINK:
         extra = len(victim.gone)
     for _ in range(extra):
-        yield _Item(each, order, False, victim)
+        yield _Item(victim.kind != WITHDRAW, each, order, False, victim)
     if victim.kind != SHRINK:
-        yield _Item(allocation.amount - each * extra, order, True, victim)
+        yield _Item(victim.kind != WITHDRAW, allocation.amount - each * extra, order, True, victim)
 
 
 # Minimal sets

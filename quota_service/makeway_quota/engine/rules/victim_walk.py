@@ -28,6 +28,9 @@ class Room(Protocol):
     def fits(self) -> bool:
         """Whether the preemptor fits."""
 
+    def surely_needs(self, victim: Victim) -> bool:
+        """Whether the preemptor would not fit with a victim kept, as far as that is quick to see."""
+
 
 def one_by_one(
     preemptor: Preemptor,
@@ -111,6 +114,9 @@ def without_needless(preemptor: Preemptor, victims: Victims, room: Room) -> Vict
     for victim in sorted(victims, key=lambda v: protection(preemptor, v), reverse=True):
         gone = victim.gone
         if victim.kind != SHRINK:
+            if room.surely_needs(victim):
+                needed.append(victim)
+                continue
             room.remove(victim)
             if not room.fits():
                 room.add(victim)
