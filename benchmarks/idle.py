@@ -58,20 +58,20 @@ def measure() -> Iterator[Measured]:
 
 
 def cpu(pid: int) -> float:
-    """The share of a core that a process used over one window, in percent."""
+    """Return the share of a core that a process used over one window, in percent."""
     before, begin = ticks(pid), time.monotonic()
     time.sleep(WINDOW)
     return 100 * (ticks(pid) - before) / TICKS / (time.monotonic() - begin)
 
 
 def ticks(pid: int) -> int:
-    """The clock ticks that a process used so far."""
+    """Return the clock ticks that a process used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 def memory(pid: int) -> float:
-    """A process's resident memory in MiB."""
+    """Return a process's resident memory in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -79,7 +79,7 @@ def memory(pid: int) -> float:
 
 
 def launcher_memory(portal: Portal) -> float:
-    """The mean memory in MiB that belongs to one launcher alone."""
+    """Return the mean memory in MiB that belongs to one launcher alone."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

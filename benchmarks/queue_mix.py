@@ -73,7 +73,7 @@ def queues() -> list[tuple[str, str]]:
 
 
 def classes(share: float) -> list[Class]:
-    """The classes, with fewer jobs where only a share of the mix is wanted."""
+    """Return the classes, with fewer jobs where only a share of the mix is wanted."""
     return [replace(c, count=max(1, round(c.count * share))) for c in CLASSES]
 
 
@@ -83,7 +83,7 @@ def bound(share: float = 1.0) -> float:
 
 
 def policy() -> str:
-    """The policy document: a pool for each group, a team for each queue."""
+    """Return the policy document: a pool for each group, a team for each queue."""
     pools, profiles, teams = [], [], []
     for group in sorted({group for group, _ in queues()}):
         members = [team for pool, team in queues() if pool == group]
@@ -129,7 +129,7 @@ def wait_for_end(client: Client) -> None:
 
 
 def read_log(client: Client) -> list[Decision]:
-    """The whole decision log, oldest first."""
+    """Return the whole decision log, oldest first."""
     found: list[Decision] = []
     while True:
         page = client.decisions(limit=1000, before=found[-1].id if found else None)
@@ -180,7 +180,7 @@ def cycle_facts(client: Client) -> tuple[int, float]:
 
 
 def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
-    """The row of the report."""
+    """Return the row of the report."""
     work = bound(share) * UNITS * GROUPS
     waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.admission.items())
     lag = max(0.0, said["late"])

@@ -125,7 +125,7 @@ class _Rows:
 
 
 def _changed(node: NodeSeen, at: int) -> NodeSeen:
-    """What happens to a node of a cluster all the time."""
+    """Return the changes that nodes of a cluster have all the time."""
     return [
         replace(node, foreign_cpu=500),
         replace(node, cordoned=True),

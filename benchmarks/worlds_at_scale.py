@@ -28,7 +28,7 @@ def nodes(many: int) -> tuple[Node, ...]:
 
 
 def lent_out(many: int) -> Snapshot:
-    """A cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
+    """Return a cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
     policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * EACH * GPU),)))
     open_to = (("borrower", "owner"),)
     profiles = (
@@ -124,7 +124,7 @@ def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload
 
 
 def carried_out(world: Snapshot, plan: Plan) -> Snapshot:
-    """The world once everybody who was told to leave has left, and everybody else was told where they will start."""
+    """Return the world after all evictions have ended and every preemptor has its nomination."""
     gone = {each.id for each in plan.evict}
     nominations = {each.id: each.nomination for each in plan.pending}
 

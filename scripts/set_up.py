@@ -278,7 +278,7 @@ class SetUp:
             )
 
     def done(self) -> dict[str, str]:
-        """What was installed, by step, with the fingerprint of its inputs."""
+        """Return the installed parts by step, with the fingerprint of its inputs."""
         try:
             known = json.loads(self.done_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):

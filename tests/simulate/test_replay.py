@@ -159,6 +159,6 @@ def test_promised_times_are_compared_with_the_starts() -> None:
     durations = Durations()
     forecasts = Forecasts(durations)
     replay(made, trace, IncrementalEngine(made, forecasts=forecasts), durations=durations)
-    assert forecasts.early, "somebody was told a time"
-    assert min(forecasts.early) >= 0, "all jobs are alike, so nobody starts before the time that was promised"
+    assert forecasts.early, "some job got a forecast"
+    assert min(forecasts.early) >= 0, "all jobs are alike, so none starts before its forecast"
     assert not forecasts.given, "all of them have started"

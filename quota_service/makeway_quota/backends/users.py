@@ -49,7 +49,7 @@ class Account:
 
 
 def this_account() -> Account:
-    """The account that Makeway runs under (demo mode)."""
+    """Return the account that Makeway runs under (demo mode)."""
     personal = {name: os.environ[name] for name in OWN if name in os.environ}
     return Account(personal.get("USER", ""), os.geteuid(), os.getegid(), (), personal, switch=False)
 

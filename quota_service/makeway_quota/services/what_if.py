@@ -81,7 +81,7 @@ def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
 
 
 def _gone(workload: EngineWorkload) -> Iterator[EngineWorkload]:
-    """A job waits again, a session is over."""
+    """Requeue an evicted job; end an evicted session."""
     if workload.kind == "job":
         yield _pending(workload, workload.nomination)
 

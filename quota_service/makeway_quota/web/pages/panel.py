@@ -70,7 +70,7 @@ class Panel:
 @router.get("/")
 @router.get("/live/panel")
 async def panel_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
-    """The panel, whole or (below live/) only its changing part."""
+    """Return the panel, whole or (below live/) only its changing part."""
     caller, settings = visitor.caller, request.app.state.settings
 
     async def render() -> Response:

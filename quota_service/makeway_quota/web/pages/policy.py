@@ -29,7 +29,7 @@ async def show(
     version: Annotated[int | None, Query(ge=1, le=BIG)] = None,
     applied: Annotated[int | None, Query(ge=1, le=BIG)] = None,
 ) -> Response:
-    """The document in force, or an earlier version of it to start from."""
+    """Return the document in force, or an earlier version of it to start from."""
     _only_admins(visitor)
     current = await services.policies.current(visitor.caller)
     shown = current if version is None else await services.policies.version(visitor.caller, version)
