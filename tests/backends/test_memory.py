@@ -57,7 +57,7 @@ async def test_it_starts_once_and_runs_as_long_as_said() -> None:
     await backend.close(stop_jobs=True)
 
 
-async def test_notices_are_honoured_after_the_given_time() -> None:
+async def test_attempts_end_the_given_time_after_their_notice() -> None:
     clock = Clock()
     backend = MemoryBackend(NODES, clock=clock, leaves_after=3.0)
     await backend.start(order("j-1"))
