@@ -1,4 +1,4 @@
-"""How long the demand for nodes of a pool that grows takes to work out, for as many pending jobs as there may be."""
+"""Measure how long the demand for nodes of an autoscaled pool takes to compute, for many pending jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long one decision takes as the cluster grows (the engine alone, no service, no database)."""
+"""Measure how long one decision takes as the cluster grows (the engine alone, no service, no database)."""
 
 from __future__ import annotations
 

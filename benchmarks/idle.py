@@ -1,4 +1,4 @@
-"""What the service costs while a hundred jobs run and nothing happens."""
+"""Measure processor and memory of the service while a hundred jobs run and nothing happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured: samples, their summary, the goal, and a baseline from the same run to compare with."""
+"""Hold measurements: samples, their summary, the goal, and a baseline from the same run to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How full a cluster gets: the engine's own placement code on the public openb trace, beside the published results.
+"""Measure how full a cluster gets: the engine's placement code on the public openb trace, beside published results.
 
 `python -m benchmarks.packing [TRACES] [--only P1] [--json FILE]`; TRACES is the folder with openb_gpu_v2023/.
 """

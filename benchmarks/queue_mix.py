@@ -1,4 +1,4 @@
-"""How long 30 queues take for 15,000 jobs through the real service, beside what the work alone takes."""
+"""Measure how long 15,000 jobs in 30 queues take through the real service, compared with the work alone."""
 
 from __future__ import annotations
 

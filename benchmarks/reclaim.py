@@ -1,4 +1,4 @@
-"""What a reclaim costs beyond the job's own save."""
+"""Measure what a reclaim costs beyond the job's own save."""
 
 from __future__ import annotations
 

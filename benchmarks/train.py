@@ -1,4 +1,4 @@
-"""How long a cell with %%train takes until the notebook goes on."""
+"""Measure how long a cell with %%train takes until the notebook goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a cycle takes after one node of a large cluster changed: everything but the database and the network."""
+"""Measure a cycle after one node of a large cluster changed: all but the database and the network."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ async def _attempt(web: Portal, id: str, number: int) -> bool:
 
 async def test_logs_result_and_error(web: Portal) -> None:
     id = await web.running_job()
-    imagined = web.backend.attempts[(id, 1)]
-    imagined.log.extend("Zeile eins\nzwei ä\n".encode())
+    attempt = web.backend.attempts[(id, 1)]
+    attempt.log.extend("Zeile eins\nzwei ä\n".encode())
     ana = web.as_("ana")
     chunk = (await ana.get(f"{API}/jobs/{id}/logs")).json()
     assert (chunk["text"], chunk["attempt"], chunk["eof"]) == ("Zeile eins\nzwei ä\n", 1, False)
@@ -94,8 +94,8 @@ async def test_logs_result_and_error(web: Portal) -> None:
     for what, code in (("result", "no_result"), ("error", "no_error")):
         nothing = await ana.get(f"{API}/jobs/{id}/{what}")
         assert (nothing.status_code, nothing.json()["code"]) == (404, code)
-    imagined.result = b"\x80pickle"
-    imagined.error = b'{"type": "ValueError", "message": "no", "traceback": "..."}'
+    attempt.result = b"\x80pickle"
+    attempt.error = b'{"type": "ValueError", "message": "no", "traceback": "..."}'
     result = await ana.get(f"{API}/jobs/{id}/result")
     assert (result.content, result.headers["content-type"]) == (b"\x80pickle", "application/octet-stream")
     assert (await ana.get(f"{API}/jobs/{id}/error")).json()["type"] == "ValueError"

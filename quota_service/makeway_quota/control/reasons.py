@@ -71,7 +71,7 @@ class Reasons:
         self._at = now
         self.behind = False
 
-    # Who is told something of its own
+    # Workloads with a reason of their own
 
     def _singles(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         told, known_before = {}, self._told
@@ -92,7 +92,7 @@ class Reasons:
         self._told = told
         return found
 
-    # Who is told the same as others
+    # Workloads that share a reason
 
     def _of_groups(self, pending: Pending, rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         found: list[Waiting] = []
@@ -119,7 +119,7 @@ class Reasons:
     def _paced(
         self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str], names: Names
     ) -> Iterator[Waiting]:
-        """Go through those who may not have been told yet, as far as the pace allows; `chosen` are being told."""
+        """Compare rows of groups with a new reason, as far as the pace allows; `chosen` are already to be written."""
         looks = LOOKS * max(self._left, 1.0)
         for number, group in behind:
             while group.at < len(group.members):

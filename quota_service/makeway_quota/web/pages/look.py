@@ -1,4 +1,4 @@
-"""How teams and quantities look on a page: colours, titles, sizes of cells."""
+"""Format teams and quantities for pages: colours, titles, sizes of cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the panel and a team's page show, gathered from the services at once."""
+"""Gather what the panel and a team's page show from the services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rendering of a changing part for everybody who sees the same.
+"""Share one rendering of a changing part among all visitors with the same view.
 
 Fifty open panels ask for the same part at once; each view is rendered at most once a second.
 """
@@ -38,7 +38,7 @@ class SharedParts:
         self._parts: dict[View, _Part] = {}
 
     async def get(self, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
-        """Return a rendering of the world as it is now or later; an error reaches everybody who waits for it."""
+        """Return a rendering of the world as it is now or later; an error reaches every visitor that waits for it."""
         part = self._parts.get(view)
         if part is None:
             self._forget_idle()
@@ -60,7 +60,7 @@ class SharedParts:
 
 
 async def shared(request: Request, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the part of a page for everybody with the same view."""
+    """Return the part of a page for all visitors with the same view."""
     parts: SharedParts = request.app.state.parts
     return await parts.get((request.url.path, *view), render)
 
