@@ -127,9 +127,9 @@ class Routes(Generic[J]):
         """Return what a user can have now, whose GPUs it would take, and why not → OfferTable."""
         return self._do(Call("GET", "/offers", _as(OfferTable), params={"user": user, "kind": kind}))
 
-    def request_session(self, ask: SessionRequest) -> Any:
+    def request_session(self, request: SessionRequest) -> Any:
         """Request a lease → Session (scope `reserve`)."""
-        return self._do(Call("POST", "/sessions", _as(Session), body=ask))
+        return self._do(Call("POST", "/sessions", _as(Session), body=request))
 
     def sessions(self, all: bool = False) -> Any:
         """Return the caller's sessions → list[Session]."""
@@ -152,13 +152,13 @@ class Routes(Generic[J]):
         """Release a lease; repeating it is harmless."""
         return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing))
 
-    def submit(self, ask: JobRequest) -> Any:
+    def submit(self, request: JobRequest) -> Any:
         """Submit a training job → Job."""
-        return self._do(Call("POST", "/jobs", _as(Job), body=ask))
+        return self._do(Call("POST", "/jobs", _as(Job), body=request))
 
-    def dry_run(self, ask: JobRequest) -> Any:
+    def dry_run(self, request: JobRequest) -> Any:
         """Return what submitting would do → DryRun."""
-        return self._do(Call("POST", "/jobs", _as(DryRun), body=ask.model_copy(update={"dry_run": True})))
+        return self._do(Call("POST", "/jobs", _as(DryRun), body=request.model_copy(update={"dry_run": True})))
 
     def jobs(
         self,
@@ -255,8 +255,8 @@ class Routes(Generic[J]):
 
     def policy_apply(self, document: str, comment: str = "", base: int | None = None) -> Any:
         """Apply a document → PolicyVersion."""
-        ask = PolicyRequest(document=document, comment=comment, base=base)
-        return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=ask))
+        request = PolicyRequest(document=document, comment=comment, base=base)
+        return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=request))
 
 
 def _q(part: str) -> str:

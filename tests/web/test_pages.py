@@ -124,7 +124,7 @@ async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: py
     assert link
     older = words(check(await browser.get(link[1].replace("&amp;", "&"))))
     assert "Decisions about R&D" in older
-    assert "ana asks for a session" in older
+    assert "ana requests a session" in older
     assert "There are no older decisions." in words(check(await browser.get(f"{PREFIX}decisions?before=1")))
     check(await (await web.browser("bo")).get(f"{PREFIX}decisions?team=rnd"), 403)
 

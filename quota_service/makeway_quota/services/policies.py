@@ -94,20 +94,22 @@ class PolicyService:
             refused=_effects(shown, after.refused, before.refused),
         )
 
-    async def apply(self, caller: Caller, ask: PolicyRequest) -> PolicyVersion:
+    async def apply(self, caller: Caller, request: PolicyRequest) -> PolicyVersion:
         """Apply a document, unless another version came into force since `base`."""
         context = self._context
         if not caller.sees_all:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)
-        document = await self._read(ask.document)
+        document = await self._read(request.document)
         now = context.clock()
         try:
-            row = await context.call(context.store.add_policy, ask.document, caller.name, ask.comment, ask.base, now)
+            row = await context.call(
+                context.store.add_policy, request.document, caller.name, request.comment, request.base, now
+            )
         except Conflict:
             current = await self.current(caller)
             raise refuse(
                 f"The policy changed meanwhile: version {current.version} by {current.author} is in force, "
-                f"your edit is based on version {ask.base}. Look at the new version, then apply yours again.",
+                f"your edit is based on version {request.base}. Look at the new version, then apply yours again.",
                 "conflict",
                 409,
                 current=current.version,

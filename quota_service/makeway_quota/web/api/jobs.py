@@ -55,9 +55,9 @@ class Failure(BaseModel):
     response_model=Job,
     responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
 )
-async def submit(caller: Submitter, services: TheServices, ask: JobRequest) -> Response:
+async def submit(caller: Submitter, services: TheServices, request: JobRequest) -> Response:
     """Submit a job; with `dry_run`, only return what would happen."""
-    answer = await services.submissions.submit(caller, ask)
+    answer = await services.submissions.submit(caller, request)
     return json_of(answer, 200 if isinstance(answer, DryRun) else 201)
 
 
@@ -105,10 +105,10 @@ async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     response_model=list[Job],
     responses=declared(409, 413, 415),
 )
-async def clone(id: Id, caller: Submitter, services: TheServices, ask: CloneRequest) -> list[Job]:
+async def clone(id: Id, caller: Submitter, services: TheServices, request: CloneRequest) -> list[Job]:
     """Submit copies of a job. Its files are shared; its environment is copied for its owner only."""
     return await services.submissions.clone(
-        caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True)
+        caller, id, request.n, request.overrides.model_dump(exclude_unset=True, exclude_none=True)
     )
 
 

@@ -23,10 +23,12 @@ Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
     "", operation_id="request_session", status_code=201, response_model=Session, responses=declared(409, 413, 415)
 )
 async def request_session(
-    caller: Reserver, services: TheServices, authenticator: TheAuthenticator, ask: SessionRequest
+    caller: Reserver, services: TheServices, authenticator: TheAuthenticator, request: SessionRequest
 ) -> Session:
     """Request a lease on behalf of a user; wait for it with GET sessions/{id}."""
-    return await services.sessions.request(caller, ask, sorted(await authenticator.directory.groups_of(ask.user)))
+    return await services.sessions.request(
+        caller, request, sorted(await authenticator.directory.groups_of(request.user))
+    )
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])
