@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from statistics import median
+from typing import Any
 
 import httpx2
 import uvicorn
