@@ -1,4 +1,4 @@
-"""The load of the queue mix: 30 people who submit their jobs on time, each with the real client."""
+"""Load the service with the queue mix: 30 users submit their jobs on time, each with the real client."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class MemoryBackend:
         result: bytes | None = None,
         error: bytes | None = None,
     ) -> None:
-        """End a workload's newest attempt by itself."""
+        """End a workload's newest attempt as its process would."""
         entry = self.newest(workload)
         entry.result, entry.error = result, error
         left = entry.notice is not None and exit_code == 75
@@ -233,7 +233,7 @@ class MemoryBackend:
         return self.attempts.get(max(keys)) or self.forgotten[max(keys)]
 
     def next_event(self) -> float | None:
-        """Return when something happens by itself next, on the given clock."""
+        """Return when the next timed event is due, on the given clock."""
         return self._due[0][0] if self._due else None
 
     # -- inside -------------------------------------------------------------------------------------------------
