@@ -36,7 +36,7 @@ SPECS = ("gpuspec10", "gpuspec25", "gpuspec33")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a variant, a seed, the placing policy, and whether the nodes change their order before every decision."""
+    """One run: variant, seed, placing policy, and whether the nodes change their order before every decision."""
 
     traces: Path
     variant: str

@@ -1,6 +1,6 @@
 """Project what becomes of a world when its plans are applied one after the other, for previews of a policy.
 
-The clock does not advance meanwhile: an evicted workload has left in the next plan, and no workload ends or is submitted.
+The clock stands meanwhile: an evicted workload has left in the next plan, and no workload ends or is submitted.
 """
 
 from __future__ import annotations
