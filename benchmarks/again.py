@@ -1,4 +1,4 @@
-"""How long the portal takes to start when all was set up before: after Ctrl-C, with a notebook that ran."""
+"""Measure how long the portal takes to start again: all is set up, and a notebook ran before Ctrl-C."""
 
 from __future__ import annotations
 

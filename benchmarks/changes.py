@@ -1,4 +1,4 @@
-"""How long the store takes with 1,000 jobs that run: to read them all, and to write one change with its decision."""
+"""Measure the store with 1,000 running jobs: reading them all, and writing one change with its decision."""
 
 from __future__ import annotations
 

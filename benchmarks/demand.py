@@ -1,4 +1,4 @@
-"""How long the demand for nodes of a pool that grows takes to work out, for as many pending jobs as there may be."""
+"""Measure how long the demand for nodes of an autoscaled pool takes to compute, for many pending jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = 7
 
 
 def measure() -> Iterator[Measured]:
-    """The demand for nodes; what one pass over as many workloads takes is the baseline."""
+    """Measure the demand for nodes; one pass over as many workloads is the baseline."""
     world = growing_pool()
     cluster = Cluster(world)
     queues = PendingQueues(cluster).open()
@@ -50,7 +50,7 @@ def measure() -> Iterator[Measured]:
 
 
 def growing_pool() -> Snapshot:
-    """An autoscaled pool without nodes, and jobs of 50 teams that would fill more nodes than it may have."""
+    """Return an autoscaled pool without nodes, and jobs of 50 teams that would fill more nodes than it may have."""
     names = tuple(f"team{at:02}" for at in range(50))
     policies = tuple(Policy(name, (QuotaLine((), 40 * GPU),)) for name in names)
     sizes = (1, 1, 2, 4, 0.5)

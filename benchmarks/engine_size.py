@@ -1,4 +1,4 @@
-"""How long one decision takes as the cluster grows (the engine alone, no service, no database)."""
+"""Measure how long one decision takes as the cluster grows (the engine alone, no service, no database)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _incremental(found: Run, crowd: str, cold: float) -> Iterator[Measured]:
         "a pass from a snapshot of the same",
         1000 * cold,
         goal=50.0,
-        note=f"{1000 * found.cpu:.3g} ms of one processor; {found.facts['started']} of {ENDS} passes started somebody.",
+        note=f"{1000 * found.cpu:.3g} ms of one processor; {found.facts['started']} of {ENDS} passes started a job.",
         facts={**found.facts, "cpu": found.cpu},
     )
     yield Measured(
@@ -119,7 +119,7 @@ def run(case: str, size: int) -> Run:
 
 
 def _reclaim(world: Snapshot, victims: int) -> Run:
-    """R1, R2: one pass decides who leaves and where everybody starts; the next one starts them."""
+    """R1, R2: one pass chooses the victims and nominates the preemptors; the next one starts them."""
     seconds, cpu, plan = _timed(lambda: schedule(world), REPEATS)
     assert len(plan.evict) == victims, f"{len(plan.evict)} victims instead of {victims}"
     after = carried_out(world, plan)
@@ -129,7 +129,7 @@ def _reclaim(world: Snapshot, victims: int) -> Run:
 
 
 def _cold(size: int) -> Run:
-    """R4: a snapshot nobody has seen before."""
+    """R4: a snapshot that the engine has not seen before."""
     world = nothing_fits(size)
     seconds, cpu, plan = _timed(lambda: schedule(world), 1)
     peak = _peak()

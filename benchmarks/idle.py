@@ -1,4 +1,4 @@
-"""What the service costs while a hundred jobs run and nothing happens."""
+"""Measure processor and memory of the service while a hundred jobs run and nothing happens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 
 from .measure import Measured
 from .portal import PATIENCE, Portal
@@ -26,7 +26,7 @@ def measure() -> Iterator[Measured]:
         empty, empty_memory = [cpu(pid) for _ in range(WINDOWS)], memory(pid)
         ana = portal.user("ana")
         for number in range(JOBS):
-            ask = JobAsk(name=f"sleeper {number}", team="rnd", profile="gpu1", command=["sleep", "3600"])
+            ask = JobRequest(name=f"sleeper {number}", team="rnd", profile="gpu1", command=["sleep", "3600"])
             ana.submit(ask)
         deadline = time.monotonic() + PATIENCE
         while len(ana.jobs(mine=True, state="running", limit=JOBS).jobs) < JOBS:
@@ -44,7 +44,7 @@ def measure() -> Iterator[Measured]:
         "the same without jobs",
         sorted(empty)[len(empty) // 2],
         goal=1.0,
-        note=f"Over {WINDOWS} times {WINDOW:.0f} s. Nobody looks at the panel.",
+        note=f"Over {WINDOWS} times {WINDOW:.0f} s. The panel is closed.",
     )
     yield Measured(
         f"service memory, {JOBS} running jobs",
@@ -58,20 +58,20 @@ def measure() -> Iterator[Measured]:
 
 
 def cpu(pid: int) -> float:
-    """The share of a core that a process used over one window, in percent."""
+    """Return the share of a core that a process used over one window, in percent."""
     before, begin = ticks(pid), time.monotonic()
     time.sleep(WINDOW)
     return 100 * (ticks(pid) - before) / TICKS / (time.monotonic() - begin)
 
 
 def ticks(pid: int) -> int:
-    """The clock ticks that a process used so far."""
+    """Return the clock ticks that a process used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
 
 
 def memory(pid: int) -> float:
-    """A process's resident memory in MiB."""
+    """Return a process's resident memory in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
@@ -79,7 +79,7 @@ def memory(pid: int) -> float:
 
 
 def launcher_memory(portal: Portal) -> float:
-    """The mean memory in MiB that belongs to one launcher alone."""
+    """Return the mean memory in MiB that belongs to one launcher alone."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

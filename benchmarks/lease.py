@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 from threading import Thread
 
-from makeway_api.models import SessionAsk
+from makeway_api.models import SessionRequest
 
 from .measure import Measured
 from .portal import Portal, timed
@@ -17,7 +17,7 @@ ASKS = 40
 
 
 def measure() -> Iterator[Measured]:
-    """Ask as the spawner does, then click as a user does: through the Hub."""
+    """Measure leases requested by the spawner's client, then spawns through the Hub as a user starts them."""
     with Portal(gpus=10) as portal:
         answers = [1000 * timed(portal.spawner().me) for _ in range(ASKS)]
         asks = [1000 * ask_and_release(portal) for _ in range(ASKS)]
@@ -43,7 +43,7 @@ def ask_and_release(portal: Portal) -> float:
     """Lease one GPU, as the spawner, and give it back; the seconds until it was granted."""
     spawner = portal.spawner()
     begin = time.perf_counter()
-    session = spawner.ask_session(SessionAsk(user="ana", server="bench", profile="gpu1", team="rnd"))
+    session = spawner.request_session(SessionRequest(user="ana", server="bench", profile="gpu1", team="rnd"))
     while not session.placement:
         session = spawner.session(session.id, wait=10, version=session.version)
     seconds = time.perf_counter() - begin

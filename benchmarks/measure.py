@@ -1,4 +1,4 @@
-"""What was measured: samples, their summary, the goal, and a baseline from the same run to compare with."""
+"""Hold measurements: samples, their summary, the goal, and a baseline from the same run to compare with."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def row(one: Measured) -> tuple[str, ...]:
 
 
 def report(found: Sequence[Measured]) -> str:
-    """The measurements as a table for a terminal."""
+    """Return the measurements as a table for a terminal."""
     rows = [HEAD, *map(row, found)]
     widths = [max(len(cells[at]) for cells in rows) for at in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in rows]
@@ -88,7 +88,7 @@ def report(found: Sequence[Measured]) -> str:
 
 
 def page(found: Sequence[Measured]) -> str:
-    """The measurements as docs/benchmarks.md."""
+    """Return the measurements as docs/benchmarks.md."""
     lines = [
         "<!-- Made by `make bench`. -->\n",
         "# Benchmarks\n",
@@ -110,7 +110,7 @@ def number(value: float) -> str:
 
 
 def machine() -> str:
-    """The machine in generic words: cores, memory, processor, and how fast it is at the moment."""
+    """Return the machine in generic words: cores, memory, processor, and how fast it is at the moment."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     python = f"Python {platform.python_version()} at {pace() / 1e6:.0f} million loop steps a second"
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, {processor()}, {python}"
@@ -128,7 +128,7 @@ def pace() -> float:
 
 
 def processor() -> str:
-    """The processor's model, as Linux names it."""
+    """Return the processor's model, as Linux names it."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

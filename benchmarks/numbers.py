@@ -19,7 +19,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def page_for(name: str) -> Callable[[str], Path]:
-    """Give what reads the path of a page from a command line, and refuses one without the marks of `name`."""
+    """Return an argparse type that reads the path of a page and refuses one without the marks of `name`."""
 
     def read(text: str) -> Path:
         page, begin = Path(text), BEGIN.format(name=name)

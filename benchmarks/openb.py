@@ -49,7 +49,7 @@ class Task:
 
     @property
     def gpus(self) -> int:
-        """Give all milli-GPUs that it asks for."""
+        """Return the milli-GPUs requested in total."""
         return self.devices * self.milli
 
 

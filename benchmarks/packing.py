@@ -1,4 +1,4 @@
-"""How full a cluster gets: the engine's own placement code on the public openb trace, beside the published results.
+"""Measure how full a cluster gets: the engine's placement code on the public openb trace, beside published results.
 
 `python -m benchmarks.packing [TRACES] [--only P1] [--json FILE]`; TRACES is the folder with openb_gpu_v2023/.
 """
@@ -36,7 +36,7 @@ SPECS = ("gpuspec10", "gpuspec25", "gpuspec33")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run: a variant, a seed, who places, and whether the nodes change their order before every decision."""
+    """One run: variant, seed, placing policy, and whether the nodes change their order before every decision."""
 
     traces: Path
     variant: str
@@ -152,7 +152,7 @@ class Check:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Give the line as the cells of a table."""
+        """The line as the cells of a table row."""
         base = f"{self.published:.2f}" if self.published is not None else "–"
         ratio = f"{self.reached / self.published:.4f}" if self.published else "–"
         return (

@@ -212,14 +212,14 @@ class Portal(Started):
         self.process.wait(PATIENCE)
 
     def spawner(self) -> Client:
-        """The client that the Hub's spawner uses, straight to the service."""
+        """Return the client that the Hub's spawner uses, straight to the service."""
         if "" not in self._clients:
             url = f"http://127.0.0.1:{self.service_port}/services/makeway"
             self._clients[""] = Client(url, self.state.secret("spawner_token"))
         return self._clients[""]
 
     def user(self, name: str) -> Client:
-        """A user's client, through the proxy, as in a notebook."""
+        """Return a user's client, through the proxy, as in a notebook."""
         if name not in self._clients:
             self._clients[name] = Client(self.url, self.user_token(name))
         return self._clients[name]
@@ -241,7 +241,7 @@ class Portal(Started):
         raise RuntimeError(f"The server of {user} did not stop.")
 
     def service_pid(self) -> int:
-        """The process of the quota service."""
+        """Return the process of the quota service."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:

@@ -1,4 +1,4 @@
-"""The load of the queue mix: 30 people who submit their jobs on time, each with the real client."""
+"""Load the service with the queue mix: 30 users submit their jobs on time, each with the real client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from makeway_api.client import AsyncClient
-from makeway_api.models import Job, JobAsk, Priority
+from makeway_api.models import Job, JobRequest, Priority
 
 from .queue_mix import Class, classes, queues
 
@@ -32,7 +32,7 @@ class Load:
         self.late = 0.0
 
     async def run(self) -> float:
-        """Let everybody submit everything; answers when it began."""
+        """Submit all jobs of all users; return when the load began, in Unix seconds."""
         began = time.time() + 0.5
         await asyncio.gather(*(self._person(pool, team, began) for pool, team in queues()))
         return began
@@ -47,7 +47,7 @@ class Load:
                 task.add_done_callback(lambda _: room.release())
 
     async def _submit(self, client: AsyncClient, pool: str, kind: Class, number: int, due: float) -> None:
-        ask = JobAsk(
+        ask = JobRequest(
             name=f"{kind.name} {number}",
             profile=f"{pool}-{kind.name}",
             command=["work"],

@@ -1,4 +1,4 @@
-"""How long 30 queues take for 15,000 jobs through the real service, beside what the work alone takes."""
+"""Measure how long 15,000 jobs in 30 queues take through the real service, compared with the work alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def queues() -> list[tuple[str, str]]:
 
 
 def classes(share: float) -> list[Class]:
-    """The classes, with fewer jobs where only a share of the mix is wanted."""
+    """Return the classes, with fewer jobs where only a share of the mix is wanted."""
     return [replace(c, count=max(1, round(c.count * share))) for c in CLASSES]
 
 
@@ -83,7 +83,7 @@ def bound(share: float = 1.0) -> float:
 
 
 def policy() -> str:
-    """The policy document: a pool for each group, a team for each queue."""
+    """Return the policy document: a pool for each group, a team for each queue."""
     pools, profiles, teams = [], [], []
     for group in sorted({group for group, _ in queues()}):
         members = [team for pool, team in queues() if pool == group]
@@ -110,7 +110,7 @@ def measure(share: float = 1.0) -> Iterator[Measured]:
 
 
 def measured(service: subprocess.Popen[bytes], file: Path, share: float) -> Measured:
-    """Let the load run against the service, wait for the end, and read the log; `file` is what the load has to say."""
+    """Run the load against the service until its end and read the log; the load writes its figures into `file`."""
     assert service.stdout is not None
     url = service.stdout.readline().decode().strip()
     begin = ticks(service.pid)
@@ -129,7 +129,7 @@ def wait_for_end(client: Client) -> None:
 
 
 def read_log(client: Client) -> list[Decision]:
-    """The whole decision log, oldest first."""
+    """Return the whole decision log, oldest first."""
     found: list[Decision] = []
     while True:
         page = client.decisions(limit=1000, before=found[-1].id if found else None)
@@ -180,7 +180,7 @@ def cycle_facts(client: Client) -> tuple[int, float]:
 
 
 def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, cycles: tuple[int, float]) -> Measured:
-    """The row of the report."""
+    """Return the row of the report."""
     work = bound(share) * UNITS * GROUPS
     waits = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.admission.items())
     lag = max(0.0, said["late"])

@@ -30,7 +30,7 @@ def lasts(order: StartOrder) -> float:
 
 
 async def serve(folder: Path) -> None:
-    """Serve on a free port until told to stop; the address is the one line on standard output."""
+    """Serve on a free port until a signal; the address is the one line on standard output."""
     seed = folder / "policy.yaml"
     seed.write_text(policy(), encoding="utf-8")
     environ = {"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(seed)}

@@ -1,4 +1,4 @@
-"""What a reclaim costs beyond the job's own save."""
+"""Measure what a reclaim costs beyond the job's own save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from makeway_api.models import FileIn, Job, JobAsk, SessionAsk
+from makeway_api.models import FileIn, Job, JobRequest, SessionRequest
 
 from .measure import Measured
 from .portal import PATIENCE, Portal
@@ -32,12 +32,12 @@ checkpoint.stop()
 
 
 def measure() -> Iterator[Measured]:
-    """Let one team's training fill both GPUs, and the other team take its own back, again and again."""
+    """Fill both GPUs with one team's training and reclaim one for the other team, again and again."""
     with Portal(gpus=2) as portal:
         data = base64.b64encode(TRAINING.encode()).decode()
         for _ in range(2):
             portal.user("ana").submit(
-                JobAsk(
+                JobRequest(
                     name="filler",
                     team="rnd",
                     profile="gpu1",
@@ -63,7 +63,7 @@ def reclaim(portal: Portal) -> tuple[float, float]:
     wait_for_two_running(portal)
     spawner, ana = portal.spawner(), portal.user("ana")
     begin = time.time()
-    session = spawner.ask_session(SessionAsk(user="bo", server="bench", profile="gpu1", team="devops"))
+    session = spawner.request_session(SessionRequest(user="bo", server="bench", profile="gpu1", team="devops"))
     while not session.placement:
         session = spawner.session(session.id, wait=10, version=session.version)
     total = time.time() - begin

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from statistics import median
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -107,11 +108,11 @@ async def _submissions(url: str) -> list[Measured]:
     ]
 
 
-async def _elsewhere(*arguments: object) -> dict[str, object] | dict[str, list[float]]:
+async def _elsewhere(*arguments: object) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.requests", *map(str, arguments)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     output, _ = await process.communicate()
-    found: dict[str, object] = json.loads(output)
+    found: dict[str, Any] = json.loads(output)
     return found
 
 

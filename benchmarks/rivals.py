@@ -35,7 +35,7 @@ class Rival:
         self.model = np.array([self.names.index(n.model) for n in nodes])
 
     def place(self, task: Task) -> bool:
-        """Put the task on the best node; False if it fits nowhere."""
+        """Place the task on the best node; False if it fits nowhere."""
         fits = (self.cpu >= task.cpu) & (self.memory >= task.memory)
         if task.models:
             fits &= np.isin(self.model, [self.names.index(m) for m in task.models if m in self.names])
@@ -206,7 +206,7 @@ class Fgd(Rival):
         return scores[np.arange(len(rows)), best], best
 
     def _fragments(self, free: Array, cpu: Array, model: Array) -> Array:
-        """Give the milli-GPUs that a task drawn from the shapes cannot use, for nodes × options."""
+        """Return the milli-GPUs that a task drawn from the shapes cannot use, for nodes × options."""
         enough = free[..., None] >= self.need_milli
         able = (enough.sum(axis=2) >= self.need_devices) & (cpu[:, None, None] >= self.need_cpu)
         usable = np.where(enough, free[..., None], 0).sum(axis=2) * (able & self.reach[model][:, None, :])

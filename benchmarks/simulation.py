@@ -1,4 +1,4 @@
-"""What Makeway does with other people's clusters: Helios Earth (Q1), Microsoft ITP (Q2), and how small it may be (Q3).
+"""Simulate Makeway on public cluster traces: Helios Earth (Q1), Microsoft ITP (Q2), and how small it may be (Q3).
 
 `python -m benchmarks.simulation [TRACES] [--only Q1] [--json FILE]`; TRACES holds helios_earth_2020_05/ and itp_2021/.
 """
@@ -39,7 +39,7 @@ DAYS = 60 * 86_400
 YIELDS_AFTER = 40 * 3600.0
 """A quarter of the ITP jobs of 8 GPUs or more run for more than 16 hours and do three quarters of their work."""
 RECLAIM_AFTER = {0.8: 0.0, 0.9: 450.0}
-"""Seconds that jobs wait for free GPUs before anybody has to leave: on the fuller cluster saving costs more."""
+"""Seconds that jobs wait for free GPUs before a job is preempted: on the fuller cluster saving costs more."""
 STATIC_RHO = 0.5
 """Static partitions at this load take 2,336 GPUs for the ITP jobs."""
 
@@ -97,7 +97,7 @@ def played(
 
 
 def as_configured(rho: float, quotas: Mapping[str, int], arrivals: Sequence[Arrival]) -> SimulatedCluster:
-    """Give the policy for the ITP jobs: small ones first in the pool, who ran long yields, nobody is hasty."""
+    """Return the policy for the ITP jobs: small ones first in the pool, long-running ones yield, reclaim is patient."""
     sizes, settings, patience = {a.gpus for a in arrivals}, Settings(yields_after=YIELDS_AFTER), RECLAIM_AFTER[rho]
     return of_quotas(f"ITP rho {rho}", quotas, sizes, settings=settings, small_first=True, reclaim_after=patience)
 
@@ -132,15 +132,15 @@ GOALS = {0.8: (295.0, 0.16, 0.57, 0.81), 0.9: (1757.0, 0.93, 3.82, 2.86)}
 
 @cache
 def replayed(traces: Path, rho: float) -> tuple[dict[str, Any], float]:
-    """Give what came out of the ITP jobs, as `makeway-quota simulate` plays them, and the seconds it took."""
+    """Return the report of the ITP jobs, as `makeway-quota simulate` plays them, and the seconds it took."""
     quotas, arrivals = itp(traces, rho)
     began = time.perf_counter()
     got = summary(played(as_configured(rho, quotas, arrivals), arrivals))
     return got, time.perf_counter() - began
 
 
-def promised(traces: Path, rho: float, expected: dict[str, Any]) -> list[float]:
-    """Play them once more, with forecasts, which change no decision; how much later than told each one started."""
+def lateness(traces: Path, rho: float, expected: dict[str, Any]) -> list[float]:
+    """Play the jobs again with forecasts, which change no decision; return the seconds from forecast to start."""
     quotas, arrivals = itp(traces, rho)
     forecasts = Forecasts(Durations())
     assert summary(played(as_configured(rho, quotas, arrivals), arrivals, forecasts=forecasts)) == expected
@@ -160,13 +160,13 @@ def clusters(traces: Path, rho: float) -> list[Line]:
         ("seconds for all 69,351 jobs", took, 60.0),
     ]
     lines = [Line("Q2", f"rho {rho}: {what}", value, f"< {goal:g}", value < goal) for what, value, goal in asked]
-    return lines + _promised(rho, promised(traces, rho, got))
+    return lines + _forecast_lines(rho, lateness(traces, rho, got))
 
 
-def _promised(rho: float, early: Sequence[float]) -> list[Line]:
-    """Say whether those who were told a time did not start before it, and how long after it they did."""
+def _forecast_lines(rho: float, early: Sequence[float]) -> list[Line]:
+    """Return how often a job started before its forecast, and how long after it the others started."""
     held = 100 * sum(seconds >= -NOT_BEFORE_SLACK for seconds in early) / max(1, len(early))
-    lines = [Line("Q2", f"rho {rho}: promised times that hold, % of {len(early)}", held, ">= 90", held >= 90)]
+    lines = [Line("Q2", f"rho {rho}: forecasts that hold, % of {len(early)}", held, ">= 90", held >= 90)]
     for name, part in (("half", 0.5), ("nine of ten", 0.9)):
         hours = percentile(early, part) / HOUR
         lines.append(Line("Q2", f"rho {rho}: {name} start no later after it than h", hours, "-", True))

@@ -137,7 +137,7 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
 
 
 def submit(service: Service, numbers: range, rng: random.Random) -> None:
-    """Submit some jobs of anybody, with a source and a file."""
+    """Submit some jobs of any user, with a source and a file."""
     given = []
     for number in numbers:
         team = rng.choice(TEAMS)

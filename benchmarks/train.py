@@ -1,4 +1,4 @@
-"""How long a cell with %%train takes until the notebook goes on."""
+"""Measure how long a cell with %%train takes until the notebook goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from statistics import median
 
 import makeway
 from IPython.core.interactiveshell import InteractiveShell
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 
 from .measure import Measured
 from .portal import Portal, timed
@@ -23,7 +23,7 @@ def measure() -> Iterator[Measured]:
     """Submit the same cell again and again; the jobs wait or run, which is nothing to the notebook."""
     with Portal(gpus=2) as portal:
         ana = portal.user("ana")
-        ask = JobAsk(name="bare", team="rnd", profile="gpu1", command=[sys.executable, "-c", "pass"])
+        ask = JobRequest(name="bare", team="rnd", profile="gpu1", command=[sys.executable, "-c", "pass"])
         bare = [1000 * timed(lambda: ana.submit(ask)) for _ in range(ROUNDS)]
         makeway.connect(portal.url, portal.user_token("ana"))
         shell = InteractiveShell.instance()

@@ -1,4 +1,4 @@
-"""How long a cycle takes after one node of a large cluster changed: everything but the database and the network."""
+"""Measure a cycle after one node of a large cluster changed: all but the database and the network."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class _Rows:
 
 
 def _changed(node: NodeSeen, at: int) -> NodeSeen:
-    """What happens to a node of a cluster all the time."""
+    """Return the changes that nodes of a cluster have all the time."""
     return [
         replace(node, foreign_cpu=500),
         replace(node, cordoned=True),

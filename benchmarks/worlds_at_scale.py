@@ -19,16 +19,16 @@ USERS = 10
 SIZES = (1, 1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8)
 """GPUs of the twelve profiles"""
 LAYOUTS = ((8,), (4, 4), (4, 4), (2, 2, 4))
-"""who runs on a node, by GPUs: two jobs on the average"""
+"""the jobs that run on a node, by GPUs: two on the average"""
 
 
 def nodes(many: int) -> tuple[Node, ...]:
-    """Name so many nodes."""
+    """Return `many` equal nodes."""
     return tuple(Node(f"n{at:05}", "p", EACH) for at in range(many))
 
 
 def lent_out(many: int) -> Snapshot:
-    """A cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
+    """Return a cluster full of one-GPU jobs of a team that reserves nothing; `owner` reserves all of it."""
     policies = (Policy("borrower", (QuotaLine(),)), Policy("owner", (QuotaLine((), many * EACH * GPU),)))
     open_to = (("borrower", "owner"),)
     profiles = (
@@ -113,7 +113,7 @@ def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload
                     next(turn),
                     random.choice(by_size[size]),
                     owner=f"user{random.randrange(USERS)}",
-                    priority=1,  # so that nobody who waits may preempt in their own team
+                    priority=1,  # so that no pending job may preempt within its team
                     submitted_at=began - 60,
                     state="running",
                     started_at=began,
@@ -124,7 +124,7 @@ def _running(random: Random, many: int, names: tuple[str, ...]) -> list[Workload
 
 
 def carried_out(world: Snapshot, plan: Plan) -> Snapshot:
-    """The world once everybody who was told to leave has left, and everybody else was told where they will start."""
+    """Return the world after all evictions have ended and every preemptor has its nomination."""
     gone = {each.id for each in plan.evict}
     nominations = {each.id: each.nomination for each in plan.pending}
 

@@ -1,4 +1,4 @@
-"""What JupyterHub loads: everything Makeway needs, then whatever this site wants to differ.
+"""Configure JupyterHub: the settings that Makeway needs, then those of this site.
 
 jupyterhub --config hub_config/jupyterhub_config.py        (`make run` does this and prints where to log in)
 """

@@ -57,14 +57,14 @@ def tests_in(scope: ast.Module | ast.ClassDef, above: list[str], prefix: str) ->
 
 
 def is_pytestmark(statement: ast.stmt) -> bool:
-    """Tell whether a statement marks all tests of its module or class."""
+    """Whether a statement marks all tests of its module or class."""
     return isinstance(statement, ast.Assign) and any(
         isinstance(target, ast.Name) and target.id == "pytestmark" for target in statement.targets
     )
 
 
 def is_state_machine(item: ast.ClassDef) -> bool:
-    """Tell whether hypothesis runs this class as one test."""
+    """Whether hypothesis runs this class as one test."""
     return any("StateMachine" in ast.unparse(base) for base in item.bases)
 
 
@@ -92,7 +92,7 @@ def features_page(sections: list[dict[str, Any]], found: list[Proof]) -> str:
     proven = sum(row["id"] in tests for row in rows)
     lines = [
         NOTE.format(source="docs/features.yaml or the `covers` marks of the tests"),
-        "# What Makeway does, and the test of each promise\n",
+        "# What Makeway does, and the test of each feature\n",
         f"{proven} of {len(rows)} rows have a test today. A row without one says so and names the part of the project "
         "that brings it. A row with a test and a *later* note works as far as its tests say. "
         "Run one row's tests with `make test ARGS='-k name'`.\n",

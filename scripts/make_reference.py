@@ -79,7 +79,7 @@ def metrics() -> str:
 
 
 def magics() -> str:
-    """Give the help of each magic, as `%NAME?` shows it."""
+    """Return the help of each magic, as `%NAME?` shows it."""
     from makeway import options
 
     lines = [options.gpus, options.train, options.jobs, options.job, options.logs, options.cancel]
@@ -87,14 +87,14 @@ def magics() -> str:
 
 
 def people_commands() -> str:
-    """Give the help of `makeway` and its subcommands."""
+    """Return the help of `makeway` and its subcommands."""
     from makeway import cli
 
     return commands(cli._parser())
 
 
 def operator_commands() -> str:
-    """Give the help of `makeway-quota` and its subcommands."""
+    """Return the help of `makeway-quota` and its subcommands."""
     from makeway_quota import main
 
     return commands(main._parser())
@@ -163,7 +163,7 @@ def http_api() -> str:
 
 
 def named(content: dict[str, Any]) -> str:
-    """Name the model of a request or an answer, linked to its table."""
+    """Return the name of the model of a request or an answer, linked to its table."""
     for kind, media in content.get("content", {}).items():
         schema = media.get("schema", {})
         return type_of(schema) if kind == "application/json" and schema else f"`{kind}`"
@@ -171,7 +171,7 @@ def named(content: dict[str, Any]) -> str:
 
 
 def type_of(schema: dict[str, Any]) -> str:
-    """Say a JSON schema's type in a few words."""
+    """Return a JSON schema's type in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

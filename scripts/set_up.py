@@ -54,7 +54,7 @@ class Node:
 
 
 def node_version(program: Path) -> tuple[int, ...] | None:
-    """Ask a node for its version; None when it does not answer like one."""
+    """Return the version that a `node` command reports; None when it does not answer like one."""
     try:
         answer = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -99,7 +99,7 @@ def explain(step: str, output: str, root: Path) -> str:
 
 
 def full_disk(root: Path) -> str:
-    """Say how much room there is and how much is needed."""
+    """Return how much room there is and how much is needed, as a sentence."""
     free = shutil.disk_usage(root).free // 2**20
     return (
         f"The disk that holds {root} is too full: {free} MiB are free, a first set-up needs {NEEDED_MIB} MiB. "
@@ -278,7 +278,7 @@ class SetUp:
             )
 
     def done(self) -> dict[str, str]:
-        """What was installed, by step, with the fingerprint of its inputs."""
+        """Return the installed parts by step, with the fingerprint of its inputs."""
         try:
             known = json.loads(self.done_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -293,7 +293,7 @@ class SetUp:
 
     @contextmanager
     def one_at_a_time(self) -> Iterator[None]:
-        """Let a second set-up of the same folder wait for the first."""
+        """Serialize set-ups of one folder: a second one waits for the first."""
         self.place.mkdir(exist_ok=True)
         with (self.place / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

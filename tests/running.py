@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 from makeway_api.client import AsyncClient
-from makeway_api.models import Job, JobAsk, Session, SessionAsk
+from makeway_api.models import Job, JobRequest, Session, SessionRequest
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.config import load
@@ -63,13 +63,13 @@ class Running:
 
     async def submit(self, person: str, name: str = "", command: list[str] | None = None, **ask: Any) -> Job:
         """Submit a job that idles unless told otherwise."""
-        job: Job = await self.client(person).submit(JobAsk(name=name, command=command or IDLE, **ask))
+        job: Job = await self.client(person).submit(JobRequest(name=name, command=command or IDLE, **ask))
         return job
 
     async def session(self, person: str, profile: str, team: str | None, server: str = "", **ask: Any) -> Session:
-        """Ask for a session as the Hub's spawner would."""
-        wanted = SessionAsk(user=person, server=server, profile=profile, team=team, **ask)
-        session: Session = await self.client("spawner").ask_session(wanted)
+        """Request a session as the Hub's spawner would."""
+        wanted = SessionRequest(user=person, server=server, profile=profile, team=team, **ask)
+        session: Session = await self.client("spawner").request_session(wanted)
         return session
 
     async def until(self, found: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
@@ -111,7 +111,7 @@ class Running:
         page = await self.client("root").jobs(team=team, limit=1000)
         return {job.name: job.state.value for job in page.jobs}
 
-    async def settled(self) -> None:
+    async def converged(self) -> None:
         """Wait until the loop has nothing left to change."""
         loop = self.service.loop
         while await loop.cycle():

@@ -32,7 +32,7 @@ class Workshop:
         return backend
 
     async def again(self) -> None:
-        """Let go of everything without stopping it, as a restart does, and start anew."""
+        """Close the backend without stopping any job, as a restart does, and open a new one."""
         await self.backend.close(stop_jobs=False)
         self.backend = self._new()
         await self.backend.open()
@@ -108,7 +108,7 @@ class Workshop:
         return await self.until(workload, lambda seen: seen.phase in OVER, attempt, seconds)
 
     async def ask(self, workload: str, attempt: int = 1, grace: float = 5.0, **more: Any) -> NoticeOrder:
-        """Ask an attempt to make way."""
+        """Notify an attempt to make way."""
         now = time.time()
         said: dict[str, Any] = {"by_team": "devops", "by_owner": "bo", "by_workload": "s-1", **more}
         notice = NoticeOrder(reason="devops wants its GPU back", at=now, deadline=now + grace, **said)
@@ -116,7 +116,7 @@ class Workshop:
         return notice
 
     def path(self, workload: str, *parts: str) -> Path:
-        """Name a file of a job."""
+        """Return the path of a file of a job."""
         return self.root.joinpath("jobs", workload, *parts)
 
     async def file(self, workload: str, *parts: str) -> Path:
@@ -159,7 +159,7 @@ def _environ(pid: int) -> list[bytes]:
 
 
 def alive(pid: int) -> bool:
-    """Say whether a process runs; a zombie does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:

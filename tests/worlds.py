@@ -25,7 +25,7 @@ from makeway_quota.wording import Names, sentence
 
 
 def milli(gpus: float | None) -> int | None:
-    """Give milli-GPUs."""
+    """Return milli-GPUs."""
     return None if gpus is None else round(gpus * GPU)
 
 
@@ -92,7 +92,7 @@ class World:
         return self.submit(name, team, profile, kind="session", **more)
 
     def run(self, name: str, team: str, profile: str, *nodes: str, **more: Any) -> World:
-        """Let a workload run already, one worker on each node named."""
+        """Add a running workload with one worker on each of the nodes."""
         from makeway_quota.engine import Placed
 
         self.submit(name, team, profile, **more)
@@ -103,7 +103,7 @@ class World:
     # The life of a world
 
     def snapshot(self) -> Snapshot:
-        """Give the world as the engine sees it."""
+        """Return the world as the engine sees it."""
         return Snapshot(
             self.now,
             self.settings,
@@ -116,11 +116,11 @@ class World:
         )
 
     def plan(self) -> Plan:
-        """Ask the engine."""
+        """Return the engine's plan."""
         return self.engine(self.snapshot())
 
     def step(self) -> Plan:
-        """Plan once and carry it out; who was told to leave is still there afterwards."""
+        """Plan once and apply it; evicted workloads are still terminating afterwards."""
         plan = self.plan()
         self.apply(plan)
         self.plans.append(plan)
@@ -144,7 +144,7 @@ class World:
             self.change(refusal.id, state="stopped")
 
     def release(self, *names: str) -> World:
-        """Let those who were told to leave be gone (all of them, if none is named)."""
+        """Requeue terminating workloads: the named ones, or all."""
         self.now += 1
         for w in list(self.workloads.values()):
             if w.state == "checkpointing" and (not names or w.id in names):
@@ -160,7 +160,7 @@ class World:
         return self
 
     def reconcile(self, rounds: int = 50) -> list[Plan]:
-        """Plan, apply and let the terminating leave until nothing changes; give the plans that did something."""
+        """Plan, apply and requeue the terminating until nothing changes; return the plans that did something."""
         done = []
         for _ in range(rounds):
             plan = self.step()
@@ -171,14 +171,14 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def end(self, *names: str, state: str = "succeeded") -> World:
-        """Let workloads end."""
+        """End workloads."""
         self.now += 1
         for name in names:
             self.change(name, state=state, placement=(), nomination=(), evicted_for=None)
         return self
 
     def lose(self, node: str) -> World:
-        """Let a node die: what ran there waits again."""
+        """Lose a node: its workloads are pending again."""
         self.nodes[node] = replace(self.nodes[node], ready=False)
         for w in list(self.workloads.values()):
             if w.state in ADMITTED and any(p.node == node for p in w.placement):

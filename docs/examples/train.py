@@ -50,7 +50,7 @@ class Training:
         self.random.setstate(generator)
 
     def fingerprint(self) -> str:
-        """Name these weights: the same to the last bit, or another name."""
+        """Return a digest of the weights: equal only if every bit is."""
         return hashlib.sha256(pickle.dumps(self.weights)).hexdigest()[:16]
 
 

@@ -15,21 +15,21 @@ from .models import (
     Decision,
     DryRun,
     Job,
-    JobAsk,
     JobPage,
+    JobRequest,
     LogChunk,
     Me,
     OfferTable,
     Policy,
-    PolicyAsk,
     PolicyCheck,
+    PolicyRequest,
     PolicyVersion,
     Pool,
     Preview,
     Problem,
     Profile,
     Session,
-    SessionAsk,
+    SessionRequest,
     Usage,
 )
 
@@ -127,9 +127,9 @@ class Routes(Generic[J]):
         """Return what a user can have now, whose GPUs it would take, and why not → OfferTable."""
         return self._do(Call("GET", "/offers", _as(OfferTable), params={"user": user, "kind": kind}))
 
-    def ask_session(self, ask: SessionAsk) -> Any:
+    def request_session(self, request: SessionRequest) -> Any:
         """Request a lease → Session (scope `reserve`)."""
-        return self._do(Call("POST", "/sessions", _as(Session), body=ask))
+        return self._do(Call("POST", "/sessions", _as(Session), body=request))
 
     def sessions(self, all: bool = False) -> Any:
         """Return the caller's sessions → list[Session]."""
@@ -152,13 +152,13 @@ class Routes(Generic[J]):
         """Release a lease; repeating it is harmless."""
         return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing))
 
-    def submit(self, ask: JobAsk) -> Any:
+    def submit(self, request: JobRequest) -> Any:
         """Submit a training job → Job."""
-        return self._do(Call("POST", "/jobs", _as(Job), body=ask))
+        return self._do(Call("POST", "/jobs", _as(Job), body=request))
 
-    def dry_run(self, ask: JobAsk) -> Any:
+    def dry_run(self, request: JobRequest) -> Any:
         """Return what submitting would do → DryRun."""
-        return self._do(Call("POST", "/jobs", _as(DryRun), body=ask.model_copy(update={"dry_run": True})))
+        return self._do(Call("POST", "/jobs", _as(DryRun), body=request.model_copy(update={"dry_run": True})))
 
     def jobs(
         self,
@@ -247,16 +247,16 @@ class Routes(Generic[J]):
 
     def policy_validate(self, document: str) -> Any:
         """Return what is wrong with a document, and what it would change → PolicyCheck."""
-        return self._do(Call("POST", "/policy/validate", _as(PolicyCheck), body=PolicyAsk(document=document)))
+        return self._do(Call("POST", "/policy/validate", _as(PolicyCheck), body=PolicyRequest(document=document)))
 
     def policy_preview(self, document: str) -> Any:
         """Return which workloads would start, be evicted, wait or be refused → Preview."""
-        return self._do(Call("POST", "/policy/preview", _as(Preview), body=PolicyAsk(document=document)))
+        return self._do(Call("POST", "/policy/preview", _as(Preview), body=PolicyRequest(document=document)))
 
     def policy_apply(self, document: str, comment: str = "", base: int | None = None) -> Any:
-        """Put a document into force → PolicyVersion."""
-        ask = PolicyAsk(document=document, comment=comment, base=base)
-        return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=ask))
+        """Apply a document → PolicyVersion."""
+        request = PolicyRequest(document=document, comment=comment, base=base)
+        return self._do(Call("PUT", "/policy", _as(PolicyVersion), body=request))
 
 
 def _q(part: str) -> str:

@@ -1,3 +1,3 @@
-"""The quota service: it sees the machines, asks the engine, carries the plan out, and tells everybody why."""
+"""The quota service: it observes the cluster, plans, applies the plan, and explains every decision."""
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from typing import Any
 
 from jupyterhub.utils import maybe_future
 from makeway_api.errors import MakewayError
-from makeway_api.models import Session, SessionAsk
+from makeway_api.models import Session, SessionRequest
 from makeway_api.quantities import gpus
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 from traitlets import Float
@@ -102,14 +102,14 @@ class LeaseMixin(SpawnForm):
 
     async def _request(self, choice: Choice) -> Session:
         """Request a lease, in a task of its own: a start cancelled meanwhile must learn which lease to release."""
-        body = SessionAsk(
+        body = SessionRequest(
             user=self.user.name,
             server=self.name,
             profile=choice.profile,
             team=choice.team,
             preemptible=choice.preemptible,
         )
-        request = asyncio.ensure_future(self.quota.ask_session(body))
+        request = asyncio.ensure_future(self.quota.request_session(body))
         try:
             session: Session = await asyncio.shield(request)
         except asyncio.CancelledError:

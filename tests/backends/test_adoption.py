@@ -64,12 +64,12 @@ async def test_a_notice_survives_a_restart(shop: Workshop) -> None:
     assert (await shop.over("j-1")).killed
 
 
-async def test_an_order_that_was_written_but_not_begun_is_begun(shop: Workshop) -> None:
-    shop.backend._prepare(shop.order("j-1", "sh", "-c", "echo begun", files={"a.txt": "x"}))
+async def test_an_order_that_was_written_but_not_started_is_started(shop: Workshop) -> None:
+    shop.backend._prepare(shop.order("j-1", "sh", "-c", "echo started", files={"a.txt": "x"}))
     assert not shop.path("j-1", "attempt-1").exists()
     await shop.again()
     assert (await shop.over("j-1")).exit_code == 0
-    assert shop.log("j-1") == "begun\n"
+    assert shop.log("j-1") == "started\n"
     assert shop.path("j-1", "work", "a.txt").exists()
 
 
@@ -147,7 +147,7 @@ async def test_a_reused_pid_is_neither_adopted_nor_killed(shop: Workshop, outsid
     assert alive(outsider)
 
 
-async def test_a_claim_on_a_strangers_process_is_not_believed(shop: Workshop, outsider: int) -> None:
+async def test_a_claim_on_a_foreign_process_is_not_believed(shop: Workshop, outsider: int) -> None:
     stat = Stat.of(outsider)
     assert stat is not None
     await forge(shop, {"pid": outsider, "start_time": stat.start_time, "boot": boot_id()})

@@ -48,7 +48,7 @@ def test_real_gpus_are_one_node_with_the_hosts_name(driver: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("allowed", "devices"), [("1,3", (1, 3)), ("0", (0,)), ("9", ()), ("GPU-8f1c", (0, 1, 2, 3)), ("", (0, 1, 2, 3))]
 )
-def test_the_devices_that_the_service_may_use_are_honoured(
+def test_the_service_uses_only_the_devices_that_it_may_use(
     driver: ModuleType, monkeypatch: pytest.MonkeyPatch, allowed: str, devices: tuple[int, ...]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)

@@ -212,12 +212,12 @@ async def test_nothing_is_left_of_a_job_that_forks_away(shop: Workshop) -> None:
 
 
 async def test_orders_for_unknown_attempts_do_nothing(shop: Workshop) -> None:
-    await shop.ask("nobody")
-    await shop.backend.kill("nobody", 1)
-    await shop.backend.forget("nobody", 1)
-    await shop.backend.purge("nobody")
-    assert await shop.backend.log("nobody", 1, 0, 10) == (b"", 0)
-    assert await shop.backend.error("nobody", 1) is None
+    await shop.ask("unknown")
+    await shop.backend.kill("unknown", 1)
+    await shop.backend.forget("unknown", 1)
+    await shop.backend.purge("unknown")
+    assert await shop.backend.log("unknown", 1, 0, 10) == (b"", 0)
+    assert await shop.backend.error("unknown", 1) is None
     assert (await shop.backend.observe()).attempts == ()
 
 

@@ -57,7 +57,7 @@ async def test_it_starts_once_and_runs_as_long_as_said() -> None:
     await backend.close(stop_jobs=True)
 
 
-async def test_notices_are_honoured_after_the_given_time() -> None:
+async def test_attempts_end_the_given_time_after_their_notice() -> None:
     clock = Clock()
     backend = MemoryBackend(NODES, clock=clock, leaves_after=3.0)
     await backend.start(order("j-1"))
@@ -139,8 +139,8 @@ async def test_killing_and_closing_end_attempts() -> None:
     for job in ("j-1", "j-2", "j-3"):
         await backend.start(order(job))
     await backend.kill("j-1", 1)
-    await backend.kill("nobody", 1)
-    await backend.notice("nobody", 1, notice(0, 1))
+    await backend.kill("unknown", 1)
+    await backend.notice("unknown", 1, notice(0, 1))
     backend.ignoring.add("j-3")
     await backend.close(stop_jobs=True)
     ended = (await backend.observe()).attempts

@@ -1,4 +1,4 @@
-"""System users mode: every job runs as the account of its owner, and nobody reads another's files."""
+"""System users mode: every job runs as the account of its owner, and no user reads another's files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_job_runs_as_its_owner(shared: Workshop, people: dict[str, pwd.s
         assert path.lstat().st_uid == people[PEOPLE[0]].pw_uid, path
 
 
-async def test_nobody_reads_anothers_job(shared: Workshop) -> None:
+async def test_users_cannot_read_anothers_job(shared: Workshop) -> None:
     await shared.run("j-1", "sh", "-c", "echo secret; sleep 60", owner=PEOPLE[0], env={"TOKEN": "secret"})
     await shared.running("j-1", says="secret")
     job = shared.path("j-1")
@@ -101,8 +101,8 @@ async def test_notices_and_kills_reach_it(shared: Workshop) -> None:
 
 
 async def test_unknown_accounts_and_root_are_refused(shared: Workshop) -> None:
-    with pytest.raises(BackendError, match=r"no account 'nobody-here' on .*; ask the administrator"):
-        await shared.run("j-1", "true", owner="nobody-here")
+    with pytest.raises(BackendError, match=r"no account 'no-such-user' on .*; ask the administrator"):
+        await shared.run("j-1", "true", owner="no-such-user")
     with pytest.raises(BackendError, match="never run as root"):
         await shared.run("j-1", "true", owner="root")
     with pytest.raises(BackendError, match="no account"):
@@ -147,7 +147,7 @@ def sleeper(uid: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "600"], user=uid)
 
 
-async def test_a_forged_claim_kills_nobody_else(shared: Workshop, people: dict[str, pwd.struct_passwd]) -> None:
+async def test_a_forged_claim_kills_no_other_process(shared: Workshop, people: dict[str, pwd.struct_passwd]) -> None:
     victim = sleeper(people[PEOPLE[1]].pw_uid)
     start = int(Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[19])
     await shared.run("j-1", "sleep", "60", owner=PEOPLE[0])

@@ -222,7 +222,7 @@ def test_a_name_with_quotes_and_markup_is_only_a_name(portal: Portal, tmp_path: 
 
 
 def command(portal: Portal, who: str, *words: str, module: str = "makeway.cli") -> subprocess.CompletedProcess[str]:
-    """Type a command in a terminal of somebody's."""
+    """Run a command as a user types it in a terminal."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MAKEWAY_", "JUPYTERHUB_"))}
     return subprocess.run(
         [sys.executable, "-m", module, *words],

@@ -16,7 +16,7 @@ import httpx2
 import pytest
 from makeway_api.client import Client
 from makeway_api.errors import MakewayError
-from makeway_api.models import Job, JobAsk
+from makeway_api.models import Job, JobRequest
 
 from benchmarks.portal import Portal, until
 
@@ -59,7 +59,7 @@ def portal() -> Iterator[Portal]:
 
 
 def heard(ask: Callable[[], object], seconds: float = 90) -> object:
-    """Ask until somebody answers; a refusal is an answer."""
+    """Return the first answer of the service; a refusal is an answer."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -77,7 +77,7 @@ def submitted(client: Client, name: str, book: Path) -> None:
     if name not in names:
         command = [sys.executable, "train.py"]
         files = [{"path": "train.py", "data": base64.b64encode(TRAIN.encode()).decode()}]
-        client.submit(JobAsk(name=name, profile="gpu1", command=command, files=files, env={"BOOK": str(book)}))
+        client.submit(JobRequest(name=name, profile="gpu1", command=command, files=files, env={"BOOK": str(book)}))
 
 
 def story(portal: Portal, book: Path, stop: threading.Event, names: list[str]) -> None:

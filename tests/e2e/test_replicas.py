@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from makeway_api.errors import MakewayError
-from makeway_api.models import Job, JobAsk
+from makeway_api.models import Job, JobRequest
 from postgres import Network, empty_database, network, postgres_server
 from replicas import Replica, SharedBackend, settings, shared_backend
 
@@ -50,7 +50,7 @@ class Cluster:
         while True:
             with suppress(MakewayError, httpx2.HTTPError, TimeoutError):
                 async with asyncio.timeout(8):
-                    job = await at.clients[person].submit(JobAsk(name=name, profile=profile, command=["sleep"]))
+                    job = await at.clients[person].submit(JobRequest(name=name, profile=profile, command=["sleep"]))
                 assert isinstance(job, Job)
                 self.jobs.append(job.id)
                 return job

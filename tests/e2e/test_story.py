@@ -40,7 +40,7 @@ def portal() -> Iterator[Portal]:
 
 
 def uninterrupted(folder: Path) -> str:
-    """The weights of the same training that nobody disturbs."""
+    """The weights of the same training without a preemption."""
     steps = ["--steps", "600", "--seconds", "0", "--every", "600"]
     command = [sys.executable, str(ROOT / "docs" / "examples" / "train.py"), *steps]
     env = {k: v for k, v in os.environ.items() if not k.startswith("MAKEWAY_")}

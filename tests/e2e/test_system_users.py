@@ -1,4 +1,4 @@
-"""Ten people on one server: each logs in with their own account, works under it, and reads nobody else's things."""
+"""Ten people on one server: each logs in with their own account, works under it, and reads no other user's files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import websocket
 from accounts import PASSWORD, accounts, as_user, shared_portal
 from hub.portal import SERVICE, Portal, until
 from makeway_api.errors import MakewayError
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 from makeway_spawner.process import marked
 
 pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -59,7 +59,7 @@ HARMLESS = {"hub.pid", "proxy.pid", "ports.json", "run.lock", "service.lock"}
 
 @dataclass
 class Person:
-    """Somebody who has logged in, with a notebook and its kernel."""
+    """A user who has logged in, with a notebook and its kernel."""
 
     name: str
     portal: Portal
@@ -96,7 +96,7 @@ class Person:
             socket.close()
 
     def reads(self, paths: list[Path]) -> set[str]:
-        """Tell which of these they can read, from inside their notebook."""
+        """Return the paths that the user can read from inside the notebook."""
         entry = pwd.getpwnam(self.name)
         file = Path(entry.pw_dir) / "paths.json"
         file.write_text(json.dumps([str(path) for path in paths]))
@@ -173,7 +173,7 @@ def jobs(portal: Portal, people: dict[str, Person]) -> dict[str, str]:
 
 
 def account(name: str) -> dict[str, Any]:
-    """What WHO prints for somebody."""
+    """Return the output of WHO for a user."""
     entry = pwd.getpwnam(name)
     groups = sorted(set(os.getgrouplist(name, entry.pw_gid)))
     return {"uid": entry.pw_uid, "groups": groups, "home": entry.pw_dir, "name": name}
@@ -211,7 +211,7 @@ def test_notebooks_and_jobs_run_under_the_account_that_logged_in(
 
 
 @pytest.mark.covers("N22")
-def test_nobody_reads_anothers_files_or_the_portals_from_a_notebook(
+def test_notebooks_cannot_read_other_users_files_or_the_portals(
     portal: Portal, people: dict[str, Person], jobs: dict[str, str]
 ) -> None:
     root = portal.state.root
@@ -274,7 +274,7 @@ def test_a_notebook_lets_its_owner_in_only(portal: Portal, people: dict[str, Per
 
 @pytest.mark.covers("N22")
 @pytest.mark.parametrize(("who", "status"), [(BO, 404), (CY, 403)])
-def test_nobody_reads_anothers_job_through_the_api(
+def test_users_cannot_read_another_users_job_through_the_api(
     portal: Portal, people: dict[str, Person], jobs: dict[str, str], who: str, status: int
 ) -> None:
     """bo is in another team and sees no job; cy is in the same one and sees that it runs, and no more."""
@@ -303,12 +303,12 @@ def test_nobody_reads_anothers_job_through_the_api(
         assert answer.status_code in (403, 404)
     with portal.client(people[ANA].token) as client:
         assert SECRET.encode() in client.result(jobs["ended"])
-        assert client.job(jobs["runs"]).state == "running", "nobody did anything to it"
+        assert client.job(jobs["runs"]).state == "running", "no other user changed it"
 
 
 @pytest.mark.covers("N02")
 def test_who_has_no_account_or_the_wrong_password_is_told_so(portal: Portal) -> None:
-    for name, password in ((ANA, "wrong"), ("nobody-here", PASSWORD), ("root", PASSWORD), (f"{ANA}<b>", PASSWORD)):
+    for name, password in ((ANA, "wrong"), ("no-such-user", PASSWORD), ("root", PASSWORD), (f"{ANA}<b>", PASSWORD)):
         with httpx2.Client(base_url=portal.url, follow_redirects=True, timeout=60) as browser:
             browser.get("/hub/login")
             form = {"username": name, "password": password}
@@ -317,7 +317,7 @@ def test_who_has_no_account_or_the_wrong_password_is_told_so(portal: Portal) -> 
         assert "Invalid username or password" in answer.text
         assert "<b>" not in answer.text.replace("<body", "")
     names = {user["name"] for user in portal.hub("GET", "/users").json()}
-    assert names == set(PEOPLE), "nobody else was let in"
+    assert names == set(PEOPLE), "no other user was let in"
 
 
 @pytest.mark.covers("N01", "F11")
@@ -330,7 +330,7 @@ def test_who_is_taken_out_of_a_group_loses_its_gpus_within_seconds(
         subprocess.run(["gpasswd", "--delete", CY, GROUPS["rnd"]], check=True, capture_output=True)
         until(lambda: client.me().teams == [], "cy is in no team", 60)
         with pytest.raises(MakewayError, match="team"):
-            client.submit(JobAsk(name="late", team="rnd", profile="gpu1", command=["true"]))
+            client.submit(JobRequest(name="late", team="rnd", profile="gpu1", command=["true"]))
         assert client.jobs().jobs == []
         with pytest.raises(MakewayError):
             client.job(jobs["runs"])

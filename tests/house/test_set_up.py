@@ -96,7 +96,7 @@ def test_a_step_is_done_once_for_the_same_inputs(tmp_path: Path) -> None:
     assert len(times) == 2
     result.unlink()
     setup.step("parts", "b", result, work)
-    assert len(times) == 3, "what somebody deleted is made again"
+    assert len(times) == 3, "a deleted folder is made again"
 
 
 def test_a_full_disk_stops_before_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
-"""Nothing in the repository names a machine, a registry host or unfinished work."""
+"""The repository names no machine, registry host or unfinished work, and keeps to the vocabulary of its field."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 # Written in pieces, so that this file does not find itself.
@@ -11,6 +13,39 @@ REGISTRY = re.compile("pypi" + r"\.org|pythonhosted" + r"\.org|registry\." + r"n
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|X" + r"XX)\b")
 LOCKS = {"uv.lock", "package-lock.json"}
 PICTURES = {".png", ".jpg", ".ico", ".woff2"}
+# Words that no reader from Kubernetes, Kueue or JupyterHub knows, also as parts of identifiers.
+PIECES = [
+    ("tenan", "c(y|ies)"),
+    ("seek", "ers?"),
+    ("des", "ks?"),
+    ("esta", "tes?"),
+    ("door", "m[ae]n"),
+    ("stran", "gers?"),
+    ("hope", "less"),
+    ("home", "less"),
+    ("she", "lf"),
+    ("furn", "ish(ed|es)?"),
+    ("hon", "our(ed|s|ing)?"),
+    ("re", "seat(ed|s)?"),
+    ("ta", "pes?"),
+    ("tel", "ling"),
+    ("boo", "ks"),
+    ("set", "tle[sd]?"),
+    ("some", "body"),
+    ("no", "body"),
+    ("who", "ever"),
+    ("be", "gun"),
+]
+PRIVATE = re.compile(
+    "(?<![a-z])(" + "|".join(head + tail for head, tail in PIECES) + ")(?![a-z])",
+    re.IGNORECASE,
+)
+QUOTING = {"features.yaml", "features.md"}
+"""Files that quote the founding documents in their own words."""
+ACCOUNT = re.compile('user = "no' + 'body"')
+"""The Unix account of that name."""
+OPENINGS = {"Say", "Tell", "Let", "Name", "Give", "Put", "Ask", "Look", "Know"}
+"""Verbs that do not open a docstring: "Return …" and "Whether …" do."""
 
 
 def lines(tracked: list[Path]) -> list[tuple[str, str]]:
@@ -37,3 +72,37 @@ def test_the_lock_files_name_no_private_registry(root: Path) -> None:
     npm = (root / "package-lock.json").read_text(encoding="utf-8")
     assert '"resolved"' not in npm
     assert '"integrity"' in npm
+
+
+def vocabulary_lines(tracked: list[Path]) -> Iterator[tuple[str, str]]:
+    """Yield the lines that keep to the vocabulary: all but quotations and the released sections of the changelog."""
+    for place, line in lines([file for file in tracked if file.name not in QUOTING | {"CHANGELOG.md"}]):
+        if not ACCOUNT.search(line):
+            yield place, line
+    for file in tracked:
+        if file.name == "CHANGELOG.md":
+            unreleased = re.split(r"^## \[?\d", file.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+            yield from ((f"{file.name}:{number}", line) for number, line in enumerate(unreleased.splitlines(), 1))
+
+
+def test_private_words_occur_nowhere(tracked: list[Path]) -> None:
+    assert not [f"{place} {line.strip()}" for place, line in vocabulary_lines(tracked) if PRIVATE.search(line)]
+
+
+def test_private_words_are_found_in_identifiers_too() -> None:
+    assert PRIVATE.search("def test_no" + "body_starves() -> None:")
+    assert PRIVATE.search("The des" + "k of the service")
+    assert not PRIVATE.search("a desktop, a bookshelf, an organizer")
+
+
+def test_docstrings_open_with_a_plain_verb(tracked: list[Path]) -> None:
+    found = []
+    for file in tracked:
+        if file.suffix != ".py":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                first = (ast.get_docstring(node) or "").split(" ", 1)[0]
+                if first in OPENINGS:
+                    found.append(f"{file.name} {getattr(node, 'name', 'module')}: {first}")
+    assert not found

@@ -9,7 +9,7 @@ import pytest
 from axe import violations
 from browser import Person, chromium
 from hub.portal import Portal, until
-from makeway_api.models import JobAsk, SessionAsk
+from makeway_api.models import JobRequest, SessionRequest
 from playwright.sync_api import Browser, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e]
@@ -44,7 +44,9 @@ def person(portal: Portal, browser: Browser) -> Iterator[object]:
 def full(portal: Portal) -> Iterator[None]:
     """Run three jobs of ana's with three GPUs each; one of ten GPUs is idle."""
     with portal.client(portal.user_token("ana")) as ana:
-        jobs = [ana.submit(JobAsk(team="rnd", profile="gpu3", command=STUBBORN, name=f"train-{i}")) for i in range(3)]
+        jobs = [
+            ana.submit(JobRequest(team="rnd", profile="gpu3", command=STUBBORN, name=f"train-{i}")) for i in range(3)
+        ]
         until(lambda: all(ana.job(job.id).state == "running" for job in jobs), "ana's jobs run")
         yield
         for job in jobs:
@@ -65,7 +67,7 @@ def test_the_picker_follows_what_others_do_without_a_reload(portal: Portal, pers
     row.locator("input[type=radio]").check()
     ana.page.evaluate("window.sameDocument = true")
     with portal.client(portal.state.secret("spawner_token")) as hub:
-        lease = hub.ask_session(SessionAsk(user="lea", profile="gpu3", team="rnd"))
+        lease = hub.request_session(SessionRequest(user="lea", profile="gpu3", team="rnd"))
         expect(row).to_have_attribute("data-code", "refused", timeout=10_000)
         expect(row.locator(".mw-message")).to_contain_text("lea 3")
         expect(row.locator("input[type=radio]")).to_be_disabled()
@@ -139,7 +141,7 @@ def test_a_start_that_is_refused_on_its_way_says_why_and_offers_another_choice(p
     row.locator("input[type=radio]").check()
     ana.page.route("**/offers/live**", lambda route: route.abort())  # this page's numbers are old now
     with portal.client(portal.state.secret("spawner_token")) as hub:
-        lease = hub.ask_session(SessionAsk(user="lea", profile="gpu3", team="rnd"))
+        lease = hub.request_session(SessionRequest(user="lea", profile="gpu3", team="rnd"))
         ana.page.click("#spawn_form button[type=submit]")
         expect(ana.page.locator(".spawn-error-msg")).to_contain_text("lea 3")
         hub.release(lease.id)

@@ -192,7 +192,7 @@ async def test_what_was_borrowed_outlives_the_service(tmp_path: Path) -> None:
         for at in range(3):
             job = await run.submit("ana", f"train {at}", profile="gpu3")
             await run.job(job.id, "running")
-        await run.settled()
+        await run.converged()
         assert change_set.over()["rnd"] == 4000, "9 of 5"
         clock.now += HOUR
         assert await history(run, "rnd") == 2000

@@ -66,7 +66,7 @@ async def test_twenty_preemptions_change_nothing(tmp_path: Path) -> None:
             assert job.attempt == attempt
             await run.until(lambda n=attempt: at_work(run, rough, n), f"attempt {attempt} trains")
             asked = await run.client("ana").preempt_test(rough.id)
-            assert asked.notice.rehearsal
+            assert asked.notice.preempt_test
             await run.until(lambda n=attempt: left(run, rough, n), f"attempt {attempt} leaves")
         done = await run.job(rough.id, "succeeded", seconds=60)
         assert (done.preemptions, done.failures, len(done.attempts)) == (20, 0, 21)

@@ -25,7 +25,7 @@ def row(name: str, state: str = "pending") -> Workload:
     return new._replace(state=state, attempt=1, placement=(Place("local", (0,), (1000,)),))
 
 
-def test_books_are_divided_in_their_order_and_each_decision_stays_with_its_change() -> None:
+def test_a_change_set_is_divided_in_order_and_each_decision_stays_with_its_change() -> None:
     change_set = ChangeSet()
     rows = [row(f"j-{number:08d}") for number in range(120)]
     for number, each in enumerate(rows):
@@ -57,10 +57,10 @@ async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: S
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
     await orders.begin([starting, waits], 2.0, started_now)
-    assert list(backend.attempts) == [(starting.id, 1)], "who waits is not started"
+    assert list(backend.attempts) == [(starting.id, 1)], "a pending job is not started"
     cancelled = starting._replace(cancel_requested=True)
     failed = await orders.give({cancelled.id: cancelled}, seen, 2.0, started_now)
-    assert not failed.changes, "it has started_now: the next cycle, which sees it, ends it"
+    assert not failed.changes, "it was just started: the next cycle, which observes it, ends it"
     await orders.give({cancelled.id: cancelled}, await backend.observe(), 3.0, Started())
     assert backend.attempts[(starting.id, 1)].seen.phase is Phase.EXITED
     assert backend.starts == 1

@@ -58,7 +58,7 @@ async def test_many_who_ask_the_same_cost_one_plan(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(OfferEngine, "_ask", counted)
     async with running(tmp_path, backend=backend()) as run:
-        await run.settled()
+        await run.converged()
         offers = run.service.services.offers
         tables = await asyncio.gather(
             *(offers.offers(PEOPLE["ana"], f"user{number}", ["rnd"], "session") for number in range(40))
@@ -75,7 +75,7 @@ async def test_a_slow_answer_is_given_while_a_new_one_is_computed(
 ) -> None:
     monkeypatch.setattr(offer_engine, "CHEAP", -1.0)
     async with running(tmp_path, backend=backend()) as run:
-        await run.settled()
+        await run.converged()
         context = run.service.services.context
         clock = Clock()
         engine = OfferEngine(context, clock)

@@ -67,7 +67,7 @@ async def test_two_pools_of_one_machine(tmp_path: Path) -> None:
         for i in range(4):
             await run.submit("bo", f"r{i}", profile="gpu4")
         await run.until(lambda: full(run, "research", 2), "research has what it reserves")
-        await run.settled()
+        await run.converged()
         states = await run.states()
         assert {name for name, state in states.items() if state == "running"} == {"d2", "d3", "r0", "r1"}
         placed = {j.name: j.placement[0].devices for j in (await run.client("root").jobs(state="running")).jobs}
@@ -102,7 +102,7 @@ async def test_a_new_document_moves_gpus_between_pools(tmp_path: Path) -> None:
         assert (await where(run))["metal"] == list(range(15))
         await apply(run, TWO)
         assert (await where(run))["h100"] == list(range(8, 15)), "what runs there runs on"
-        await run.settled()
+        await run.converged()
         assert set((await run.states()).values()) == {"running"}
 
 

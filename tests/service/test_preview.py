@@ -58,9 +58,9 @@ async def test_a_higher_limit_starts_who_waits_for_it(tmp_path: Path) -> None:
         await crowd(run)
         preview = await asked(run, quota(NOTHING_FOR_DEVOPS, "rnd", "pools: [gpu], reserved: 5, limit: 10"))
         assert names(preview.starts) == ["small"]
-        assert (preview.leaves, preview.waits) == ([], [])
+        assert (preview.evicts, preview.waits) == ([], [])
         same = await asked(run, NOTHING_FOR_DEVOPS)
-        assert (same.starts, same.leaves, same.waits) == ([], [], []), "what happens anyway is not told"
+        assert (same.starts, same.evicts, same.waits) == ([], [], []), "what happens anyway is not told"
 
 
 @pytest.mark.covers("N17", "F45")
@@ -68,10 +68,10 @@ async def test_a_reservation_tells_who_would_leave_for_whom(tmp_path: Path) -> N
     async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
         await crowd(run)
         preview = await asked(run, TEXT)
-        assert names(preview.leaves) == ["r2"], "the job that started last"
+        assert names(preview.evicts) == ["r2"], "the job that started last"
         assert names(preview.starts) == ["small", "big"], "once r2 has left there is room for both"
-        assert "“big”" in preview.leaves[0].message, "jobs are called by their names"
-        assert (preview.leaves[0].team, preview.leaves[0].owner) == ("rnd", "ana")
+        assert "“big”" in preview.evicts[0].message, "jobs are called by their names"
+        assert (preview.evicts[0].team, preview.evicts[0].owner) == ("rnd", "ana")
         assert "r2" not in names(preview.waits)
         await run.client("root").policy_apply(TEXT)
         big = next(job for job in (await run.client("root").jobs()).jobs if job.name == "big")
@@ -89,7 +89,7 @@ async def test_a_closed_queue_tells_who_would_wait(tmp_path: Path) -> None:
         preview = await asked(run, closed)
         assert names(preview.waits) == ["small"]
         assert "queue" in preview.waits[0].message
-        assert (preview.starts, preview.leaves) == ([], []), "who runs runs on"
+        assert (preview.starts, preview.evicts) == ([], []), "who runs runs on"
 
 
 @pytest.mark.covers("N17")
@@ -101,7 +101,7 @@ def test_who_is_moved_leaves_and_who_takes_the_place_starts() -> None:
         world.run(f"a{at}", "a", "gpu3", f"p-{node}")
     found = projection(world.submit("b", "b", "gpu8").snapshot(), {})
     assert list(found.starts) == ["b"]
-    assert len(found.leaves) == 1
+    assert len(found.evicts) == 1
     assert not found.waits
     assert projection(world.snapshot(), {}) == found
 
@@ -116,6 +116,6 @@ def test_who_is_on_the_way_out_has_left_and_a_session_is_over() -> None:
     world.submit("b2", "b", "two").session("s", "a", "one")
     found = projection(world.snapshot(), {})
     assert sorted(found.starts) == ["b1", "b2"]
-    assert list(found.leaves) == ["guest"]
+    assert list(found.evicts) == ["guest"]
     assert list(found.refused) == ["s"]
     assert {id: code for id, (code, _) in found.waits.items()} == {"old": "no_free_gpus"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_api.models import Event, Job, JobAsk, PolicyAsk, SessionAsk
+from makeway_api.models import Event, Job, JobRequest, PolicyRequest, SessionRequest
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
 from makeway_quota.service import AlreadyRunning, Service
@@ -76,7 +76,7 @@ async def until(found: Callable[[], Any], what: str, seconds: float = 30.0) -> A
 
 
 async def submitted(service: Service, name: str, profile: str = "gpu1") -> Job:
-    job = await service.services.submissions.submit(ANA, JobAsk(name=name, profile=profile, command=IDLE))
+    job = await service.services.submissions.submit(ANA, JobRequest(name=name, profile=profile, command=IDLE))
     assert isinstance(job, Job)
     return job
 
@@ -132,7 +132,7 @@ async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(post
         text = current.document.replace("reserved: 5, limit: 9", "reserved: 5, limit: 6")
         assert text != current.document
         applied = await two.follower.services.policies.apply(
-            ROOT, PolicyAsk(document=text, base=current.version, comment="less")
+            ROOT, PolicyRequest(document=text, base=current.version, comment="less")
         )
         await until(lambda: two.leader.world.policy_version == applied.version, "the leader uses it")
         jobs = [await submitted(two.follower, f"t{number}") for number in range(7)]
@@ -144,10 +144,10 @@ async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(post
 
 async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_path: Path) -> None:
     async with pair(postgres, tmp_path, MAKEWAY_LEASE_SECONDS=4) as two:
-        ask = SessionAsk(user="bo", profile="gpu1", team="devops")
+        ask = SessionRequest(user="bo", profile="gpu1", team="devops")
         session = await two.follower.services.sessions.request(PEOPLE["spawner"], ask, ["devops"])
         kept = await two.follower.services.sessions.session(session.id, wait=10.0, version=session.version)
-        lost_ask = SessionAsk(user="ana", profile="gpu1", team="rnd")
+        lost_ask = SessionRequest(user="ana", profile="gpu1", team="rnd")
         lost = await two.follower.services.sessions.request(PEOPLE["spawner"], lost_ask, ["rnd"])
 
         await state_of_session(two.follower, lost.id, "starting")

@@ -34,7 +34,7 @@ async def test_session_in_quota_starts_on_a_full_cluster_and_is_told_at_whose_co
         # Whatever is submitted now, the session stays.
         for i in range(4):
             await run.submit("lea", f"more{i}", profile="gpu3", team="devops")
-        await run.settled()
+        await run.converged()
         kept = await run.client("spawner").session(asked.id)
         assert (kept.state, kept.notice) == ("starting", None)
 

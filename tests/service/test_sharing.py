@@ -52,7 +52,7 @@ async def test_greedy_team_makes_way_by_itself(tmp_path: Path) -> None:
         assert "Team A's job" in reclaimed[0].reason.message
         assert "within 30 s" in reclaimed[0].reason.message
         await ran(run, "b", 10)
-        await run.settled()
+        await run.converged()
         assert await run.used() == {"a": 20, "b": 20, "idle": 0}
         left = [name for name, state in (await run.states("a")).items() if state == "pending"]
         assert sorted(left) == ["a10", "a11", "a12", "a13", "a14"], "the newest of the borrowed ones"
@@ -90,7 +90,7 @@ async def test_idle_gpus_are_lent_and_come_back(tmp_path: Path) -> None:
         )
         big = await run.submit("bo", "b0", profile="gpu8")
         await run.job(big.id, "running")
-        await run.settled()
+        await run.converged()
         waiting = sorted(name for name, state in (await run.states("a")).items() if state == "pending")
         assert waiting == ["a16", "a17", "a18", "a19"], "the borrowed ones leave, newest first"
         await run.client("bo").cancel(big.id)

@@ -47,7 +47,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
             await run.job((await run.submit("ana", f"r{at}", profile="gpu3")).id, "running")
         await run.submit("ana", "more", profile="gpu3", time_limit=600)
         run.service.world.accounting.clock = lambda: 1e9  # hours later
-        await run.settled()
+        await run.converged()
 
         snapshot = await live(run)
         assert any(policy.history for policy in snapshot.policies)

@@ -10,7 +10,7 @@ from running import Running, running
 
 async def shown(run: Running) -> tuple[dict[str, float], list[str]]:
     """GPUs in use, and the jobs that run, by name."""
-    await run.settled()
+    await run.converged()
     states = await run.states()
     return await run.used(), sorted(name for name, state in states.items() if state == "running")
 

@@ -75,7 +75,7 @@ def test_what_ended_teaches_how_long_such_work_runs() -> None:
 def test_who_borrowed_of_late_waits_longer(
     planner: type[IncrementalEngine] | type[WholePasses], half_life: float, second: str
 ) -> None:
-    """Nobody reserves anything; a has 8 GPUs for a day, then both teams want all of them, a a minute earlier."""
+    """No team reserves anything; a has 8 GPUs for a day, then both teams want all of them, a a minute earlier."""
     trace = [job("a1", "a", 8, 0, 24), job("a2", "a", 8, 23.9, 1), job("b1", "b", 8, 23.95, 1)]
     settings = Settings(history_half_life=half_life)
     made = of_quotas("made", {"a": 0, "b": 0}, {8 * GPU}, nodes=1, settings=settings)
@@ -137,8 +137,8 @@ def test_the_baselines_by_hand() -> None:
 
 def test_what_is_wrong_with_a_trace_is_said() -> None:
     made = cluster([job("a1", "a", 1, 0, 1)], a=8)
-    with pytest.raises(TraceInvalid, match="team nobody, which the policy does not have"):
-        replay(made, [job("x", "nobody", 1, 0, 1)], IncrementalEngine(made))
+    with pytest.raises(TraceInvalid, match="team unknown, which the policy does not have"):
+        replay(made, [job("x", "unknown", 1, 0, 1)], IncrementalEngine(made))
     with pytest.raises(TraceInvalid, match="wants profile gpu3"):
         replay(made, [job("x", "a", 3, 0, 1)], IncrementalEngine(made))
     with pytest.raises(ValueError, match="no baseline magic"):
@@ -159,6 +159,6 @@ def test_promised_times_are_compared_with_the_starts() -> None:
     durations = Durations()
     forecasts = Forecasts(durations)
     replay(made, trace, IncrementalEngine(made, forecasts=forecasts), durations=durations)
-    assert forecasts.early, "somebody was told a time"
-    assert min(forecasts.early) >= 0, "all jobs are alike, so nobody starts before the time that was promised"
+    assert forecasts.early, "some job got a forecast"
+    assert min(forecasts.early) >= 0, "all jobs are alike, so none starts before its forecast"
     assert not forecasts.given, "all of them have started"

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from makeway_quota.store import Conflict, Store, StoreError, open_store
 from makeway_quota.store.database import engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
-from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, PastRun, Place
+from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, Notice, PastRun, Place
 from makeway_quota.store.tables import metadata
 from sqlalchemy import inspect, text
 
@@ -161,3 +161,28 @@ def test_the_decision_log_is_read_in_pages(store: Store) -> None:
     store.commit([], [NewDecision("wait", "s1", None, "bo", "limit", "7")], now=8.0)
     assert [d.message for d in store.decisions(teams=["rnd"], owner="bo")] == ["7", "5", "3", "1"]
     assert [d.message for d in store.decisions(owner="bo")] == ["7"]
+
+
+def test_stored_tests_of_preemption_get_their_new_name(url: str) -> None:
+    parsed = parse(url)
+    engine = engine_for(parsed, migrating=True)
+    notice = (
+        '{"reason":"a \\"kind\\":\\"rehearsal\\" of ana","at":1.0,"deadline":31.0,"kind":"rehearsal","by_team":"rnd"}'
+    )
+    row = OLD_JOB | {"id": "j1", "state": "checkpointing", "submitted_at": 1.0, "claim": "[]"}
+    row |= {"notice": notice, "reason_code": "rehearsal"}
+    decision = "(at, verb, workload, code, message, numbers) VALUES (1.0, 'evict', 'j1', 'rehearsal', '', '{}')"
+    try:
+        with engine.begin() as connection:
+            command.upgrade(alembic_config(connection), "0003")
+            names, values = ", ".join(row), ", ".join(f":{name}" for name in row)
+            connection.execute(text(f"INSERT INTO workloads ({names}) VALUES ({values})"), row)
+            connection.exec_driver_sql(f"INSERT INTO decisions {decision}")
+    finally:
+        engine.dispose()
+    store = open_store(url)
+    (found,) = store.active()
+    assert found.notice == Notice('a "kind":"rehearsal" of ana', 1.0, 31.0, "preempt_test", "rnd")
+    assert found.reason_code == "preempt_test"
+    assert [each.code for each in store.decisions(workload="j1")] == ["preempt_test"]
+    store.close()

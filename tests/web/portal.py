@@ -26,7 +26,7 @@ EVIL = "<script>alert(1)</script> \"'&"
 
 
 def caller(name: str, *scopes: str, groups: tuple[str, ...] = ()) -> Caller:
-    """Somebody with these scopes and groups; who has the scope admin is one."""
+    """A user with these scopes and groups; the scope admin makes an administrator."""
     held = frozenset(f"{SCOPE}{scope}" for scope in scopes)
     return Caller(name=name, admin="admin" in scopes, groups=frozenset(groups), scopes=held)
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 @pytest.fixture
 async def large(tmp_path: Path) -> AsyncIterator[Portal]:
     async with large_portal(tmp_path) as made:
-        await made.run.settled()
+        await made.run.converged()
         yield made
 
 

@@ -124,7 +124,7 @@ async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: py
     assert link
     older = words(check(await browser.get(link[1].replace("&amp;", "&"))))
     assert "Decisions about R&D" in older
-    assert "ana asks for a session" in older
+    assert "ana requests a session" in older
     assert "There are no older decisions." in words(check(await browser.get(f"{PREFIX}decisions?before=1")))
     check(await (await web.browser("bo")).get(f"{PREFIX}decisions?team=rnd"), 403)
 
@@ -137,7 +137,7 @@ async def test_a_team_page_is_for_its_members(web: Portal) -> None:
     assert "ops" not in shown
     foreign = words(check(await (await web.browser("bo")).get(f"{PREFIX}teams/rnd"), 403))
     assert "You are not in the team rnd, so its page is not for you." in foreign
-    assert "no team nobody" in words(check(await (await web.browser("root")).get(f"{PREFIX}teams/nobody"), 404))
+    assert "no team unknown" in words(check(await (await web.browser("root")).get(f"{PREFIX}teams/unknown"), 404))
     check(await (await web.browser("bo")).get(f"{PREFIX}teams/%3Cscript%3Ealert(1)"), 403)
 
 

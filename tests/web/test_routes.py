@@ -50,7 +50,7 @@ async def test_a_job_from_submission_to_resume(web: Portal) -> None:
 
     web.backend.leaves_after = 0.2
     tested = (await ana.post(f"{API}/jobs/{id}/preempt-test")).json()
-    assert (tested["state"], tested["notice"]["rehearsal"]) == ("checkpointing", True)
+    assert (tested["state"], tested["notice"]["preempt_test"]) == ("checkpointing", True)
     await web.run.until(lambda: _attempt(web, id, 2), "it came back")
     cancelled = await ana.post(f"{API}/jobs/{id}/cancel")
     assert cancelled.status_code == 200
@@ -65,7 +65,7 @@ async def test_pools_are_the_same_as_models_and_as_text(web: Portal) -> None:
     await web.running_job()
     await web.run.session("ana", "gpu1", "rnd")
     web.backend.nodes["virtual-1"] = replace(web.backend.nodes["virtual-1"], foreign={9: 400}, model='A "quoted" GPU')
-    await web.run.settled()
+    await web.run.converged()
     shown = (await web.as_("root").get(f"{API}/pools")).json()
     assert shown == [pool.model_dump(mode="json") for pool in await web.services.inventory.pools(PEOPLE["root"])]
     (pool,) = shown
@@ -82,8 +82,8 @@ async def _attempt(web: Portal, id: str, number: int) -> bool:
 
 async def test_logs_result_and_error(web: Portal) -> None:
     id = await web.running_job()
-    imagined = web.backend.attempts[(id, 1)]
-    imagined.log.extend("Zeile eins\nzwei ä\n".encode())
+    attempt = web.backend.attempts[(id, 1)]
+    attempt.log.extend("Zeile eins\nzwei ä\n".encode())
     ana = web.as_("ana")
     chunk = (await ana.get(f"{API}/jobs/{id}/logs")).json()
     assert (chunk["text"], chunk["attempt"], chunk["eof"]) == ("Zeile eins\nzwei ä\n", 1, False)
@@ -94,8 +94,8 @@ async def test_logs_result_and_error(web: Portal) -> None:
     for what, code in (("result", "no_result"), ("error", "no_error")):
         nothing = await ana.get(f"{API}/jobs/{id}/{what}")
         assert (nothing.status_code, nothing.json()["code"]) == (404, code)
-    imagined.result = b"\x80pickle"
-    imagined.error = b'{"type": "ValueError", "message": "no", "traceback": "..."}'
+    attempt.result = b"\x80pickle"
+    attempt.error = b'{"type": "ValueError", "message": "no", "traceback": "..."}'
     result = await ana.get(f"{API}/jobs/{id}/result")
     assert (result.content, result.headers["content-type"]) == (b"\x80pickle", "application/octet-stream")
     assert (await ana.get(f"{API}/jobs/{id}/error")).json()["type"] == "ValueError"

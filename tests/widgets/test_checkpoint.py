@@ -140,7 +140,7 @@ def test_what_killed_saves_left_is_removed(job: ModuleType, monkeypatch: pytest.
 
 def test_the_notice_is_read_from_the_stop_file(job: ModuleType, tmp_path: Path) -> None:
     assert not job.requested()
-    ask(tmp_path, rehearsal=True)
+    ask(tmp_path, preempt_test=True)
     assert job.requested()
     notice = job.notice()
     assert (notice.reason, notice.by_team, notice.by_owner, notice.preempt_test) == (

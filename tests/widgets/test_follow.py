@@ -9,7 +9,7 @@ import pytest
 from makeway import connection, follow, submit, training
 from makeway.problems import Left, Refused, StillRunning
 from makeway_api.client import Client
-from makeway_api.models import JobAsk, State
+from makeway_api.models import JobRequest, State
 from samples import EVIL, job
 
 from .conftest import Portal
@@ -58,7 +58,7 @@ def test_waiting_outlasts_a_service_that_is_away(
 ) -> None:
     wire = Wire(portal.url)
     connection.connect(wire.url, "ana")
-    made = training.Job(ana.submit(JobAsk(name="short", profile="gpu1", command=["sleep", "1.5"])))
+    made = training.Job(ana.submit(JobRequest(name="short", profile="gpu1", command=["sleep", "1.5"])))
     cut = later(0.4, wire.cut)
     mend = later(1.0, wire.mend)
     assert made.wait().data.state is State.SUCCEEDED
@@ -71,7 +71,7 @@ def test_waiting_outlasts_a_service_that_is_away(
 def test_showing_a_job_never_fails(portal: Portal, ana: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(portal.url)
     connection.connect(wire.url, "ana")
-    made = training.Job(ana.submit(JobAsk(name="shown", profile="gpu1", command=["sleep", "60"])))
+    made = training.Job(ana.submit(JobRequest(name="shown", profile="gpu1", command=["sleep", "60"])))
     wire.cut()
     monkeypatch.setattr(training, "FRESH", 0.0)
     assert "shown" in repr(made)
@@ -80,7 +80,7 @@ def test_showing_a_job_never_fails(portal: Portal, ana: Client, monkeypatch: pyt
 
 
 def test_waiting_has_an_end(ana: Client) -> None:
-    made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["sleep", "60"])))
+    made = training.Job(ana.submit(JobRequest(profile="gpu1", command=["sleep", "60"])))
     with pytest.raises(StillRunning, match=r"is still \w+ after 0.2 s; it continues."):
         made.wait(0.2, quiet=True)
     assert made.refresh().status in ("pending", "starting", "running")
@@ -105,7 +105,7 @@ def test_a_state_is_reported_once_and_on_one_line(capsys: pytest.CaptureFixture[
 
 
 def test_a_colleagues_result_is_not_unpickled_unasked(portal: Portal, ana: Client) -> None:
-    made = training.Job(ana.submit(JobAsk(profile="gpu1", command=["true"]))).wait(quiet=True)
+    made = training.Job(ana.submit(JobRequest(profile="gpu1", command=["true"]))).wait(quiet=True)
     connection.connect(portal.url, "lea")
     with pytest.raises(Refused, match=r"belongs to ana: its result is a pickle.*trust=True"):
         training.job(made.id).result()

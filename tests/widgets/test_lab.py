@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from browser import chromium
 from makeway_api.client import Client
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 from playwright.sync_api import Page, expect
 
 from .conftest import Portal
@@ -122,7 +122,7 @@ def run_all(page: Page) -> None:
 @pytest.mark.covers("N13", "N10")
 def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, pictures: Path | None) -> None:
     for _ in range(2):
-        bo.submit(JobAsk(name="bo's sweep", profile="gpu3", command=["sleep", "600"]))
+        bo.submit(JobRequest(name="bo's sweep", profile="gpu3", command=["sleep", "600"]))
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
     page.evaluate(READY)
     run_all(page)
@@ -132,9 +132,9 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
     expect(error.filter(has_text="there is no profile 'gpu9'")).to_be_visible()
     assert page.locator("text=Traceback").count() == 0
     cell = "import time\ntime.sleep(600)"
-    ana.submit(JobAsk(name="lr sweep", profile="gpu2", command=["sleep", "600"], source=cell))
-    ana.submit(JobAsk(name="waits", profile="gpu8", command=["sleep", "600"]))
-    ana.submit(JobAsk(name="came later", profile="gpu3", command=["sleep", "600"]))
+    ana.submit(JobRequest(name="lr sweep", profile="gpu2", command=["sleep", "600"], source=cell))
+    ana.submit(JobRequest(name="waits", profile="gpu8", command=["sleep", "600"]))
+    ana.submit(JobRequest(name="came later", profile="gpu3", command=["sleep", "600"]))
     expect(widget.get_by_text("came later").first).to_be_visible(timeout=5_000)
     for theme in ("Light", "Dark"):
         choose_theme(page, theme)

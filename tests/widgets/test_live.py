@@ -12,7 +12,7 @@ from makeway import feed as feed_module
 from makeway.feed import Feed
 from makeway.teams import Picture, banners, live
 from makeway_api.client import AsyncClient, Client
-from makeway_api.models import JobAsk, State
+from makeway_api.models import JobRequest, State
 from notebook import Notebook
 from samples import NOW
 
@@ -66,7 +66,7 @@ def test_changes_arrive_without_polling(feed: Feed, ana: Client, monkeypatch: py
     watcher.until(lambda p: p.live and p.usage is not None)
     feed.listen(other)
     assert other.pictures[-1].usage is not None
-    job = ana.submit(JobAsk(name="seen", command=SLEEP, profile="gpu3"))
+    job = ana.submit(JobRequest(name="seen", command=SLEEP, profile="gpu3"))
     picture = watcher.until(lambda p: "seen" in names(p) and p.usage is not None and p.usage.used >= 3)
     assert other.until(lambda p: "seen" in names(p)) == picture or other.pictures
     assert [t.name for t in threading.enumerate()].count("makeway-feed") == 1
@@ -91,7 +91,7 @@ def test_the_stream_comes_back_after_a_break(
     away = watcher.until(lambda p: bool(p.problem) and not p.live)
     assert "does not answer" in away.problem
     assert away.usage is not None
-    ana.submit(JobAsk(name="meanwhile", command=SLEEP, profile="gpu1"))
+    ana.submit(JobRequest(name="meanwhile", command=SLEEP, profile="gpu1"))
     wire.mend()
     back = watcher.until(lambda p: p.live and "meanwhile" in names(p))
     assert back.problem == ""
@@ -110,7 +110,7 @@ def test_without_a_stream_it_polls(feed: Feed, ana: Client, monkeypatch: pytest.
     watcher = Watcher()
     feed.listen(watcher)
     watcher.until(lambda p: p.usage is not None)
-    ana.submit(JobAsk(name="polled", command=SLEEP, profile="gpu1"))
+    ana.submit(JobRequest(name="polled", command=SLEEP, profile="gpu1"))
     assert not watcher.until(lambda p: "polled" in names(p)).live
     feed.leave(watcher)
 
@@ -125,7 +125,7 @@ def test_the_widget_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path) -> 
         assert len(shown.widgets) == 1
         assert "makeway" in shown.html
         notebook.run("v = makeway.usage()")
-        ana.submit(JobAsk(name="live one", command=SLEEP, profile="gpu2"))
+        ana.submit(JobRequest(name="live one", command=SLEEP, profile="gpu2"))
         html, deadline = "", time.monotonic() + 15
         while "live one" not in html or "mw-in_quota" not in html:
             assert time.monotonic() < deadline, html
@@ -143,13 +143,13 @@ SAVES_SLOWLY = ["sh", "-c", "trap 'sleep 1.5; exit 75' TERM; while :; do sleep 0
 @pytest.mark.covers("N14", "F40", "N13")
 def test_both_sides_of_a_reclaim_are_shown(portal: Portal, feed: Feed, ana: Client, bo: Client) -> None:
     for n in range(3):
-        ana.submit(JobAsk(name=f"sweep {n}", profile="gpu3", command=SAVES_SLOWLY))
+        ana.submit(JobRequest(name=f"sweep {n}", profile="gpu3", command=SAVES_SLOWLY))
     mine, theirs = Watcher(), Watcher()
     other = Feed(lambda: AsyncClient(portal.url, "bo"))
     feed.listen(mine)
     other.listen(theirs)
     mine.until(lambda p: [job.state for job in p.mine].count(State.RUNNING) == 3)
-    bo.submit(JobAsk(name="urgent", profile="gpu3", command=SLEEP))
+    bo.submit(JobRequest(name="urgent", profile="gpu3", command=SLEEP))
     try:
         leaving = mine.until(lambda p: "makes way for devops (bo)" in banners(p))
         assert banners(leaving).count('role="status"') == 1

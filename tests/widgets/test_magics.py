@@ -245,7 +245,10 @@ def test_a_test_of_preemption_saves_and_resumes(notebook: Notebook, service: Cli
     while "resumed at" not in notebook.run(f"%logs {job.id}").out:
         assert time.monotonic() < deadline
     assert len(notebook.run(f"import makeway; makeway.job('{job.id}').checkpoints()").text) > 10
-    assert "rehears" in notebook.run(f"for e in makeway.job('{job.id}').events(): print(e.message)").out.lower()
+    assert (
+        "for a test of preemption"
+        in notebook.run(f"for e in makeway.job('{job.id}').events(): print(e.message)").out.lower()
+    )
 
 
 @pytest.mark.covers("F53", "N10")

@@ -128,7 +128,7 @@ def notice() -> Notice | None:
             found = json.load(file)
         preemptor = (found.get("by_team"), found.get("by_owner"), found.get("by_workload"))
         at, deadline = float(found["at"]), float(found["deadline"])
-        return Notice(str(found["reason"]), *preemptor, at, deadline, bool(found.get("rehearsal")))
+        return Notice(str(found["reason"]), *preemptor, at, deadline, bool(found.get("preempt_test")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         at = _signals.at or time.time()
         grace = float(os.environ.get("MAKEWAY_GRACE", "30"))

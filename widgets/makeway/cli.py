@@ -200,7 +200,7 @@ def _policy_validate(args: argparse.Namespace) -> int:
 
 def _policy_preview(args: argparse.Namespace) -> int:
     preview: Preview = client().policy_preview(_document(args.file))
-    effects = (("would start", preview.starts), ("would make way", preview.leaves), ("would wait", preview.waits))
+    effects = (("would start", preview.starts), ("would make way", preview.evicts), ("would wait", preview.waits))
     refused = (("would be refused", preview.refused),) if preview.refused else ()
     for word, touched in (*effects, *refused):
         print(f"{count(len(touched), 'workload')} {word}{':' if touched else ''}")

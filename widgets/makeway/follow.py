@@ -91,7 +91,7 @@ def preempted_for(data: Job) -> str:
     if notice is None:
         return ""
     until = f"it may save until {clock(notice.deadline)}"
-    if notice.rehearsal:
+    if notice.preempt_test:
         return f"for your test of preemption; {until}"
     team = f"{notice.by_team} ({notice.by_owner})" if notice.by_team and notice.by_owner else notice.by_team
     return f"{f'for {team}' if team else notice.reason}; {until}"

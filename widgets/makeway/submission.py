@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from makeway_api.durations import duration
 from makeway_api.errors import MakewayError
-from makeway_api.models import DryRun, FileIn, JobAsk, Kind, Priority
+from makeway_api.models import DryRun, FileIn, JobRequest, Kind, Priority
 from makeway_api.quantities import count, gpus, listed, size
 
 from . import payload, snapshot
@@ -52,7 +52,7 @@ class Submission:
         snapshot.check_size(sizes)
         return [*own, *taken]
 
-    def request(self) -> JobAsk:
+    def request(self) -> JobRequest:
         """Return the complete request; raise Refused where something is wrong."""
         fields: dict[str, Any] = {
             "name": self.name or _notebook_name(),
@@ -69,7 +69,7 @@ class Submission:
             fields["time_limit"] = seconds(str(self.time_limit))
         if len(fields["name"]) > 200:
             raise Refused(f"the name has {len(fields['name'])} characters; the limit is 200.")
-        return JobAsk(files=self.collect_files(), **fields)
+        return JobRequest(files=self.collect_files(), **fields)
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _code(submission: Submission) -> Iterator[str]:
             yield base64.b64decode(file.data).decode("utf-8", "replace")
 
 
-def _with_hint(error: MakewayError, request: JobAsk) -> Refused:
+def _with_hint(error: MakewayError, request: JobRequest) -> Refused:
     """Return the service's refusal; for an unknown profile or team with the names that are available."""
     plain = explain(error)
     if error.status not in (400, 403, 404, 409, 422):

@@ -5,9 +5,23 @@ seconds, memory is MiB. Additive changes only: a notebook of last year must stil
 """
 
 from .audit import Decision, Event
-from .base import ENDED, HOLDS_GPUS, Ask, Health, Kind, Me, Priority, Problem, Reason, Slug, State, UserName, Wire
+from .base import (
+    ENDED,
+    HOLDS_GPUS,
+    Health,
+    Kind,
+    Me,
+    Priority,
+    Problem,
+    Reason,
+    RequestBody,
+    Slug,
+    State,
+    UserName,
+    Wire,
+)
 from .inventory import Device, Holder, Node, Policy, Pool, Profile, QuotaLine
-from .policies import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
+from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from .retention import Kept, RetentionReport
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
 from .workloads import (
@@ -17,18 +31,17 @@ from .workloads import (
     FileIn,
     Grant,
     Job,
-    JobAsk,
     JobPage,
+    JobRequest,
     LogChunk,
     Notice,
     Session,
-    SessionAsk,
+    SessionRequest,
 )
 
 __all__ = [
     "ENDED",
     "HOLDS_GPUS",
-    "Ask",
     "Attempt",
     "Checkpoint",
     "Decision",
@@ -40,8 +53,8 @@ __all__ = [
     "Health",
     "Holder",
     "Job",
-    "JobAsk",
     "JobPage",
+    "JobRequest",
     "Kept",
     "Kind",
     "Lending",
@@ -52,9 +65,9 @@ __all__ = [
     "Offer",
     "OfferTable",
     "Policy",
-    "PolicyAsk",
     "PolicyCheck",
     "PolicyIssue",
+    "PolicyRequest",
     "PolicyVersion",
     "Pool",
     "Preview",
@@ -63,9 +76,10 @@ __all__ = [
     "Profile",
     "QuotaLine",
     "Reason",
+    "RequestBody",
     "RetentionReport",
     "Session",
-    "SessionAsk",
+    "SessionRequest",
     "Slug",
     "State",
     "TeamUsage",

@@ -18,7 +18,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class Ask(BaseModel):
+class RequestBody(BaseModel):
     """A request body: unknown fields are an error that names them."""
 
     model_config = ConfigDict(extra="forbid")

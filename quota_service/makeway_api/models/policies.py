@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from .base import Ask, Wire
+from .base import RequestBody, Wire
 
 
 class PolicyVersion(Wire):
@@ -19,7 +19,7 @@ class PolicyVersion(Wire):
     document: str | None = Field(None, description="the YAML text; only where one version is asked for")
 
 
-class PolicyAsk(Ask):
+class PolicyRequest(RequestBody):
     """A policy document to validate, preview or apply."""
 
     document: str = Field(max_length=1_000_000)
@@ -60,7 +60,7 @@ class Preview(Wire):
     """The effects of a policy change beyond what happens anyway, after every victim has made way."""
 
     starts: list[WorkloadEffect] = Field(default_factory=list, description="pending workloads that would run")
-    leaves: list[WorkloadEffect] = Field(
+    evicts: list[WorkloadEffect] = Field(
         default_factory=list, description="running workloads that would be stopped or moved"
     )
     waits: list[WorkloadEffect] = Field(

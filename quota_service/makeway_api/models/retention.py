@@ -1,4 +1,4 @@
-"""What is kept, for how long, and what the last pass of the retention removed."""
+"""Define the retention on the wire: what is kept, for how long, and what the last pass removed."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from .base import Ask, Priority, Reason, State, UserName, Wire
+from .base import Priority, Reason, RequestBody, State, UserName, Wire
 from .usage import Offer
 
 
@@ -26,7 +26,7 @@ class Checkpoint(Wire):
 
 
 class Notice(Wire):
-    """The notice that a running workload has to make way; `rehearsal`: a test of preemption by its owner."""
+    """The notice that a running workload has to make way; `preempt_test`: a test of preemption by its owner."""
 
     reason: str
     by_team: str | None = None
@@ -34,10 +34,10 @@ class Notice(Wire):
     by_workload: str | None = None
     at: datetime
     deadline: datetime
-    rehearsal: bool = False
+    preempt_test: bool = False
 
 
-class SessionAsk(Ask):
+class SessionRequest(RequestBody):
     """A request for a lease, by the spawner on behalf of a user (scope `reserve`)."""
 
     user: UserName
@@ -75,7 +75,7 @@ class Session(Wire):
     version: int = Field(0, description="grows with every change: pass it to wait for the next one")
 
 
-class FileIn(Ask):
+class FileIn(RequestBody):
     """One file of a submission, written below the job's working directory."""
 
     path: str = Field(min_length=1, max_length=1024)
@@ -83,7 +83,7 @@ class FileIn(Ask):
     executable: bool = False
 
 
-class JobAsk(Ask):
+class JobRequest(RequestBody):
     """A request for a training job."""
 
     name: str = Field("", max_length=200)

@@ -218,7 +218,7 @@ def _words(notice: NoticeOrder | None) -> dict[str, Any]:
         "by_workload": notice.by_workload,
         "at": notice.at,
         "deadline": notice.deadline,
-        "rehearsal": notice.rehearsal,
+        "preempt_test": notice.preempt_test,
     }
 
 
@@ -229,9 +229,9 @@ def _notice_of(words: Mapping[str, Any]) -> NoticeOrder | None:
     by = {
         key: str(words[key]) if words.get(key) is not None else None for key in ("by_team", "by_owner", "by_workload")
     }
-    rehearsal = words.get("rehearsal") is True
+    preempt_test = words.get("preempt_test") is True
     return NoticeOrder(
-        reason=str(words.get("reason", "")), **by, at=at or deadline, deadline=deadline, rehearsal=rehearsal
+        reason=str(words.get("reason", "")), **by, at=at or deadline, deadline=deadline, preempt_test=preempt_test
     )
 
 

@@ -162,7 +162,7 @@ class NoticeOrder:
     by_workload: str | None
     at: float
     deadline: float
-    rehearsal: bool = False
+    preempt_test: bool = False
 
 
 class BackendError(Exception):

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has: real ones through NVML, else virtual ones that are marked as such."""
+"""Find the GPUs of this machine: real ones through NVML, else virtual ones that are marked as such."""
 
 from __future__ import annotations
 

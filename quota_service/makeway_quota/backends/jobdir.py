@@ -40,7 +40,7 @@ class Layout:
         self._shared = shared
 
     def make(self) -> None:
-        """Create the folders that are missing and set who may enter them."""
+        """Create the missing folders and set their access rights."""
         self.root.mkdir(parents=True, exist_ok=True)
         through = 0o711 if self._shared else 0o700
         for folder, mode in ((self.jobs, through), (self.spool, 0o700), (self.programs, 0o755)):

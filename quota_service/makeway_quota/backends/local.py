@@ -32,7 +32,7 @@ CLOSE_SECONDS = 10.0
 
 
 class LocalBackend:
-    """Starts, watches and ends jobs on this machine; see `base.Backend` for what each method promises."""
+    """Starts, watches and ends jobs on this machine; see `base.Backend` for what each method guarantees."""
 
     name = "local"
     shared = False

@@ -19,7 +19,7 @@ OVER = (Phase.EXITED, Phase.LOST)
 
 
 @dataclass(slots=True)
-class Imagined:
+class MemoryAttempt:
     """One attempt, with what it was given and what it left."""
 
     order: StartOrder
@@ -60,8 +60,8 @@ class MemoryBackend:
         self.leaves_after = leaves_after
         self.starts_after = starts_after
         self.real_time = real_time
-        self.attempts: dict[Key, Imagined] = {}
-        self.forgotten: dict[Key, Imagined] = {}
+        self.attempts: dict[Key, MemoryAttempt] = {}
+        self.forgotten: dict[Key, MemoryAttempt] = {}
         self.refusals: dict[str, str] = {}
         """sentences by workload: starting it raises a BackendError"""
         self.ignoring: set[str] = set()
@@ -87,11 +87,11 @@ class MemoryBackend:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for imagined in list(self._running()) if stop_jobs else ():
-            if imagined.order.workload in self.ignoring:
-                self._end(imagined, -9, killed=True, noticed=True)
+        for entry in list(self._running()) if stop_jobs else ():
+            if entry.order.workload in self.ignoring:
+                self._end(entry, -9, killed=True, noticed=True)
             else:
-                self._end(imagined, 75, acknowledged=True, noticed=True)
+                self._end(entry, 75, acknowledged=True, noticed=True)
 
     async def observe(self, since: int | None = None) -> Seen:
         """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
@@ -115,21 +115,21 @@ class MemoryBackend:
         seen = AttemptSeen(order.workload, order.attempt, Phase.STARTING)
         if before is not None:
             seen = replace(seen, step=before.seen.step, checkpoint_at=before.seen.checkpoint_at)
-        self.attempts[key] = Imagined(order, seen)
+        self.attempts[key] = MemoryAttempt(order, seen)
         self.starts += 1
         self._later(now + self.starts_after, key, "run")
         self._changed()
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
         """Order an attempt to end; a repetition changes nothing, an earlier deadline counts."""
-        imagined = self.attempts.get((workload, attempt))
-        if imagined is None or imagined.seen.phase in OVER:
+        entry = self.attempts.get((workload, attempt))
+        if entry is None or entry.seen.phase in OVER:
             return
-        first = imagined.notice is None
-        if imagined.notice is not None and notice.deadline >= imagined.notice.deadline:
+        first = entry.notice is None
+        if entry.notice is not None and notice.deadline >= entry.notice.deadline:
             return
-        imagined.notice = notice
-        imagined.seen = replace(imagined.seen, noticed=True, phase=Phase.STOPPING)
+        entry.notice = notice
+        entry.seen = replace(entry.seen, noticed=True, phase=Phase.STOPPING)
         if first and workload not in self.ignoring:
             self._later(self.clock() + self.leaves_after, (workload, attempt), "leave")
         self._later(notice.deadline, (workload, attempt), "deadline")
@@ -137,19 +137,19 @@ class MemoryBackend:
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Stop an attempt now."""
-        imagined = self.attempts.get((workload, attempt))
-        if imagined is not None and imagined.seen.phase not in OVER:
-            self._end(imagined, -9, killed=True, message="stopped")
+        entry = self.attempts.get((workload, attempt))
+        if entry is not None and entry.seen.phase not in OVER:
+            self._end(entry, -9, killed=True, message="stopped")
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Stop reporting an attempt; what it left stays."""
-        if imagined := self.attempts.pop((workload, attempt), None):
-            self.forgotten[(workload, attempt)] = imagined
+        if entry := self.attempts.pop((workload, attempt), None):
+            self.forgotten[(workload, attempt)] = entry
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         """Read from an attempt's log."""
-        imagined = self._any(workload, attempt)
-        log = bytes(imagined.log) if imagined else b""
+        entry = self._any(workload, attempt)
+        log = bytes(entry.log) if entry else b""
         return log[offset : offset + size], len(log)
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
@@ -158,8 +158,8 @@ class MemoryBackend:
 
     async def result(self, workload: str, attempt: int) -> bytes | None:
         """Read what `finish` left as the result."""
-        imagined = self._any(workload, attempt)
-        return imagined.result if imagined else None
+        entry = self._any(workload, attempt)
+        return entry.result if entry else None
 
     async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
         """Return part of what `finish` left as the result, and the size of the whole."""
@@ -168,8 +168,8 @@ class MemoryBackend:
 
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Read what `finish` left as the exception."""
-        imagined = self._any(workload, attempt)
-        return imagined.error if imagined else None
+        entry = self._any(workload, attempt)
+        return entry.error if entry else None
 
     async def purge(self, workload: str) -> None:
         """Remove everything kept for a workload."""
@@ -188,17 +188,17 @@ class MemoryBackend:
         result: bytes | None = None,
         error: bytes | None = None,
     ) -> None:
-        """End a workload's newest attempt by itself."""
-        imagined = self.newest(workload)
-        imagined.result, imagined.error = result, error
-        left = imagined.notice is not None and exit_code == 75
+        """End a workload's newest attempt as its process would."""
+        entry = self.newest(workload)
+        entry.result, entry.error = result, error
+        left = entry.notice is not None and exit_code == 75
         done = exit_code == 0 and result is not None
-        self._end(imagined, exit_code, message=message, acknowledged=left, completed=done)
+        self._end(entry, exit_code, message=message, acknowledged=left, completed=done)
 
     def save(self, workload: str, step: int) -> None:
         """Save a checkpoint for a workload."""
-        imagined = self.newest(workload)
-        imagined.seen = replace(imagined.seen, step=step, checkpoint_at=self.clock())
+        entry = self.newest(workload)
+        entry.seen = replace(entry.seen, step=step, checkpoint_at=self.clock())
         self._changed()
 
     def say(self, workload: str, text: str) -> None:
@@ -208,16 +208,16 @@ class MemoryBackend:
 
     def lose(self, workload: str) -> None:
         """Remove a workload without a report: it is lost."""
-        imagined = self.newest(workload)
-        imagined.seen = replace(imagined.seen, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
+        entry = self.newest(workload)
+        entry.seen = replace(entry.seen, phase=Phase.LOST, ended_at=self.clock(), message="vanished")
         self._changed()
 
     def lose_node(self, name: str) -> None:
         """Take a node down, with everything on it."""
         self.nodes[name] = replace(self.nodes[name], ready=False)
-        for imagined in list(self._running()):
-            if any(place.node == name for place in imagined.order.workers):
-                self.lose(imagined.order.workload)
+        for entry in list(self._running()):
+            if any(place.node == name for place in entry.order.workers):
+                self.lose(entry.order.workload)
         self._changed()
 
     def node_back(self, name: str) -> None:
@@ -225,7 +225,7 @@ class MemoryBackend:
         self.nodes[name] = replace(self.nodes[name], ready=True)
         self._changed()
 
-    def newest(self, workload: str) -> Imagined:
+    def newest(self, workload: str) -> MemoryAttempt:
         """Return a workload's newest attempt; KeyError when it never started."""
         keys = [key for key in (*self.attempts, *self.forgotten) if key[0] == workload]
         if not keys:
@@ -233,16 +233,16 @@ class MemoryBackend:
         return self.attempts.get(max(keys)) or self.forgotten[max(keys)]
 
     def next_event(self) -> float | None:
-        """Return when something happens by itself next, on the given clock."""
+        """Return when the next timed event is due, on the given clock."""
         return self._due[0][0] if self._due else None
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _any(self, workload: str, attempt: int) -> Imagined | None:
+    def _any(self, workload: str, attempt: int) -> MemoryAttempt | None:
         return self.attempts.get((workload, attempt)) or self.forgotten.get((workload, attempt))
 
-    def _running(self) -> Iterable[Imagined]:
-        return (imagined for imagined in self.attempts.values() if imagined.seen.phase not in OVER)
+    def _running(self) -> Iterable[MemoryAttempt]:
+        return (entry for entry in self.attempts.values() if entry.seen.phase not in OVER)
 
     def _later(self, at: float, key: Key, what: str) -> None:
         self._count += 1
@@ -268,41 +268,41 @@ class MemoryBackend:
         now = self.clock()
         while self._due and self._due[0][0] <= now:
             _, _, key, what = heapq.heappop(self._due)
-            imagined = self.attempts.get(key)
-            if imagined is None or imagined.seen.phase in OVER:
+            entry = self.attempts.get(key)
+            if entry is None or entry.seen.phase in OVER:
                 continue
             if what == "run":
-                self._run(imagined, key, now)
+                self._run(entry, key, now)
             elif what == "end":
-                self._end(imagined, 0)
+                self._end(entry, 0)
             elif what == "leave":
-                self._end(imagined, 75, acknowledged=True)
+                self._end(entry, 75, acknowledged=True)
             elif what == "limit":
-                message = f"time limit of {imagined.order.time_limit:g} s reached"
-                self._end(imagined, -15, timed_out=True, message=message)
-            elif imagined.notice is not None and imagined.notice.deadline <= now:
-                self._end(imagined, -9, killed=True, message="did not leave by the deadline and was killed")
+                message = f"time limit of {entry.order.time_limit:g} s reached"
+                self._end(entry, -15, timed_out=True, message=message)
+            elif entry.notice is not None and entry.notice.deadline <= now:
+                self._end(entry, -9, killed=True, message="did not leave by the deadline and was killed")
         if self.real_time:
             self._arm()
 
-    def _run(self, imagined: Imagined, key: Key, now: float) -> None:
-        phase = Phase.STOPPING if imagined.notice is not None else Phase.RUNNING
-        imagined.seen = replace(imagined.seen, phase=phase, started_at=now)
-        if (seconds := self.lasts(imagined.order)) is not None:
+    def _run(self, entry: MemoryAttempt, key: Key, now: float) -> None:
+        phase = Phase.STOPPING if entry.notice is not None else Phase.RUNNING
+        entry.seen = replace(entry.seen, phase=phase, started_at=now)
+        if (seconds := self.lasts(entry.order)) is not None:
             self._later(now + seconds, key, "end")
-        if imagined.order.time_limit is not None:
-            self._later(now + imagined.order.time_limit, key, "limit")
+        if entry.order.time_limit is not None:
+            self._later(now + entry.order.time_limit, key, "limit")
 
-    def _end(self, imagined: Imagined, exit_code: int, *, message: str = "", **facts: bool) -> None:
+    def _end(self, entry: MemoryAttempt, exit_code: int, *, message: str = "", **facts: bool) -> None:
         """Write down how it ended; `facts` are the true-or-false fields of AttemptSeen."""
-        saved = "" if imagined.seen.step is None else f"saved at step {imagined.seen.step}"
-        imagined.seen = replace(
-            imagined.seen,
+        saved = "" if entry.seen.step is None else f"saved at step {entry.seen.step}"
+        entry.seen = replace(
+            entry.seen,
             phase=Phase.EXITED,
             ended_at=self.clock(),
             exit_code=exit_code,
             message=message or saved,
-            **{"noticed": imagined.notice is not None, **facts},  # type: ignore[arg-type]
+            **{"noticed": entry.notice is not None, **facts},  # type: ignore[arg-type]
         )
         self._changed()
 

@@ -1,4 +1,4 @@
-"""How an attempt gets its launcher: the order is spooled, then a process of its own is started that claims it.
+"""Start the launcher of an attempt: spool the order, then start a process that claims it.
 
 However often it is started, the launcher that claims the attempt first runs it; every other one exits.
 """

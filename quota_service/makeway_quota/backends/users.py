@@ -1,4 +1,4 @@
-"""Under which Unix account a job runs: the one that started Makeway, or (system users mode) its owner's own.
+"""Choose the Unix account of a job: the one that started Makeway, or (system users mode) its owner's.
 
 Used by the local backend. In system users mode the service runs as root and every launcher as the owner of its job,
 with that account's groups and home.
@@ -49,7 +49,7 @@ class Account:
 
 
 def this_account() -> Account:
-    """The account that Makeway runs under (demo mode)."""
+    """Return the account that Makeway runs under (demo mode)."""
     personal = {name: os.environ[name] for name in OWN if name in os.environ}
     return Account(personal.get("USER", ""), os.geteuid(), os.getegid(), (), personal, switch=False)
 

@@ -15,7 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MOST_GONE = 10_000
-"""Things that are gone and still remembered; a caller who knows less gets a full list."""
+"""Removals that are remembered; a caller with an older version gets a full list."""
 
 
 class Versions(Generic[K, V]):

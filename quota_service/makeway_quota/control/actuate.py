@@ -207,7 +207,7 @@ def _notice(notice: Notice) -> NoticeOrder:
         by_workload=notice.by_workload,
         at=notice.at,
         deadline=notice.deadline,
-        rehearsal=notice.kind == "rehearsal",
+        preempt_test=notice.kind == "preempt_test",
     )
 
 

@@ -1,7 +1,7 @@
-"""A plan, written to the store: every start, eviction, move and reason with its numbers, before anything is done.
+"""Write a plan to the store: every start, eviction, move and reason with its numbers, before anything is actuated.
 
-Called by the loop. The change_set are checked against fresh versions when they are committed, so that a workload that
-somebody cancelled meanwhile is left alone; the backend is told afterwards, from the store (loop.py).
+Called by the loop. Each change is checked against the row's version at the commit, so that a workload that was
+cancelled meanwhile stays as it is; afterwards `actuate.py` gives the orders to the backend, from the store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def change_set_of(
 
 
 def lenders(plan: Plan, start: Start) -> tuple[str, ...]:
-    """Whose idle reservation an over-quota start borrows from, most idle first (F37); () where nobody reserved it."""
+    """Return the policies whose idle reservations a start borrows, most idle first (F37); () for unreserved GPUs."""
     if start.in_quota:
         return ()
     idle = [

@@ -1,4 +1,4 @@
-"""What the loop and the services work with: made once, when the service is opened."""
+"""The parts that the loop and the services share: made once, when the service is opened."""
 
 from __future__ import annotations
 

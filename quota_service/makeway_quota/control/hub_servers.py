@@ -1,4 +1,4 @@
-"""Know which notebook servers run, and stop servers, without the scheduling cycle ever waiting for the Hub.
+"""Track which notebook servers run, and stop servers, without the scheduling cycle ever waiting for the Hub.
 
 The cycle asks `state` and `stop` and gets an answer at once, from what is known; tasks of this module ask the Hub, with
 timeouts and a bounded number of requests at a time, and wake the loop when they know more. A server counts as stopped
@@ -110,7 +110,7 @@ class HubServers:
         self._asked = {server: since for server, since in self._asked.items() if server in servers}
 
     async def _ask(self) -> None:
-        """Look up the servers that `state` was called for, until none is left."""
+        """Request the servers that `state` was called for, until none is left."""
         while self._asked:
             asked, self._asked = self._asked, {}
             at = self._clock()

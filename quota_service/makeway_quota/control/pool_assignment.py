@@ -129,7 +129,7 @@ def machine_of(node: str) -> str:
 
 
 def divide(nodes: Iterable[NodeSeen], document: Document) -> PoolAssignment:
-    """Put every node into the pools that the document gives its GPUs to; GPUs of no pool are not offered."""
+    """Assign the GPUs of every node to the pools of the document; GPUs of no pool are not offered."""
     return PoolAssignment({seen.name: _parts(seen, document) for seen in nodes})
 
 

@@ -1,4 +1,4 @@
-"""What those who wait are told, so that only news is written to the store."""
+"""Choose which reasons of pending workloads are written to the store: only those with news."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..wording import IDS, Names, sentence
 from .pool_assignment import places
 
 WAITING = frozenset(get_args(Code))
-"""Reasons that the engine gave; other codes say what happened before."""
+"""Reason codes of the engine; other codes tell what happened before."""
 
 AT_ONCE = 1e9
-"""A pace that nobody is too many for."""
+"""A pace without a limit."""
 
 NOT_BEFORE_SLACK = 5.0
 """Seconds that a forecast may shift before it is written again."""
 
 LOOKS = 10
-"""So many are looked at for each that may be written."""
+"""Rows that are compared for each one that may be written."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Those who wait for the same reason: whom it was told to, from the first on, and whether anything was written."""
+    """Pending workloads with the same reason, how many of them were compared, and whether any was written."""
 
     members: tuple[EngineView, ...]
     told: PendingReason
@@ -38,17 +38,17 @@ class _Group:
 
 
 class Reasons:
-    """What those who wait were told, so that only news is written.
+    """The reasons that are stored, so that only news is written.
 
     A first reason and a nomination are written at once. Where only the sentence or its numbers changed, at
-    most `pace` are written a second (thousands may wait, and their numbers change with every start), the others later.
-    Those who wait for the same reason are looked at together, and only when it is another than before.
+    most `pace` rows are written a second (the numbers of thousands change with every start), the others later.
+    Workloads with the same reason are compared together, and only when it is another than before.
     """
 
     def __init__(self, pace: float = 100.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.pace = pace
         self.behind = False
-        """Somebody's sentence is not what it should be; look again soon."""
+        """Some stored reason is out of date; the next cycle comes soon."""
         self._clock = clock
         self._told: dict[str, tuple[int, Waiting]] = {}
         self._groups: dict[int, _Group] = {}
@@ -57,7 +57,7 @@ class Reasons:
         self._last = 0
 
     def news(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names = IDS) -> list[Waiting]:
-        """Choose whom to write to."""
+        """Return the pending workloads whose stored reason is to be written."""
         self._earn()
         single = list(pending.single.values()) if isinstance(pending, Pending) else pending
         found = self._singles(single, rows, names)
@@ -71,7 +71,7 @@ class Reasons:
         self._at = now
         self.behind = False
 
-    # Who is told something of its own
+    # Workloads with a reason of their own
 
     def _singles(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         told, known_before = {}, self._told
@@ -92,7 +92,7 @@ class Reasons:
         self._told = told
         return found
 
-    # Who is told the same as others
+    # Workloads that share a reason
 
     def _of_groups(self, pending: Pending, rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
         found: list[Waiting] = []
@@ -119,7 +119,7 @@ class Reasons:
     def _paced(
         self, behind: list[tuple[int, _Group]], rows: Mapping[str, Workload], chosen: set[str], names: Names
     ) -> Iterator[Waiting]:
-        """Go through those who may not have been told yet, as far as the pace allows; `chosen` are being told."""
+        """Compare rows of groups with a new reason, as far as the pace allows; `chosen` are already to be written."""
         looks = LOOKS * max(self._left, 1.0)
         for number, group in behind:
             while group.at < len(group.members):
@@ -136,7 +136,10 @@ class Reasons:
                     yield waiting
                 group.at += 1
                 if group.at == len(group.members) and group.wrote:
-                    group.at, group.wrote = 0, False  # look once more: somebody else may have written in between
+                    group.at, group.wrote = (
+                        0,
+                        False,
+                    )  # compare again: the row may have changed in between
                     self.behind = True
                     break
 
@@ -149,7 +152,7 @@ def is_told(row: Workload, waiting: Waiting, names: Names) -> bool:
 
 
 def may_wait(row: Workload, waiting: Waiting) -> bool:
-    """Say whether the reason in the store will do for a moment: there is one, and no nomination begins or ends."""
+    """Whether the stored reason may stay for a moment: there is one, and no nomination begins or ends."""
     return row.reason_code in WAITING and _nominated(row, waiting)
 
 
@@ -158,7 +161,7 @@ def _nominated(row: Workload, waiting: Waiting) -> bool:
 
 
 def _alike(a: Waiting, b: Waiting) -> bool:
-    """Say whether two reasons would be written the same."""
+    """Whether two reasons would be written the same."""
     if a is b:
         return True
     same = a.facts == b.facts and a.code == b.code and a.nomination == b.nomination

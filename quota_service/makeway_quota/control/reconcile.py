@@ -301,8 +301,8 @@ def _how(seen: AttemptSeen) -> str:
 def _for(row: Workload) -> str:
     notice = row.notice
     assert notice is not None
-    if notice.kind == "rehearsal":
-        return "a rehearsal"
+    if notice.kind == "preempt_test":
+        return "a test of preemption"
     who = notice.by_owner or notice.by_team
     return f"{who} ({notice.by_team})" if notice.by_owner and notice.by_team else who or "other work"
 

@@ -89,7 +89,7 @@ class World:
         self.accounting.follow([rows[id] for id in sorted(self._active.on(moved))])
 
     def use(self, document: Document, version: int) -> None:
-        """Put a policy document into force; an older version than the one in force is ignored."""
+        """Use a policy document from now on; an older version than the one in force is ignored."""
         if version < self.policy_version:
             return
         self.document = document

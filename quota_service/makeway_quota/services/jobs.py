@@ -121,10 +121,10 @@ class JobService:
             raise refuse(f"{row.name} is {row.state}; a preemption can be tested while it runs.", "not_running", 409)
         now = context.clock()
         message = f"{caller.name} tests the preemption of {row.name}: it saves, leaves and comes back."
-        notice = Notice(message, now, now + row.grace, "rehearsal", row.team, caller.name, None)
-        fields = {"state": "checkpointing", "notice": notice, "reason_code": "rehearsal", "reason_message": message}
+        notice = Notice(message, now, now + row.grace, "preempt_test", row.team, caller.name, None)
+        fields = {"state": "checkpointing", "notice": notice, "reason_code": "preempt_test", "reason_message": message}
         change = Change(id, fields, expect_states=("running",))
-        await context.call(context.store.commit, [change], [decide(row, "evict", "rehearsal", message)], now=now)
+        await context.call(context.store.commit, [change], [decide(row, "evict", "preempt_test", message)], now=now)
         context.wake()
         return await self.job(caller, id)
 

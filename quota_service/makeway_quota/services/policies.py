@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 from makeway_api.errors import MakewayError
-from makeway_api.models import PolicyAsk, PolicyCheck, PolicyIssue, PolicyVersion, Preview, WorkloadEffect
+from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 
 from ..engine.state import Snapshot
 from ..policy import Document, PolicyInvalid, diff, read
@@ -89,25 +89,27 @@ class PolicyService:
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
         return Preview(
             starts=_effects(shown, after.starts, before.starts),
-            leaves=_effects(shown, after.leaves, before.leaves),
+            evicts=_effects(shown, after.evicts, before.evicts),
             waits=_effects(shown, waits, ()),
             refused=_effects(shown, after.refused, before.refused),
         )
 
-    async def apply(self, caller: Caller, ask: PolicyAsk) -> PolicyVersion:
+    async def apply(self, caller: Caller, request: PolicyRequest) -> PolicyVersion:
         """Apply a document, unless another version came into force since `base`."""
         context = self._context
         if not caller.sees_all:
             raise refuse("Only administrators can change the policy.", "forbidden", 403)
-        document = await self._read(ask.document)
+        document = await self._read(request.document)
         now = context.clock()
         try:
-            row = await context.call(context.store.add_policy, ask.document, caller.name, ask.comment, ask.base, now)
+            row = await context.call(
+                context.store.add_policy, request.document, caller.name, request.comment, request.base, now
+            )
         except Conflict:
             current = await self.current(caller)
             raise refuse(
                 f"The policy changed meanwhile: version {current.version} by {current.author} is in force, "
-                f"your edit is based on version {ask.base}. Look at the new version, then apply yours again.",
+                f"your edit is based on version {request.base}. Look at the new version, then apply yours again.",
                 "conflict",
                 409,
                 current=current.version,

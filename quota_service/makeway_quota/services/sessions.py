@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from makeway_api.errors import MakewayError
-from makeway_api.models import Session, SessionAsk
+from makeway_api.models import Session, SessionRequest
 
 from ..control.leases import SESSION_LIVE, end_session
 from ..control.reconcile import decide
@@ -27,24 +27,24 @@ class SessionService:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def request(self, caller: Caller, ask: SessionAsk, groups: Sequence[str]) -> Session:
+    async def request(self, caller: Caller, request: SessionRequest, groups: Sequence[str]) -> Session:
         """Queue a session; the lease of an earlier server of the same name ends."""
         context = self._context
-        profile = self._session_profile(ask, groups)
-        await self._end_earlier(await self._live(), ask)
-        new = self._new_session(ask, profile)
-        said = f"{ask.user} asks for a session with {title_of(context.document, profile)}" + (
-            f" for {context.title(ask.team)}." if ask.team else "."
+        profile = self._session_profile(request, groups)
+        await self._end_earlier(await self._live(), request)
+        new = self._new_session(request, profile)
+        said = f"{request.user} requests a session with {title_of(context.document, profile)}" + (
+            f" for {context.title(request.team)}." if request.team else "."
         )
-        decision = NewDecision("submit", new.id, ask.team, ask.user, "session", said)
+        decision = NewDecision("submit", new.id, request.team, request.user, "session", said)
         cap = Cap(context.document.sessions_per_user, "session", with_gpus=True) if profile.gpus else None
         try:
             row = await context.call(context.store.add_workload, new, (), decision, cap, now=context.clock())
         except TooMany as full:
-            raise _beyond_cap(ask.user, full) from full
+            raise _beyond_cap(request.user, full) from full
         except Conflict as conflict:
             raise refuse(
-                f"A server of {ask.user} with this name is being started by another request; wait for that one.",
+                f"A server of {request.user} with this name is being started by another request; wait for that one.",
                 "already_starting",
                 409,
             ) from conflict
@@ -54,50 +54,52 @@ class SessionService:
         context.wake()
         return self._session(row)
 
-    async def _end_earlier(self, live: Sequence[Workload], ask: SessionAsk) -> None:
+    async def _end_earlier(self, live: Sequence[Workload], request: SessionRequest) -> None:
         for row in live:
-            if (row.owner, row.server) == (ask.user, ask.server):
-                await self.release(row.id, "a new server of the same name was asked for")
+            if (row.owner, row.server) == (request.user, request.server):
+                await self.release(row.id, "a new server of the same name was requested")
 
-    def _session_profile(self, ask: SessionAsk, groups: Sequence[str]) -> Profile:
+    def _session_profile(self, request: SessionRequest, groups: Sequence[str]) -> Profile:
         context = self._context
-        profile = find_profile(context.document, ask.profile)
+        profile = find_profile(context.document, request.profile)
         if "session" not in context.document.profile_facts[profile.name].kinds:
             raise refuse(
                 f"{title_of(context.document, profile)} is for training jobs, not for notebooks.",
                 "wrong_kind",
                 409,
             )
-        teams = context.document.teams_of(ask.user, groups)
-        if ask.team is None:
+        teams = context.document.teams_of(request.user, groups)
+        if request.team is None:
             if context.document.queue_open(None, profile.name):
                 return profile
             what = title_of(context.document, profile)
             message = f"{what} has GPUs, and GPUs belong to teams: choose one of {names(teams)}."
             if not teams:
-                message = f"{ask.user} is in no team, so only profiles without GPUs can be used: ask an administrator."
+                message = (
+                    f"{request.user} is in no team, so only profiles without GPUs can be used: ask an administrator."
+                )
             raise refuse(message, "no_team", 403)
-        check_queue(context.document, ask.user, teams, ask.team, profile)
+        check_queue(context.document, request.user, teams, request.team, profile)
         return profile
 
-    def _new_session(self, ask: SessionAsk, profile: Profile) -> NewWorkload:
+    def _new_session(self, request: SessionRequest, profile: Profile) -> NewWorkload:
         context = self._context
         facts = context.document.profile_facts[profile.name]
         return NewWorkload(
             id=f"s-{secrets.token_hex(5)}",
             kind="session",
-            team=ask.team,
+            team=request.team,
             profile=profile.name,
-            owner=ask.user,
-            name=ask.server or "notebook",
-            preemptible=ask.preemptible,
+            owner=request.user,
+            name=request.server or "notebook",
+            preemptible=request.preemptible,
             gpus=profile.gpus,
             workers=1,
             cpu=profile.cpu,
             memory=profile.memory,
             grace=profile.grace or context.document.settings.grace,
             image=facts.image,
-            server=ask.server,
+            server=request.server,
             expires_at=context.clock() + context.leases.seconds,
         )
 

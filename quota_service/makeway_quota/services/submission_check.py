@@ -8,7 +8,7 @@ import re
 import secrets
 from pathlib import PurePosixPath
 
-from makeway_api.models import JobAsk
+from makeway_api.models import JobRequest
 
 from ..engine.state import Profile
 from ..policy import Document
@@ -23,14 +23,14 @@ MOST_COMMAND_BYTES = 1_000_000
 Files = tuple[tuple[str, bytes, bool], ...]
 
 
-def read_files(ask: JobAsk, most_bytes: int) -> Files:
+def read_files(request: JobRequest, most_bytes: int) -> Files:
     """Decode the files of a submission, refusing paths that lead out of the job's directory."""
     files: dict[str, tuple[str, bytes, bool]] = {}
     total = 0
-    for file in ask.files:
+    for file in request.files:
         path = _path(file.path)
         total += len(file.data) * 3 // 4
-        if total > most_bytes + 2 * len(ask.files):
+        if total > most_bytes + 2 * len(request.files):
             raise refuse(
                 f"The files of this job are larger than {most_bytes // 1_000_000} MB. Leave large data where it is "
                 f"(a shared directory, object storage) and submit only code.",
@@ -65,53 +65,53 @@ def _check_nesting(files: dict[str, tuple[str, bytes, bool]]) -> None:
                 raise refuse(f"“{parent}” is both a file and the directory of “{path}”.", "bad_path", 422)
 
 
-def check_process(ask: JobAsk) -> None:
+def check_process(request: JobRequest) -> None:
     """Refuse a command or an environment that no process could be started with."""
-    if any("\x00" in word or not _encodable(word) for word in ask.command):
+    if any("\x00" in word or not _encodable(word) for word in request.command):
         raise refuse("The command has a NUL character or invalid Unicode in it.", "bad_command", 422)
-    if not ask.command[0].strip():
+    if not request.command[0].strip():
         raise refuse("The command is empty: say what to run.", "bad_command", 422)
-    if sum(map(len, ask.command)) > MOST_COMMAND_BYTES:
+    if sum(map(len, request.command)) > MOST_COMMAND_BYTES:
         raise refuse("The command is longer than 1 MB: put the code into a file of the job.", "bad_command", 422)
-    for name, value in ask.env.items():
+    for name, value in request.env.items():
         if not ENV_NAME.match(name) or "\x00" in value or not _encodable(value):
             raise refuse(f"“{name[:60]}” cannot be an environment variable with that value.", "bad_env", 422)
         if name.startswith("MAKEWAY_") or name == "CUDA_VISIBLE_DEVICES":
             raise refuse(f"{name} is set by Makeway and cannot be given.", "reserved_env", 422)
-    if sum(len(k) + len(v) for k, v in ask.env.items()) > MOST_ENV_BYTES:
+    if sum(len(k) + len(v) for k, v in request.env.items()) > MOST_ENV_BYTES:
         raise refuse("The environment is larger than 256 kB.", "bad_env", 422)
-    if not _encodable(ask.name) or not _encodable(ask.source) or "\x00" in ask.source:
+    if not _encodable(request.name) or not _encodable(request.source) or "\x00" in request.source:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
 
 
-def new_job(document: Document, ask: JobAsk, owner: str, team: str, profile: Profile) -> NewWorkload:
+def new_job(document: Document, request: JobRequest, owner: str, team: str, profile: Profile) -> NewWorkload:
     """Return a checked submission as a new record of the store, with an id of its own."""
     facts = document.profile_facts[profile.name]
     id = f"j-{secrets.token_hex(4)}"
-    limits = [limit for limit in (ask.time_limit, profile.time_limit) if limit is not None]
+    limits = [limit for limit in (request.time_limit, profile.time_limit) if limit is not None]
     return NewWorkload(
         id=id,
         kind="job",
         team=team,
         profile=profile.name,
         owner=owner,
-        name=CONTROL.sub(" ", ask.name).strip() or id,
-        priority=ask.priority.value,
+        name=CONTROL.sub(" ", request.name).strip() or id,
+        priority=request.priority.value,
         preemptible=True,
         gpus=profile.gpus,
-        workers=ask.workers or profile.workers,
-        min_workers=None if ask.workers else profile.min_workers,
+        workers=request.workers or profile.workers,
+        min_workers=None if request.workers else profile.min_workers,
         cpu=profile.cpu,
         memory=profile.memory,
         time_limit=min(limits) if limits else None,
         grace=profile.grace or document.settings.grace,
         signal=facts.signal,
         image=facts.image,
-        max_failures=ask.max_failures,
-        command=tuple(ask.command),
-        env={**facts.env, **ask.env},
-        source=ask.source,
-        clone_of=ask.clone_of,
+        max_failures=request.max_failures,
+        command=tuple(request.command),
+        env={**facts.env, **request.env},
+        source=request.source,
+        clone_of=request.clone_of,
     )
 
 

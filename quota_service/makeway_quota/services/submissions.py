@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from makeway_api.models import DryRun, Job, JobAsk, Kind, Priority
+from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
 from ..control.followers import Follower
@@ -44,19 +44,19 @@ class SubmissionService:
         """End the thread that writes."""
         self._batcher.close()
 
-    async def submit(self, caller: Caller, ask: JobAsk) -> Job | DryRun:
+    async def submit(self, caller: Caller, request: JobRequest) -> Job | DryRun:
         """Take a job into the queue, or return what would happen (`dry_run`)."""
         context = self._context
-        team, profile = self._place(caller, ask)
-        check_process(ask)
-        files = await context.call(read_files, ask, context.config.max_files_bytes) if ask.files else ()
-        if ask.clone_of is not None:
-            await self._access.visible(caller, ask.clone_of)
-        if ask.dry_run:
-            return await self._dry_run(caller, ask, team, profile.name, sum(len(data) for _, data, _ in files))
+        team, profile = self._place(caller, request)
+        check_process(request)
+        files = await context.call(read_files, request, context.config.max_files_bytes) if request.files else ()
+        if request.clone_of is not None:
+            await self._access.visible(caller, request.clone_of)
+        if request.dry_run:
+            return await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
         await context.learn_limits()
-        with context.limits.submitting(caller.name, 1, bytes_of(ask.command, ask.env)) as reservation:
-            return await self._add(caller, ask, team, profile, files, reservation)
+        with context.limits.submitting(caller.name, 1, bytes_of(request.command, request.env)) as reservation:
+            return await self._add(caller, request, team, profile, files, reservation)
 
     async def clone(self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any]) -> list[Job]:
         """Submit copies of a job, changed by `overrides` (fields of a submission).
@@ -68,29 +68,29 @@ class SubmissionService:
         original = await context.call(context.store.workload, id)
         if original is None:
             raise refuse(f"The job “{id[:80]}” was removed meanwhile.", "not_found", 404)
-        ask = _copy_of(original, caller, overrides)
-        team, profile = self._place(caller, ask)
-        check_process(ask)
+        request = _copy_of(original, caller, overrides)
+        team, profile = self._place(caller, request)
+        check_process(request)
         files: Files = FilesOf(id)
         if "files" in overrides:
-            files = await context.call(read_files, ask, context.config.max_files_bytes)
+            files = await context.call(read_files, request, context.config.max_files_bytes)
         await context.learn_limits()
-        with context.limits.submitting(caller.name, many, bytes_of(ask.command, ask.env)) as reservation:
-            first = await self._add(caller, ask, team, profile, files, reservation)
-            rest = [self._add(caller, ask, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
+        with context.limits.submitting(caller.name, many, bytes_of(request.command, request.env)) as reservation:
+            first = await self._add(caller, request, team, profile, files, reservation)
+            rest = [self._add(caller, request, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
             return [first, *await asyncio.gather(*rest)]
 
-    def _place(self, caller: Caller, ask: JobAsk) -> tuple[str, Profile]:
+    def _place(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
         document = self._context.document
-        team = pick_team(document, caller.name, sorted(caller.groups), ask.team)
-        return team, pick_profile(document, caller.name, team, ask.profile)
+        team = pick_team(document, caller.name, sorted(caller.groups), request.team)
+        return team, pick_profile(document, caller.name, team, request.profile)
 
     async def _add(
-        self, caller: Caller, ask: JobAsk, team: str, profile: Profile, files: Files, reservation: Reservation
+        self, caller: Caller, request: JobRequest, team: str, profile: Profile, files: Files, reservation: Reservation
     ) -> Job:
         context = self._context
         while True:
-            new = new_job(context.document, ask, caller.name, team, profile)
+            new = new_job(context.document, request, caller.name, team, profile)
             size = new.gpus * new.workers
             message = f"{caller.name} submits {new.name}: {gpus(size)} for {context.title(team)}."
             decision = NewDecision("submit", new.id, team, caller.name, "job", message, {"gpus": size / 1000})
@@ -107,12 +107,12 @@ class SubmissionService:
                     row = await _first_decision(row, follower)
             return await self._access.shown(caller, row)
 
-    async def _dry_run(self, caller: Caller, ask: JobAsk, team: str, profile: str, size: int) -> DryRun:
+    async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
         risk = ""
         if not in_quota:
             risk = "It would run over quota: it makes way when the owners need their GPUs, so save checkpoints often."
-        return DryRun(offer=offer, command=ask.command, files=len(ask.files), bytes=size, risk=risk)
+        return DryRun(offer=offer, command=request.command, files=len(request.files), bytes=size, risk=risk)
 
 
 async def _first_decision(row: Workload, follower: Follower) -> Workload:
@@ -123,7 +123,7 @@ async def _first_decision(row: Workload, follower: Follower) -> Workload:
     return row
 
 
-def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobAsk:
+def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobRequest:
     """Return the submission that a clone stands for; without files, unless `overrides` has some."""
     env = original.env if original.owner == caller.name else {}
     base: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -
         "source": original.source,
     }
     try:
-        return JobAsk.model_validate({**base, **overrides, "clone_of": original.id, "dry_run": False})
+        return JobRequest.model_validate({**base, **overrides, "clone_of": original.id, "dry_run": False})
     except ValidationError as error:
         first = error.errors()[0]
         raise refuse(

@@ -1,4 +1,4 @@
-"""Show who uses what now, from the read model."""
+"""Return the current usage of teams, from the read model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str) -> Usa
 
 
 def team_usages(model: ReadModel, teams: Sequence[str] | None, user: str) -> list[TeamUsage]:
-    """Return the usage of `teams` (None: all) in the order of the policy document; `user` is who `mine` counts for."""
+    """Return the usage of `teams` (None: all) in the order of the policy document; `mine` counts the GPUs of `user`."""
     lent_to: dict[str, list[Lending]] = {}
     for team, count in model.usage.items():
         for lender, milli in count.borrowed_from:

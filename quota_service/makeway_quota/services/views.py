@@ -63,7 +63,7 @@ def notice(row: NoticeRow | None) -> Notice | None:
         by_workload=row.by_workload,
         at=at(row.at),
         deadline=at(row.deadline),
-        rehearsal=row.kind == "rehearsal",
+        preempt_test=row.kind == "preempt_test",
     )
 
 

@@ -1,6 +1,6 @@
 """Project what becomes of a world when its plans are applied one after the other, for previews of a policy.
 
-Time stands still meanwhile: an evicted workload has left in the next plan, and no workload ends or is submitted.
+The clock stands meanwhile: an evicted workload has left in the next plan, and no workload ends or is submitted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Projection:
     """The workloads whose state changes: id to the sentence with the reason."""
 
     starts: dict[str, str] = field(default_factory=dict)
-    leaves: dict[str, str] = field(default_factory=dict)
+    evicts: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     waits: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """id to reason code and sentence; who leaves is not in it"""
+    """id to reason code and sentence; evicted workloads are not in it"""
 
 
 def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
-    """Carry out plans until nothing changes any more; sentences name jobs as people know them."""
+    """Carry out plans until nothing changes any more; sentences call jobs by their names."""
     found, names = Projection(), names_of(snapshot.policies, rows)
     ran = {workload.id for workload in snapshot.workloads if workload.state in ADMITTED}
     for _ in range(MOST_PLANS):
@@ -41,14 +41,14 @@ def projection(snapshot: Snapshot, rows: Mapping[str, Workload]) -> Projection:
         for each in evictions:
             id, message = each.id, sentence(each.facts, names)
             if id in ran:
-                found.leaves.setdefault(id, message)
+                found.evicts.setdefault(id, message)
             else:
                 found.starts.pop(id, None)
         for start in plan.start:
             if start.id not in ran:
                 found.starts[start.id] = sentence(start.facts, names)
         found.refused |= {refusal.id: sentence(refusal.facts, names) for refusal in plan.refused}
-        found.waits = {w.id: (w.code, sentence(w.facts, names)) for w in plan.pending if w.id not in found.leaves}
+        found.waits = {w.id: (w.code, sentence(w.facts, names)) for w in plan.pending if w.id not in found.evicts}
         if not (plan.start or plan.evict or plan.move or plan.refused or plan.terminating):
             break
         snapshot = replace(snapshot, workloads=tuple(_carried_out(snapshot, plan)))
@@ -81,7 +81,7 @@ def _carried_out(snapshot: Snapshot, plan: Plan) -> Iterator[EngineWorkload]:
 
 
 def _gone(workload: EngineWorkload) -> Iterator[EngineWorkload]:
-    """A job waits again, a session is over."""
+    """Requeue an evicted job; end an evicted session."""
     if workload.kind == "job":
         yield _pending(workload, workload.nomination)
 

@@ -1,4 +1,4 @@
-"""The machines of a simulation: who works since when, who saves, and what is over by now."""
+"""The nodes of a simulation: which attempts run since when, which save, and which have ended."""
 
 from __future__ import annotations
 

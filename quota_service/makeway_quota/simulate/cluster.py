@@ -1,4 +1,4 @@
-"""The cluster that is simulated: its nodes, and who may have how much of them."""
+"""The simulated cluster: its nodes, pools, profiles and policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine kept incremental between the decisions of a simulation, as the service keeps it.
+"""The incremental engine, kept between the decisions of a simulation, as the service keeps it.
 
 What a simulation does not read is left out: reasons for waiting, and (if not asked for) forecasts.
 """
@@ -31,20 +31,20 @@ class Forecasts:
 
     durations: Durations
     given: dict[str, float] = field(default_factory=dict)
-    """Id to the first time that was promised, of those who wait."""
+    """Id of a pending job to its first forecast."""
     early: list[float] = field(default_factory=list)
-    """Seconds from the time that was promised to the start; less than nothing where the promise did not hold."""
+    """Seconds from the forecast to the start; negative where a job started before its forecast."""
 
     def follow(self, now: float, plan: Plan, pending: Pending) -> None:
-        """Note first promises and what became of them; nominations are no forecasts."""
+        """Record first forecasts and the starts that followed; nominations are no forecasts."""
         for _, members, reason in pending.groups:
             if reason.not_before is not None:
                 for workload in members:
                     self.given.setdefault(workload.id, reason.not_before)
         for start in plan.start:
-            promised = self.given.pop(start.id, None)
-            if promised is not None:
-                self.early.append(now - promised)
+            forecast = self.given.pop(start.id, None)
+            if forecast is not None:
+                self.early.append(now - forecast)
 
 
 class IncrementalEngine:
@@ -77,7 +77,7 @@ class IncrementalEngine:
         self.engine.use(replace(self.engine.shown, policies=policies))
 
     def plan(self, now: float, rows: Mapping[str, Workload], changed: Iterable[str]) -> Plan:
-        """Decide once. Only starts, evictions, moves and promises are in the plan."""
+        """Decide once. Only starts, evictions, moves and forecasts are in the plan."""
         self._passes += 1
         why = self.forecasts is not None and self._passes % ASK_EVERY == 0
         names = sorted({*changed, *self._outrun(now)} if why else changed)
@@ -90,7 +90,7 @@ class IncrementalEngine:
             self.forecasts.follow(now, plan, pending)
         if not (pending.single or pending.groups or self.engine.cluster.nominees):
             return plan
-        return replace(plan, pending=tuple(self._promises(plan, pending.single)))
+        return replace(plan, pending=tuple(self._forecasts(plan, pending.single)))
 
     def _expected(self, row: Workload, now: float) -> float | None:
         if self.forecasts is None:
@@ -105,8 +105,8 @@ class IncrementalEngine:
         while self._ends and self._ends[0][0] <= now:
             yield heapq.heappop(self._ends)[1]
 
-    def _promises(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
-        """List promises that were made, and those that are void now."""
+    def _forecasts(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
+        """List forecasts that were made, and those that are void now."""
         known = single.keys() | {start.id for start in plan.start}
         for waiting in single.values():
             if waiting.nomination:

@@ -1,4 +1,4 @@
-"""The change_set of a simulation: the store's records and rules, kept in memory."""
+"""The store of a simulation: the records and rules of the real one, kept in memory."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ class Meter:
             self.started.setdefault(after.id, after.started_at or 0.0)
 
     def made_way(self, row: Workload) -> None:
-        """Count an eviction, by who left and for whom."""
+        """Count an eviction, by victim and preemptor."""
         notice = row.notice
         key = (row.team or "", (notice.by_team or "") if notice else "")
         self.preemptions[key] = self.preemptions.get(key, 0) + 1
@@ -156,7 +156,7 @@ class Meter:
         self._dirty.add(team)
 
     def use(self, team: str, size: int, sign: int) -> None:
-        """Count GPUs as held, or with -1 as given back."""
+        """Count GPUs as allocated, or with -1 as released."""
         self.teams[team].used += sign * size
         self._dirty.add(team)
 

@@ -70,7 +70,7 @@ def _bars(bars: Sequence[tuple[str, float]]) -> str:
 
 
 def _section(outcome: Outcome, one: dict[str, Any]) -> str:
-    """Write one simulation: use over time, delays by team, who made way, who borrowed from whom."""
+    """Write one simulation: use over time, delays by team, evictions, borrowing between teams."""
     teams = [[t["team"], t["reserved"], t["jobs"], t["delay_mean_h"], t["delay_p95_h"],
               t["unserved_guarantee_gpu_h"], t["preempted"]] for t in one["teams"]]  # fmt: skip
     head = ("team", "reserved", "jobs", "mean delay h", "p95 h", "unserved GPU-h", "preempted")

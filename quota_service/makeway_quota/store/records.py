@@ -14,7 +14,7 @@ Priority = Literal["low", "normal", "high"]
 State = Literal["pending", "starting", "running", "checkpointing", "succeeded", "failed", "cancelled", "stopped"]
 LIVE: tuple[State, ...] = ("pending", "starting", "running", "checkpointing")
 ENDED: tuple[State, ...] = ("succeeded", "failed", "cancelled", "stopped")
-NoticeKind = Literal["evict", "move", "rehearsal", "cancel"]
+NoticeKind = Literal["evict", "move", "preempt_test", "cancel"]
 Numbers = Mapping[str, Any]
 """Names with plain JSON values; a tuple comes back as a list."""
 

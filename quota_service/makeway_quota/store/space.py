@@ -1,4 +1,4 @@
-"""Return the free pages of an SQLite file to the file system; PostgreSQL does the like by itself (autovacuum)."""
+"""Return the free pages of an SQLite file to the file system; PostgreSQL does so by autovacuum."""
 
 from __future__ import annotations
 

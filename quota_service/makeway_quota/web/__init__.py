@@ -1,1 +1,1 @@
-"""What people and programs see: the API, the live stream and the panel, all answered by the services."""
+"""Serve the API, the live stream and the pages; the services answer them."""

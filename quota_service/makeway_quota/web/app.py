@@ -20,7 +20,7 @@ from .stream import Streams
 def create_app(services: Services, settings: WebSettings, directory: Directory | None = None) -> FastAPI:
     """Return the app; users and tokens come from the Hub unless another directory is given (tests, benchmarks).
 
-    Call `app.state.streams.close()` as soon as the server is told to stop: it ends streams and long polls.
+    Call `app.state.streams.close()` as soon as the server begins to stop: it ends streams and long polls.
     """
     if directory is None:
         from .hub_login import HubDirectory

@@ -46,6 +46,6 @@ def mount(app: FastAPI, settings: WebSettings) -> None:
 
 @cache
 def version(path: str) -> str:
-    """A short hash of a file's content, so that a new one is fetched and an old one kept."""
+    """Return a short hash of a file's content, so that a new one is fetched and an old one kept."""
     file = HUB / path.removeprefix("hub/") if path.startswith("hub/") else HERE / path
     return hashlib.sha256(file.read_bytes()).hexdigest()[:10] if file.is_file() else "0"

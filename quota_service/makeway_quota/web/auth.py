@@ -61,7 +61,7 @@ class Authenticator:
         self.signer = Signer(settings.secret)
 
     async def visitor(self, request: Request) -> Visitor | None:
-        """Return who sent a request; None without a login. A wrong token is 401, a forged cookie request 403."""
+        """Return the caller of a request; None without a login. A wrong token is 401, a forged cookie request 403."""
         caller = await self.caller(request)
         if caller is None:
             return None

@@ -1,4 +1,4 @@
-"""What every answer carries: a strict content policy, and whether it may be kept."""
+"""Set the headers of every answer: a strict content policy, and whether it may be cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it alive, does it decide, and what are its numbers: /healthz, /readyz and /metrics."""
+"""Serve /healthz, /readyz and /metrics: whether the process lives, whether it decides, and its numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 def router(settings: WebSettings) -> APIRouter:
     """Answer at the root of the port and below the prefix.
 
-    Metrics name teams: below the prefix, where the Hub's proxy lets anybody through, they take a token with
+    Metrics name teams: below the prefix, which the Hub's proxy leaves open, they take a token with
     `read:metrics` or Makeway's admin scope; at the root only who reaches the port itself can read them.
     """
     routes = APIRouter(include_in_schema=False)
@@ -43,7 +43,7 @@ async def numbers(services: TheServices) -> Response:
 
 
 async def guarded_numbers(request: Request, services: TheServices) -> Response:
-    """Prometheus text for those who may."""
+    """Return Prometheus text to callers with the scope."""
     visitor = await request.app.state.authenticator.visitor(request)
     if visitor is None or not (may(visitor.caller, "admin") or "read:metrics" in visitor.caller.scopes):
         if visitor is None:

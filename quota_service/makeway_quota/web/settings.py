@@ -41,7 +41,7 @@ class WebSettings:
     streams_per_user: int = 20
     """event streams that one person may have open; 0: no limit"""
     auth_cache_seconds: int = 5
-    """how long an answer of the Hub about a token or a user's groups is believed (at most 10)"""
+    """how long an answer of the Hub about a token or a user's groups is cached (at most 10)"""
 
     def __post_init__(self) -> None:
         """Bring the paths into the form /…/."""

@@ -1,1 +1,1 @@
-"""How the tables came to be, step by step; `makeway-quota upgrade-db` and every start run what is missing."""
+"""Migrations of the tables, step by step; `makeway-quota upgrade-db` and every start run the missing ones."""

@@ -1,4 +1,4 @@
-"""What alembic runs: the migrations, on the connection that `migrate.py` opened."""
+"""Run the migrations for alembic, on the connection that `migrate.py` opened."""
 
 from alembic import context
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 from makeway_api.errors import MakewayError
-from makeway_api.models import Ask, Decision, DryRun, FileIn, Job, JobAsk, JobPage, LogChunk, Priority
+from makeway_api.models import Decision, DryRun, FileIn, Job, JobPage, JobRequest, LogChunk, Priority, RequestBody
 from pydantic import BaseModel, Field
 
 from ..dependencies import BIG, Id, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
 Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: the newest")]
 
 
-class CloneOverrides(Ask):
+class CloneOverrides(RequestBody):
     """Fields that differ in the copies; all others are those of the original."""
 
     name: str | None = Field(None, max_length=200)
@@ -33,7 +33,7 @@ class CloneOverrides(Ask):
     max_failures: int | None = Field(None, ge=0, le=1000)
 
 
-class CloneAsk(Ask):
+class CloneRequest(RequestBody):
     """The number of copies, and the fields that differ in them."""
 
     n: int = Field(1, ge=1, le=100)
@@ -55,9 +55,9 @@ class Failure(BaseModel):
     response_model=Job,
     responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
 )
-async def submit(caller: Submitter, services: TheServices, ask: JobAsk) -> Response:
+async def submit(caller: Submitter, services: TheServices, request: JobRequest) -> Response:
     """Submit a job; with `dry_run`, only return what would happen."""
-    answer = await services.submissions.submit(caller, ask)
+    answer = await services.submissions.submit(caller, request)
     return json_of(answer, 200 if isinstance(answer, DryRun) else 201)
 
 
@@ -105,10 +105,10 @@ async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     response_model=list[Job],
     responses=declared(409, 413, 415),
 )
-async def clone(id: Id, caller: Submitter, services: TheServices, ask: CloneAsk) -> list[Job]:
+async def clone(id: Id, caller: Submitter, services: TheServices, request: CloneRequest) -> list[Job]:
     """Submit copies of a job. Its files are shared; its environment is copied for its owner only."""
     return await services.submissions.clone(
-        caller, id, ask.n, ask.overrides.model_dump(exclude_unset=True, exclude_none=True)
+        caller, id, request.n, request.overrides.model_dump(exclude_unset=True, exclude_none=True)
     )
 
 

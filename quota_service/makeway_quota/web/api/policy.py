@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from makeway_api.models import PolicyAsk, PolicyCheck, PolicyVersion, Preview
+from makeway_api.models import PolicyCheck, PolicyRequest, PolicyVersion, Preview
 
 from ..dependencies import Admin, Manager, TheServices
 from ..problems import declared
@@ -32,18 +32,18 @@ async def version(caller: Manager, services: TheServices, n: Annotated[int, Path
 
 
 @router.post("/validate", operation_id="policy_validate", response_model=PolicyCheck, responses=declared(413, 415))
-async def validate(caller: Manager, services: TheServices, ask: PolicyAsk) -> PolicyCheck:
+async def validate(caller: Manager, services: TheServices, request: PolicyRequest) -> PolicyCheck:
     """Return what is wrong with a document, by line, or what it would change."""
-    return await services.policies.validate(caller, ask.document)
+    return await services.policies.validate(caller, request.document)
 
 
 @router.post("/preview", operation_id="policy_preview", response_model=Preview, responses=declared(413, 415))
-async def preview(caller: Manager, services: TheServices, ask: PolicyAsk) -> Preview:
+async def preview(caller: Manager, services: TheServices, request: PolicyRequest) -> Preview:
     """Return which workloads would start, leave and wait."""
-    return await services.policies.preview(caller, ask.document)
+    return await services.policies.preview(caller, request.document)
 
 
 @router.put("", operation_id="policy_apply", response_model=PolicyVersion, responses=declared(409, 413, 415))
-async def apply(caller: Admin, services: TheServices, ask: PolicyAsk) -> PolicyVersion:
+async def apply(caller: Admin, services: TheServices, request: PolicyRequest) -> PolicyVersion:
     """Apply a document; `base` guards against overwriting another change."""
-    return await services.policies.apply(caller, ask)
+    return await services.policies.apply(caller, request)

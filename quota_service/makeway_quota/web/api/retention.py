@@ -13,5 +13,5 @@ router = APIRouter(tags=["retention"], responses=declared())
 
 @router.get("/retention", operation_id="retention", response_model=RetentionReport)
 async def retention(caller: Admin, services: TheServices) -> RetentionReport:
-    """What is kept, for how long, how much there is, and what the last pass removed."""
+    """Return what is kept, for how long, how much there is, and what the last pass removed."""
     return await services.audit.retention()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 from makeway_api.errors import MakewayError
-from makeway_api.models import Session, SessionAsk
+from makeway_api.models import Session, SessionRequest
 
 from ...services import Caller
 from ..auth import may, needs
@@ -19,12 +19,16 @@ Watcher = Annotated[Caller, Depends(needs("read", "reserve"))]
 Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
 
 
-@router.post("", operation_id="ask_session", status_code=201, response_model=Session, responses=declared(409, 413, 415))
-async def ask_session(
-    caller: Reserver, services: TheServices, authenticator: TheAuthenticator, ask: SessionAsk
+@router.post(
+    "", operation_id="request_session", status_code=201, response_model=Session, responses=declared(409, 413, 415)
+)
+async def request_session(
+    caller: Reserver, services: TheServices, authenticator: TheAuthenticator, request: SessionRequest
 ) -> Session:
     """Request a lease on behalf of a user; wait for it with GET sessions/{id}."""
-    return await services.sessions.request(caller, ask, sorted(await authenticator.directory.groups_of(ask.user)))
+    return await services.sessions.request(
+        caller, request, sorted(await authenticator.directory.groups_of(request.user))
+    )
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])

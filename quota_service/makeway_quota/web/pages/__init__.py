@@ -37,20 +37,20 @@ def router(settings: WebSettings) -> APIRouter:
 
 
 async def to_panel(request: Request) -> Response:
-    """The address without its last slash."""
+    """Return the address without its last slash."""
     settings: WebSettings = request.app.state.settings
     return RedirectResponse(settings.prefix, status_code=302)
 
 
 async def oauth_callback(request: Request) -> Response:
-    """The address to which the Hub sends people back after the login."""
+    """Return the address to which the Hub sends people back after the login."""
     authenticator = request.app.state.authenticator
     response: Response = await authenticator.directory.logged_in(request, authenticator)
     return response
 
 
 async def error_page(request: Request, problem: Problem) -> Response:
-    """A refusal as a page."""
+    """Return a refusal as a page."""
     authenticator = request.app.state.authenticator
     visitor: Visitor | None = None
     try:

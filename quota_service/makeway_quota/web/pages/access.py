@@ -28,7 +28,7 @@ PageVisitor = Annotated[Visitor, Depends(page_visitor)]
 
 
 def install(app: FastAPI) -> None:
-    """Answer NeedsLogin with a redirect; a part of a page that is refreshed is told to reload as a whole."""
+    """Answer NeedsLogin with a redirect; a part of a page that is refreshed gets the order to reload the whole page."""
 
     async def to_login(request: Request, error: Exception) -> Response:
         authenticator: Authenticator = request.app.state.authenticator

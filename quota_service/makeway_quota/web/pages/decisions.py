@@ -24,7 +24,7 @@ async def decisions_page(
     team: Name = None,
     before: Annotated[int | None, Query(ge=0, le=BIG)] = None,
 ) -> Response:
-    """The decisions before one of them, newest first."""
+    """Return the decisions before one of them, newest first."""
     caller = visitor.caller
     decisions = await services.audit.decisions(caller, None, team, LINES, before)
     names = await services.listings.names([each.workload for each in decisions if each.workload])

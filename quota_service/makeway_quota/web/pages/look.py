@@ -1,4 +1,4 @@
-"""How teams and quantities look on a page: colours, titles, sizes of cells."""
+"""Format teams and quantities for pages: colours, titles, sizes of cells."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Look:
         return self.linked is None or team in self.linked
 
     def colour(self, team: str) -> str:
-        """The class of a team; grey for one that the page does not know."""
+        """Return the class of a team; grey for one that the page does not know."""
         return self.classes.get(team, "tx")
 
     def title(self, team: str) -> str:
-        """The name that people read."""
+        """Return the title that people read."""
         return self.titles.get(team) or team
 
 

@@ -91,7 +91,7 @@ async def nodes_page(
 @router.get("/nodes/{name}")
 @router.get("/live/nodes/{name}")
 async def node_page(request: Request, name: str, visitor: PageVisitor, services: TheServices) -> Response:
-    """One node: its GPUs, who holds them, and what runs there."""
+    """Show one node: its GPUs, the workloads that hold them, and what runs there."""
     caller, settings = visitor.caller, request.app.state.settings
     usage, pools = await services.usage.usage(caller), await services.inventory.pools(caller)
     found = next(((each, node) for each in pools for node in each.nodes if node.name == name), None)

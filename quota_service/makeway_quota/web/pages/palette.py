@@ -1,4 +1,4 @@
-"""Which colour stands for which team: the same on every page and after every restart."""
+"""Assign colours to teams: the same on every page and after every restart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOTS = 10
 
 
 def colours(teams: Iterable[str]) -> Mapping[str, str]:
-    """Give each team a class `t0` … `t9`.
+    """Return a class `t0` … `t9` for each team.
 
     A team's slot comes from its name; where two names meet, the later one in the alphabet takes the next free slot,
     so that colours only repeat when there are more teams than colours.

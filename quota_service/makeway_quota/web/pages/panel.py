@@ -1,4 +1,4 @@
-"""What the panel and a team's page show, gathered from the services at once."""
+"""Gather what the panel and a team's page show from the services."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Panel:
 @router.get("/")
 @router.get("/live/panel")
 async def panel_page(request: Request, visitor: PageVisitor, services: TheServices) -> Response:
-    """The panel, whole or (below live/) only its changing part."""
+    """Return the panel, whole or (below live/) only its changing part."""
     caller, settings = visitor.caller, request.app.state.settings
 
     async def render() -> Response:

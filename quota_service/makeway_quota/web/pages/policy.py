@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Form, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from makeway_api.errors import MakewayError
-from makeway_api.models import PolicyAsk
+from makeway_api.models import PolicyRequest
 
 from ...services import Services
 from ..auth import Visitor, may
@@ -29,7 +29,7 @@ async def show(
     version: Annotated[int | None, Query(ge=1, le=BIG)] = None,
     applied: Annotated[int | None, Query(ge=1, le=BIG)] = None,
 ) -> Response:
-    """The document in force, or an earlier version of it to start from."""
+    """Return the document in force, or an earlier version of it to start from."""
     _only_admins(visitor)
     current = await services.policies.current(visitor.caller)
     shown = current if version is None else await services.policies.version(visitor.caller, version)
@@ -67,7 +67,7 @@ async def change(
         if action == "preview":
             values["preview"] = await services.policies.preview(visitor.caller, text)
             return await _page(request, visitor, services, check=check, **values)
-        made = await services.policies.apply(visitor.caller, PolicyAsk(document=text, comment=comment, base=base))
+        made = await services.policies.apply(visitor.caller, PolicyRequest(document=text, comment=comment, base=base))
     except MakewayError as error:
         return await _page(request, visitor, services, status=error.status, problem=error.message, **values)
     settings: WebSettings = request.app.state.settings

@@ -1,4 +1,4 @@
-"""One rendering of a changing part for everybody who sees the same.
+"""Share one rendering of a changing part among all visitors with the same view.
 
 Fifty open panels ask for the same part at once; each view is rendered at most once a second.
 """
@@ -24,7 +24,7 @@ View = tuple[Hashable, ...]
 
 @dataclass(slots=True)
 class _Part:
-    """A view: when its last rendering began (monotonic seconds), and the rendering that has not begun yet."""
+    """A view: when its last rendering started (monotonic seconds), and the rendering that has not started yet."""
 
     began: float = float("-inf")
     coming: asyncio.Task[Response] | None = None
@@ -38,7 +38,7 @@ class SharedParts:
         self._parts: dict[View, _Part] = {}
 
     async def get(self, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
-        """Return a rendering of the world as it is now or later; an error reaches everybody who waits for it."""
+        """Return a rendering of the world as it is now or later; an error reaches every visitor that waits for it."""
         part = self._parts.get(view)
         if part is None:
             self._forget_idle()
@@ -60,7 +60,7 @@ class SharedParts:
 
 
 async def shared(request: Request, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the part of a page for everybody with the same view."""
+    """Return the part of a page for all visitors with the same view."""
     parts: SharedParts = request.app.state.parts
     return await parts.get((request.url.path, *view), render)
 

@@ -1,4 +1,4 @@
-"""What waits and what runs: the whole list, with filters, search and true counts."""
+"""List pending and running workloads, with filters, search and true counts."""
 
 from __future__ import annotations
 
