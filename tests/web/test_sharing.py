@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fastapi import Response
 from makeway_quota.web.pages import sharing
-from makeway_quota.web.pages.sharing import SharedParts
+from makeway_quota.web.pages.sharing import SharedParts, view_of
+from web.portal import PEOPLE, PREFIX, Portal
 
 
 class Counted:
@@ -72,3 +74,36 @@ async def test_views_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         await parts.get(("panel", number), render)
     assert len(parts._parts) <= 10
+
+
+async def test_all_views_together_take_their_share_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, started = 0.0, []
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def render() -> Response:
+        nonlocal now
+        started.append(now)
+        now += 0.1
+        return Response("")
+
+    monkeypatch.setattr(sharing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sharing.asyncio, "sleep", sleep)
+    parts = SharedParts(interval=0.0, share=0.2)
+    for view in range(5):
+        await parts.get(("panel", view), render)
+    assert started == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0]), "0.1 s of every 0.5 s"
+
+
+async def test_members_of_the_same_teams_share_a_view(web: Portal) -> None:
+    services = web.services
+    ana, other, lone = PEOPLE["ana"], replace(PEOPLE["ana"], name="amy"), PEOPLE["lone"]
+    assert view_of(services, ana) == view_of(services, other)
+    assert view_of(services, lone) != view_of(services, replace(lone, name="lonely"))
+    assert view_of(services, ana) != view_of(services, PEOPLE["bo"])
+    session = await web.run.session("ana", "cpu", None)
+    await web.run.granted(session.id)
+    team_mate = await web.browser("eye")
+    assert "Notebook" not in (await team_mate.get(f"{PREFIX}live/panel")).text

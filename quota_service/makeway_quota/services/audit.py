@@ -42,15 +42,16 @@ class AuditService:
         team: str | None = None,
         limit: int = 100,
         before: int | None = None,
+        own: bool = True,
     ) -> list[Decision]:
-        """Return the decision log, newest first; people see the lines of their own teams."""
+        """Return the decision log, newest first: the lines of the caller's teams and (`own`) of its own work."""
         context = self._context
         teams = context.visible_teams(caller)
         if team is not None:
             if teams is not None and team not in teams:
                 raise refuse(f"You are not in the team “{team}”, so its decisions are not shown.", "foreign_team", 403)
             teams = (team,)
-        owner = None if team is not None or teams is None else caller.name
+        owner = None if team is not None or teams is None or not own else caller.name
         rows = await context.call(context.store.decisions, workload, teams, limit, before, owner=owner)
         return [decision_model(row) for row in rows]
 

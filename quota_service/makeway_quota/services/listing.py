@@ -68,6 +68,8 @@ class ListQuery:
     text: str = ""
     page: int = 1
     lines: int = PAGE_LINES
+    own: bool = True
+    """whether the caller's workloads are listed whatever their team"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ class ListingService:
         """Return one page of what waits or runs, as far as the caller may see it."""
         rows = await self._context.world.rows()
         visible = self._context.visible_teams(caller)
-        return await self._context.call(list_workloads, list(rows.values()), visible, caller.name, query)
+        owner = caller.name if query.own else ""
+        return await self._context.call(list_workloads, list(rows.values()), visible, owner, query)
 
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Return the names of live workloads by id; others are left out."""
@@ -131,7 +134,9 @@ def _matching(
     states, text = STATES.get(query.state, WAITING), query.text.casefold().strip()
     teams = None if visible is None else frozenset(visible)
     for row in rows:
-        if row.state not in states or (teams is not None and row.team not in teams and row.owner != owner):
+        if row.state not in states or (
+            teams is not None and row.team not in teams and (not owner or row.owner != owner)
+        ):
             continue
         if (query.team and row.team != query.team) or (query.owner and row.owner != query.owner):
             continue

@@ -74,17 +74,18 @@ async def panel_page(request: Request, visitor: PageVisitor, services: TheServic
 
     if not is_part(request):
         return await render()
-    return await shared(request, await view_of(services, caller), render)
+    return await shared(request, view_of(services, caller), render)
 
 
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:
     """Return the panel; `team` narrows it to one team."""
+    alone = services.context.visible_teams(caller) == ()  # else the part is shared by all who see these teams
     usage, pools, waiting, running, decisions = await asyncio.gather(
         services.usage.usage(caller),
         services.inventory.pools(caller),
-        services.listings.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN)),
-        services.listings.listing(caller, ListQuery("running", team=team or "", lines=SHOWN)),
-        services.audit.decisions(caller, None, team, LOGGED, None),
+        services.listings.listing(caller, ListQuery("waiting", team=team or "", lines=SHOWN, own=alone)),
+        services.listings.listing(caller, ListQuery("running", team=team or "", lines=SHOWN, own=alone)),
+        services.audit.decisions(caller, None, team, LOGGED, None, own=alone),
     )
     return Panel(
         usage=usage,

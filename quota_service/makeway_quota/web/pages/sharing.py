@@ -1,6 +1,7 @@
 """Share one rendering of a changing part among all visitors with the same view.
 
-Fifty open panels ask for the same part at once; each view is rendered at most once a second.
+Fifty open panels ask for the same part at once; each view is rendered at most once a second, and all views together
+take at most a fifth of a processor: with many views each is refreshed less often, and the control loop does not notice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from ...services import Caller, Services
 
 MIN_INTERVAL = 1.0
 """Seconds between two renderings of a view; a request in between waits for the next one."""
+SHARE = 0.2
+"""Part of one processor that renderings may take."""
+LONGEST_PAUSE = 10.0
+"""Seconds that one rendering delays the next at most."""
 MOST_VIEWS = 256
 """Views from which on those are forgotten that were not asked for lately."""
 
@@ -33,8 +38,11 @@ class _Part:
 class SharedParts:
     """Renderings by view: never one that began before it was asked for, and at most one a MIN_INTERVAL."""
 
-    def __init__(self, interval: float = MIN_INTERVAL) -> None:
+    def __init__(self, interval: float = MIN_INTERVAL, share: float = SHARE) -> None:
         self._interval = interval
+        self._share = share
+        self._one = asyncio.Lock()
+        self._next = float("-inf")
         self._parts: dict[View, _Part] = {}
 
     async def get(self, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
@@ -50,8 +58,14 @@ class SharedParts:
 
     async def _render(self, part: _Part, render: Callable[[], Awaitable[Response]]) -> Response:
         await asyncio.sleep(max(0.0, part.began + self._interval - time.monotonic()))
-        part.began, part.coming = time.monotonic(), None
-        return await render()
+        async with self._one:  # one after the other, in the order of arrival
+            await asyncio.sleep(max(0.0, self._next - time.monotonic()))
+            part.began, part.coming = time.monotonic(), None
+            try:
+                return await render()
+            finally:
+                took = time.monotonic() - part.began
+                self._next = part.began + min(took / self._share, took + LONGEST_PAUSE)
 
     def _forget_idle(self) -> None:
         if len(self._parts) >= MOST_VIEWS:
@@ -65,9 +79,10 @@ async def shared(request: Request, view: View, render: Callable[[], Awaitable[Re
     return await parts.get((request.url.path, *view), render)
 
 
-async def view_of(services: Services, caller: Caller) -> View:
-    """Return what decides about a caller's view; administrators without work of their own share one."""
-    if not caller.sees_all:
-        return ("own", caller.name, caller.scopes, caller.groups)
-    usage = await services.usage.usage(caller)
-    return ("all", caller.name if any(entry.mine for entry in usage.teams) else "", caller.admin)
+def view_of(services: Services, caller: Caller) -> View:
+    """Return what decides about a caller's view: the teams that it may look at.
+
+    What belongs to the caller alone is left out of shared parts; a caller without a team has a view of its own.
+    """
+    teams = services.context.visible_teams(caller)
+    return ("teams", teams, caller.admin) if teams is None or teams else ("own", caller.name)

@@ -31,7 +31,7 @@ async def team_page(request: Request, team: str, visitor: PageVisitor, services:
 
     if not is_part(request):
         return await render()
-    return await shared(request, await view_of(services, caller), render)
+    return await shared(request, view_of(services, caller), render)
 
 
 def _unknown_team(caller: Caller, team: str) -> MakewayError:
