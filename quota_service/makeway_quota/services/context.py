@@ -87,7 +87,7 @@ class Context:
 
     def visible_teams(self, caller: Caller) -> tuple[str, ...] | None:
         """Return the teams that a caller may look at: its own and those that it leads; None means all."""
-        if caller.sees_all:
+        if caller.manages_all:
             return None
         own, led = self.teams_of(caller), caller.groups_with("manage")
         if not led:

@@ -38,12 +38,12 @@ class PolicyService:
         row = await context.call(context.store.policy_current)
         if row is None:
             raise refuse("There is no policy document yet.", "not_found", 404)
-        return _version(row, self._readable(caller, row.document))
+        return self._shown(caller, row, self._readable(caller, row.document))
 
     async def history(self, caller: Caller) -> list[PolicyVersion]:
         """Return every version without its document, newest first."""
         context = self._context
-        return [_version(row) for row in await context.call(context.store.policy_history)]
+        return [self._shown(caller, row) for row in await context.call(context.store.policy_history)]
 
     async def version(self, caller: Caller, n: int) -> PolicyVersion:
         """Return one version with its document, as far as the caller may read it."""
@@ -51,7 +51,7 @@ class PolicyService:
         row = await context.call(context.store.policy_version, n)
         if row is None:
             raise refuse(f"There is no version {n} of the policy.", "not_found", 404)
-        return _version(row, self._readable(caller, row.document))
+        return self._shown(caller, row, self._readable(caller, row.document))
 
     async def validate(self, caller: Caller, text: str) -> PolicyCheck:
         """Return everything that is wrong with a document, or what it would change for the caller's teams."""
@@ -123,6 +123,13 @@ class PolicyService:
         await context.call(context.store.commit, [], [decision], now=now)
         context.wake()
         return _version(row, row.document)
+
+    def _shown(self, caller: Caller, row: VersionRow, document: str | None = None) -> PolicyVersion:
+        """Return a version; a lead of some teams gets author and comment of the own versions only."""
+        version = _version(row, document)
+        if self._context.managed_teams(caller) is None or row.author == caller.name:
+            return version
+        return version.model_copy(update={"author": "", "comment": ""})
 
     def _readable(self, caller: Caller, text: str) -> str:
         """Return the text of a document without the policies of teams that the caller may not read."""
