@@ -22,7 +22,7 @@ from .times import at
 from .what_if import Projection, projection
 
 MOST_PREVIEWS = 4
-"""Previews under way and waiting, of all users"""
+"""Previews under way and waiting, of all users; one at a time is computed"""
 
 
 class PolicyService:
@@ -30,7 +30,8 @@ class PolicyService:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._previews = 0
+        self._previews: set[str] = set()
+        """The callers whose preview is under way or waits"""
 
     async def current(self, caller: Caller) -> PolicyVersion:
         """Return the document in force, as far as the caller may read it."""
@@ -69,13 +70,15 @@ class PolicyService:
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, leave and wait, beyond what happens anyway."""
-        if self._previews >= MOST_PREVIEWS:
+        if len(self._previews) >= MOST_PREVIEWS:
             raise busy("Other previews are being computed: try again in a moment.", "previews_busy", 503, 5)
-        self._previews += 1
+        if caller.name in self._previews:
+            raise busy("Your last preview is still being computed: wait for its end.", "preview_under_way", 429, 5)
+        self._previews.add(caller.name)
         try:
             return await self._preview(caller, text)
         finally:
-            self._previews -= 1
+            self._previews.discard(caller.name)
 
     async def _preview(self, caller: Caller, text: str) -> Preview:
         context = self._context
@@ -83,7 +86,7 @@ class PolicyService:
         rows = await context.world.rows()
         now = context.clock()
         as_it_is, as_it_would_be = context.world.snapshot(rows, now), context.world.snapshot(rows, now, document)
-        before, after = await context.think(_both, as_it_is, as_it_would_be, rows)
+        before, after = await context.preview(_both, as_it_is, as_it_would_be, rows)
         teams = context.managed_teams(caller)
         shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
