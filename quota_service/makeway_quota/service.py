@@ -93,6 +93,7 @@ class Service:
 
     async def start(self) -> None:
         """Lead, or follow until the leader is gone."""
+        await self.services.context.learn_limits()
         wake = self.loop.wake
         self.leader.on_change(wake)
         if self.feed is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway_api.errors import MakewayError
@@ -117,6 +119,35 @@ async def test_previews_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch
         )
         refused = [answer for answer in answers if isinstance(answer, MakewayError)]
         assert [(error.status, error.code) for error in refused] == [(503, "previews_busy")] * 2
+
+
+async def test_a_preview_neither_delays_offers_nor_runs_twice_for_one_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, free = threading.Event(), threading.Event()
+    both = policies._both
+
+    def slow(*args: Any) -> Any:
+        under_way.set()
+        assert free.wait(30)
+        return both(*args)
+
+    monkeypatch.setattr(policies, "_both", slow)
+    async with running(tmp_path, backend=backend()) as run:
+        service, context = run.service.services.policies, run.service.services.context
+        text = (await service.current(PEOPLE["root"])).document or ""
+        first = asyncio.create_task(service.preview(PEOPLE["root"], text))
+        try:
+            assert await asyncio.to_thread(under_way.wait, 30)
+            async with asyncio.timeout(20):
+                await OfferEngine(context).answer("rnd", "gpu1", "job", "ana")
+            with pytest.raises(MakewayError) as refused:
+                await service.preview(PEOPLE["root"], text)
+            assert (refused.value.status, refused.value.code) == (429, "preview_under_way")
+        finally:
+            free.set()
+        await first
+        await service.preview(PEOPLE["root"], text)
 
 
 def test_the_budget_grows_with_the_clock_up_to_a_burst() -> None:

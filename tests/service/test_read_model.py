@@ -204,3 +204,19 @@ async def test_a_model_that_was_not_read_for_long_is_made_anew(tmp_path: Path, m
         assert len(setting.models._news) == 3, "no more is kept"
     await setting.check()
     setting.store.close()
+
+
+async def test_one_commit_of_more_rows_than_may_wait_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_model, "MOST_NEWS", 3)
+    setting = Setting(tmp_path)
+    news = [submitted(number, Random(1)) for number in range(8)]
+    for new in news:
+        setting.store.add_workload(new, now=setting.clock)
+    await setting.check()
+    changes = [Change(new.id, {"state": "cancelled"}, expect_states=("pending",)) for new in news]
+    setting.store.commit(changes, now=setting.clock)
+    assert sum(map(len, setting.models._news)) <= 3
+    await setting.check()
+    setting.store.close()

@@ -36,6 +36,17 @@ class Clock:
         return self.now
 
 
+def test_jobs_that_ended_are_forgotten_though_nothing_was_submitted_before(store: Store) -> None:
+    limits = UserLimits(store, pending=3, submissions=0, followers=0)
+    store.add_workload(job(1), now=1.0)
+    older = store.active()
+    store.commit([Change("j-00000001", {"state": "cancelled"})], now=2.0)
+    limits.learn(older)
+    assert limits.waiting == 0, "what was read before the end is older"
+    assert limits._versions == {}
+    store.close()
+
+
 def test_pending_jobs_are_counted_through_their_whole_life(store: Store) -> None:
     store.add_workload(job(1), now=1.0)
     limits = UserLimits(store, pending=3, submissions=0, followers=0)
@@ -127,6 +138,11 @@ async def refusal(run: Running, person: str, count: int) -> list[Job | str]:
             return error.code
 
     return await asyncio.gather(*(one(number) for number in range(count)))
+
+
+async def test_waiting_jobs_are_counted_from_the_start_of_the_service(tmp_path: Path) -> None:
+    async with running(tmp_path, backend=MemoryBackend([])) as run:
+        assert run.service.services.context.limits.known
 
 
 async def test_many_submissions_at_once_do_not_pass_the_limit(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Page, Route, async_playwright, expect
 from web.portal import EVIL, PREFIX, Portal, serving
 
 expect.set_options(timeout=20_000)  # news comes within a second, but not on a machine that runs other tests beside
@@ -41,6 +41,23 @@ async def page(url: str) -> AsyncIterator[Page]:
         await browser.close()
     # the Hub with its logo is not there in this test, and a page that refuses something says so in its status
     assert [text for text in complaints if "responded with a status of 4" not in text] == []
+
+
+async def test_a_refused_event_stream_is_opened_again(url: str, page: Page) -> None:
+    refused: list[str] = []
+
+    async def answer(route: Route) -> None:
+        if refused:
+            await route.continue_()
+        else:
+            refused.append(route.request.url)
+            await route.fulfill(status=429, body="")
+
+    await page.route("**/api/v1/events?*", answer)
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    await expect(page.locator("#mw-live")).to_have_text("reconnecting")
+    await expect(page.locator("#mw-live")).to_have_text("live")
+    assert len(refused) == 1
 
 
 @pytest.mark.covers("F40", "N15")

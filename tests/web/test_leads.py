@@ -73,6 +73,26 @@ async def test_a_lead_reads_a_valid_document_of_the_own_teams(web: Portal) -> No
     assert (await web.as_("chief").get(f"{API}/policy")).json()["document"] == whole
 
 
+async def test_a_lead_gets_no_authors_and_comments_of_versions(web: Portal) -> None:
+    document = (await web.as_("root").get(f"{API}/policy")).json()["document"]
+    change = {"document": document, "comment": "for DevOps", "base": 1}
+    assert (await web.as_("root").put(f"{API}/policy", json=change)).status_code == 200
+    for path in ("policy", "policy/history", "policy/versions/2"):
+        assert "for DevOps" in (await web.as_("chief").get(f"{API}/{path}")).text
+        answer = await web.as_("boss").get(f"{API}/{path}")
+        assert answer.status_code == 200
+        assert "for DevOps" not in answer.text
+        assert '"root"' not in answer.text
+
+
+async def test_an_unfiltered_manager_sees_all_teams(web: Portal) -> None:
+    chief = web.as_("chief")
+    assert [policy["name"] for policy in (await chief.get(f"{API}/policies")).json()] == ["rnd", "devops"]
+    id = await foreign(web)
+    assert (await chief.get(f"{API}/jobs/{id}")).status_code == 200
+    assert (await chief.post(f"{API}/jobs/{id}/cancel")).status_code == 200
+
+
 async def test_validating_and_previewing_tell_a_lead_nothing_of_other_teams(web: Portal) -> None:
     whole = (await web.as_("root").get(f"{API}/policy")).json()["document"]
     changed = whole.replace("reserved: 5", "reserved: 0").replace("limit: 9", "limit: 0")

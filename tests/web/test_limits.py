@@ -299,6 +299,65 @@ async def test_large_bodies_are_processed_a_few_at_a_time() -> None:
     assert max(at_once) == 2
 
 
+async def test_large_bodies_that_wait_are_bounded_in_all_and_per_caller() -> None:
+    settings = WebSettings(
+        secret=b"x" * 32,
+        job_bytes=2**24,
+        most_large_bodies=1,
+        most_waiting_bytes=3 * 2**24,
+        most_waiting_bytes_per_caller=2 * 2**24,
+    )
+    free, both = asyncio.Event(), asyncio.Event()
+    sent: list[tuple[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await free.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(person: str) -> None:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b" " * 2**24, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                sent.append((person, message))
+                if len(sent) == 2:
+                    both.set()
+
+        await limits(asked(settings, b"token " + person.encode()), receive, send)
+
+    limits = Limits(app, settings, Authenticator(settings, TokenAuth(PEOPLE)))
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for person in ("ana", "ana", "ana", "bo", "bo"):
+            group.create_task(ask(person))
+        await both.wait()
+        assert [(person, message["status"]) for person, message in sent] == [("ana", 503), ("bo", 503)]
+        assert all((b"retry-after", b"5") in message["headers"] for _, message in sent)
+        free.set()
+    assert [message["status"] for _, message in sent[2:]] == [200, 200, 200]
+    assert limits._waiting.total == 0
+
+
+async def test_large_bodies_of_other_requests_do_not_hold_up_submissions() -> None:
+    settings = WebSettings(secret=b"x" * 32, most_large_bodies=1)
+    free, submitted = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await free.wait() if scope["path"].endswith("/preview") else submitted.set()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b" " * (2**20 + 1), "more_body": False}
+
+    limits = Limits(app, settings, Authenticator(settings, TokenAuth(PEOPLE)))
+    job = asked(settings, b"token ana")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(limits({**job, "path": f"{settings.api}/policy/preview"}, receive, never))
+        group.create_task(limits(job, receive, never))
+        await submitted.wait()
+        free.set()
+
+
 async def test_the_largest_files_fit_into_a_request(tmp_path: Path) -> None:
     """Files travel as base64: 51 MB of them are 68 MB of JSON, more than the 64 MiB of before."""
     config = load(environ={"MAKEWAY_MAX_FILES_MB": "51", "MAKEWAY_STATE_DIR": str(tmp_path)})

@@ -7,6 +7,7 @@ what changed since the last one: commits are taken in row by row, nodes by compa
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ SHARE = 0.2
 """The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
 
 MOST_NEWS = 10_000
-"""Commits that wait to be taken in; where no request comes for so long, the next one reads all rows anew"""
+"""Rows that wait to be taken in; beyond, the oldest commits are dropped, and the next request reads all rows anew"""
 
 NodeKey = tuple[str, str]
 """Node and pool: a node that is divided among pools counts once in each."""
@@ -113,7 +114,10 @@ class ReadModels:
         self._world = world
         self._clock = clock
         self._monotonic = monotonic
-        self._news: deque[Sequence[Workload]] = deque(maxlen=MOST_NEWS)
+        self._news: deque[Sequence[Workload]] = deque()
+        self._news_rows = 0
+        self._guard = threading.Lock()
+        """of the news: commits are noted in the threads that write"""
         self._missed = True
         """Whether commits were dropped since the last version, or there is none yet"""
         self._rows: dict[str, Workload] = {}
@@ -133,9 +137,12 @@ class ReadModels:
 
     def _committed(self, changed: Sequence[Workload]) -> None:
         """Note what a commit changed, in the thread that wrote."""
-        if len(self._news) == MOST_NEWS:
-            self._missed = True
-        self._news.append(changed)
+        with self._guard:
+            self._news.append(changed)
+            self._news_rows += len(changed)
+            while self._news_rows > MOST_NEWS:
+                self._news_rows -= len(self._news.popleft())
+                self._missed = True
 
     async def current(self) -> ReadModel:
         """Return a model that has everything that was committed and observed before the call.
@@ -203,9 +210,12 @@ class ReadModels:
                 self._forget(gone)
             for row in rows.values():
                 self._put(row)
-        while self._news:
-            for row in self._news.popleft():
-                self._put(row)
+        with self._guard:
+            news = [row for changed in self._news for row in changed]
+            self._news.clear()
+            self._news_rows = 0
+        for row in news:
+            self._put(row)
 
     def _put(self, row: Workload) -> None:
         """Replace what is known of a workload, unless that is newer."""

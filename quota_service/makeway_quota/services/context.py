@@ -48,6 +48,8 @@ class Context:
     limits: UserLimits
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
     planning: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
+    previews: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "preview"))
+    """one preview at a time, apart from `planning`: it takes seconds, and offers do not wait for it"""
     file_reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILE_READS))
 
     @classmethod
@@ -75,6 +77,7 @@ class Context:
         """End the threads; calls under way finish on their own."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.planning.shutdown(wait=False, cancel_futures=True)
+        self.previews.shutdown(wait=False, cancel_futures=True)
 
     @property
     def document(self) -> Document:
@@ -87,7 +90,7 @@ class Context:
 
     def visible_teams(self, caller: Caller) -> tuple[str, ...] | None:
         """Return the teams that a caller may look at: its own and those that it leads; None means all."""
-        if caller.sees_all:
+        if caller.manages_all:
             return None
         own, led = self.teams_of(caller), caller.groups_with("manage")
         if not led:
@@ -121,6 +124,10 @@ class Context:
     async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that plans in the one thread for what-if."""
         return await asyncio.get_running_loop().run_in_executor(self.planning, partial(function, *args, **kwargs))
+
+    async def preview(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that previews a policy in the one thread for that."""
+        return await asyncio.get_running_loop().run_in_executor(self.previews, partial(function, *args, **kwargs))
 
     async def wait_for_change(
         self, id: str, fetch: Callable[[], Awaitable[Workload]], wait: float, version: int | None

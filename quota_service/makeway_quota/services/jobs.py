@@ -109,7 +109,9 @@ class JobService:
         decision = decide(row, "submit", "resumed", message)
         await context.learn_limits()
         with context.limits.submitting(row.owner, 1):
-            await context.call(context.store.commit, [Change(id, fields, row.version)], [decision], now=now)
+            applied = await context.call(context.store.commit, [Change(id, fields, row.version)], [decision], now=now)
+        if id not in applied:
+            raise refuse(f"{row.name} changed meanwhile, so it was not resumed: look at it again.", "changed", 409)
         context.wake()
         return await self.job(caller, id)
 
@@ -124,7 +126,9 @@ class JobService:
         notice = Notice(message, now, now + row.grace, "preempt_test", row.team, caller.name, None)
         fields = {"state": "checkpointing", "notice": notice, "reason_code": "preempt_test", "reason_message": message}
         change = Change(id, fields, expect_states=("running",))
-        await context.call(context.store.commit, [change], [decide(row, "evict", "preempt_test", message)], now=now)
+        decision = decide(row, "evict", "preempt_test", message)
+        if id not in await context.call(context.store.commit, [change], [decision], now=now):
+            raise refuse(f"{row.name} runs no longer; a preemption can be tested while it runs.", "not_running", 409)
         context.wake()
         return await self.job(caller, id)
 

@@ -22,7 +22,7 @@ from .times import at
 from .what_if import Projection, projection
 
 MOST_PREVIEWS = 4
-"""Previews under way and waiting, of all users"""
+"""Previews under way and waiting, of all users; one at a time is computed"""
 
 
 class PolicyService:
@@ -30,7 +30,8 @@ class PolicyService:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._previews = 0
+        self._previews: set[str] = set()
+        """The callers whose preview is under way or waits"""
 
     async def current(self, caller: Caller) -> PolicyVersion:
         """Return the document in force, as far as the caller may read it."""
@@ -38,12 +39,12 @@ class PolicyService:
         row = await context.call(context.store.policy_current)
         if row is None:
             raise refuse("There is no policy document yet.", "not_found", 404)
-        return _version(row, self._readable(caller, row.document))
+        return self._shown(caller, row, self._readable(caller, row.document))
 
     async def history(self, caller: Caller) -> list[PolicyVersion]:
         """Return every version without its document, newest first."""
         context = self._context
-        return [_version(row) for row in await context.call(context.store.policy_history)]
+        return [self._shown(caller, row) for row in await context.call(context.store.policy_history)]
 
     async def version(self, caller: Caller, n: int) -> PolicyVersion:
         """Return one version with its document, as far as the caller may read it."""
@@ -51,7 +52,7 @@ class PolicyService:
         row = await context.call(context.store.policy_version, n)
         if row is None:
             raise refuse(f"There is no version {n} of the policy.", "not_found", 404)
-        return _version(row, self._readable(caller, row.document))
+        return self._shown(caller, row, self._readable(caller, row.document))
 
     async def validate(self, caller: Caller, text: str) -> PolicyCheck:
         """Return everything that is wrong with a document, or what it would change for the caller's teams."""
@@ -69,13 +70,15 @@ class PolicyService:
 
     async def preview(self, caller: Caller, text: str) -> Preview:
         """Return which workloads of the caller's teams would start, leave and wait, beyond what happens anyway."""
-        if self._previews >= MOST_PREVIEWS:
+        if len(self._previews) >= MOST_PREVIEWS:
             raise busy("Other previews are being computed: try again in a moment.", "previews_busy", 503, 5)
-        self._previews += 1
+        if caller.name in self._previews:
+            raise busy("Your last preview is still being computed: wait for its end.", "preview_under_way", 429, 5)
+        self._previews.add(caller.name)
         try:
             return await self._preview(caller, text)
         finally:
-            self._previews -= 1
+            self._previews.discard(caller.name)
 
     async def _preview(self, caller: Caller, text: str) -> Preview:
         context = self._context
@@ -83,7 +86,7 @@ class PolicyService:
         rows = await context.world.rows()
         now = context.clock()
         as_it_is, as_it_would_be = context.world.snapshot(rows, now), context.world.snapshot(rows, now, document)
-        before, after = await context.think(_both, as_it_is, as_it_would_be, rows)
+        before, after = await context.preview(_both, as_it_is, as_it_would_be, rows)
         teams = context.managed_teams(caller)
         shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
@@ -123,6 +126,13 @@ class PolicyService:
         await context.call(context.store.commit, [], [decision], now=now)
         context.wake()
         return _version(row, row.document)
+
+    def _shown(self, caller: Caller, row: VersionRow, document: str | None = None) -> PolicyVersion:
+        """Return a version; a lead of some teams gets author and comment of the own versions only."""
+        version = _version(row, document)
+        if self._context.managed_teams(caller) is None or row.author == caller.name:
+            return version
+        return version.model_copy(update={"author": "", "comment": ""})
 
     def _readable(self, caller: Caller, text: str) -> str:
         """Return the text of a document without the policies of teams that the caller may not read."""

@@ -69,6 +69,8 @@ class UserLimits:
         self._buckets: dict[str, Bucket] = {}
         self._followers: Counter[str] = Counter()
         self._known = False
+        self._ended_unlearned: set[str] = set()
+        """jobs that ended before `learn`: it may bring older rows of theirs, so their versions stay until then"""
         store.on_change(self._take)
 
     @property
@@ -84,7 +86,11 @@ class UserLimits:
     def learn(self, rows: Iterable[Workload]) -> None:
         """Count the jobs that wait already; those that were committed meanwhile are newer."""
         self._take(tuple(rows))
-        self._known = True
+        with self._guard:
+            self._known = True
+            for id in self._ended_unlearned:
+                self._versions.pop(id, None)
+            self._ended_unlearned.clear()
 
     def _take(self, changed: Sequence[Workload]) -> None:
         with self._guard:
@@ -102,10 +108,14 @@ class UserLimits:
                     self._waits[row.id] = row.owner, size
                     self._pending[row.owner] += 1
                     self._bytes[row.owner] += size
-                if row.live or not self._known:
+                if row.live:
                     self._versions[row.id] = row.version
-                else:
+                    self._ended_unlearned.discard(row.id)
+                elif self._known:
                     self._versions.pop(row.id, None)
+                else:
+                    self._versions[row.id] = row.version
+                    self._ended_unlearned.add(row.id)
 
     @contextmanager
     def submitting(self, user: str, many: int, size: int = 0) -> Iterator[Reservation]:

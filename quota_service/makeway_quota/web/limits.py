@@ -1,6 +1,7 @@
 """Refuse requests before they cost anything: without a login, too large, too slow, not JSON, or with NUL.
 
-The caller is looked up before the body is read. Bodies above 1 MiB wait on disk until one of a few is processed.
+The caller is looked up before the body is read. Bodies above 1 MiB wait on disk until one of a few is processed; what
+waits there is bounded, in all and per caller.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from fastapi import Request
 from makeway_api.errors import MakewayError
 from makeway_api.models import Problem
 
+from ..services import Caller
 from .auth import Authenticator, login_first
 from .problems import answer
 from .settings import WebSettings
+from .waiting_bodies import TooManyBytes, WaitingBodies, WaitingBody
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -54,7 +57,12 @@ class Limits:
         self.settings = settings
         self._authenticator = authenticator
         self._arriving = 0
-        self._large = asyncio.Semaphore(settings.most_large_bodies)
+        self._waiting = WaitingBodies(
+            max(settings.most_waiting_bytes, settings.job_bytes),
+            max(settings.most_waiting_bytes_per_caller, settings.job_bytes),
+        )
+        self._large_jobs = asyncio.Semaphore(settings.most_large_bodies)
+        self._large_others = asyncio.Semaphore(settings.most_large_bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,10 +76,10 @@ class Limits:
                 return
             limit = self._limit(scope)
             _check_length(scope, limit)
-            await self._check_login(scope)
+            caller = await self._check_login(scope)
             known = True
-            with self._body(limit) as body:
-                await self._receive(body, receive, limit)
+            with self._body(limit) as body, self._waiting.of(caller.name) as waiting:
+                await self._receive(body, waiting, receive, limit)
                 await self._process(scope, body, receive, send)
         except Refused as refused:
             if refused.unread:
@@ -80,25 +88,28 @@ class Limits:
 
     def _limit(self, scope: Scope) -> int:
         """Return the largest body: submissions come from programs with a token, all others are small."""
-        is_job = scope["path"] == f"{self.settings.api}/jobs" and _has_token(scope)
-        return self.settings.job_bytes if is_job else self.settings.body_bytes
+        return self.settings.job_bytes if self._is_job(scope) else self.settings.body_bytes
 
-    async def _check_login(self, scope: Scope) -> None:
+    def _is_job(self, scope: Scope) -> bool:
+        return scope["path"] == f"{self.settings.api}/jobs" and _has_token(scope)
+
+    async def _check_login(self, scope: Scope) -> Caller:
         try:
             caller = await self._authenticator.caller(Request(scope))
             if caller is None:
                 raise login_first()
         except MakewayError as error:
             raise Refused(error.problem(), unread=True) from None
+        return caller
 
     def _body(self, limit: int) -> SpooledTemporaryFile[bytes]:
         if self._arriving >= self.settings.most_bodies:
-            detail = "Too many requests are being received: try again in a moment."
-            problem = Problem(title="Busy", status=503, code="busy", detail=detail, numbers={"retry_after": 2})
-            raise Refused(problem, unread=True)
+            raise Refused(_busy("Too many requests are being received: try again in a moment.", 2), unread=True)
         return SpooledTemporaryFile(max_size=min(limit, IN_MEMORY))
 
-    async def _receive(self, body: SpooledTemporaryFile[bytes], receive: Receive, limit: int) -> None:
+    async def _receive(
+        self, body: SpooledTemporaryFile[bytes], waiting: WaitingBody, receive: Receive, limit: int
+    ) -> None:
         """Read the body into `body`; a connection that ends early leaves a part, as the app will see."""
         self._arriving += 1
         size = 0
@@ -113,9 +124,14 @@ class Limits:
                     size += len(part)
                     if size > limit:
                         raise Refused(_too_large(limit), unread=True)
+                    if size > IN_MEMORY:
+                        waiting.grow_to(size)
                     body.write(part)
                     if not message.get("more_body", False):
                         return
+        except TooManyBytes:
+            detail = "Too many large requests wait to be processed, of yours or of all: send this one again later."
+            raise Refused(_busy(detail, 5), unread=True) from None
         except TimeoutError:
             detail = "The request did not arrive in time: send it again over a faster connection, or send less."
             raise Refused(Problem(title="Timeout", status=408, code="timeout", detail=detail)) from None
@@ -126,7 +142,7 @@ class Limits:
         if body.tell() <= IN_MEMORY:
             await self._hand_on(scope, _content(body), receive, send)
             return
-        async with self._large:
+        async with self._large_jobs if self._is_job(scope) else self._large_others:
             await self._hand_on(scope, _content(body), receive, send)
 
     async def _hand_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
@@ -161,6 +177,10 @@ def _check_json(kind: str, body: bytes) -> None:
     if b"\0" in body or (b"\\u0000" in body and _ESCAPED_NUL.search(body)):
         detail = "The body contains the character NUL (\\u0000), which no field can hold."
         raise Refused(Problem(title="Invalid request", status=422, code="invalid", detail=detail))
+
+
+def _busy(detail: str, retry_after: int) -> Problem:
+    return Problem(title="Busy", status=503, code="busy", detail=detail, numbers={"retry_after": retry_after})
 
 
 def _too_large(limit: int) -> Problem:

@@ -32,7 +32,11 @@ class WebSettings:
     most_bodies: int = 64
     """bodies that are received at the same time, of all callers"""
     most_large_bodies: int = 2
-    """bodies above 1 MiB that are processed at the same time; others wait on disk"""
+    """bodies above 1 MiB that are processed at the same time, of submissions and of all else; others wait on disk"""
+    most_waiting_bytes: int = 2**30
+    """bytes of bodies above 1 MiB that arrive, wait or are processed, of all callers (at least one submission)"""
+    most_waiting_bytes_per_caller: int = 2**28
+    """as much of it as one caller may have (at least one submission)"""
     ticket_seconds: int = 900
     heartbeat: float = 15.0
     """seconds of silence after which the stream says that it is alive"""

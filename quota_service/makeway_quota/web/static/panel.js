@@ -28,18 +28,36 @@
   };
 
   if (live && prefix) {
-    const stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}`);
+    const SHORTEST = 2000; // a stream that is refused (503, 429) stays closed: it is opened again, later each time
+    const LONGEST = 30000;
+    let stream = null;
     let opened = false;
-    stream.onopen = () => {
-      say("on", "live");
-      if (opened) refresh();
-      opened = true;
+    let failures = 0;
+    let again = null;
+    const listen = () => {
+      again = null;
+      stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}`);
+      stream.onopen = () => {
+        say("on", "live");
+        if (opened) refresh();
+        opened = true;
+        failures = 0;
+      };
+      stream.onerror = () => {
+        say("off", "reconnecting");
+        if (stream.readyState !== EventSource.CLOSED || again !== null) return;
+        const wait = Math.min(LONGEST, SHORTEST * 2 ** Math.min(failures++, 10));
+        again = setTimeout(listen, Math.max(SHORTEST, wait * (0.5 + Math.random() / 2)));
+      };
+      for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, refresh);
     };
-    stream.onerror = () => say("off", stream.readyState === EventSource.CLOSED ? "stopped: reload" : "reconnecting");
-    for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, refresh);
+    listen();
     document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
     setInterval(refresh, 30000);
-    addEventListener("pagehide", () => stream.close());
+    addEventListener("pagehide", () => {
+      clearTimeout(again);
+      stream.close();
+    });
   }
 
   // -- times --------------------------------------------------------------------------------------------------

@@ -1,0 +1,61 @@
+"""Count the request bodies that lie on disk, from their first megabyte until they are processed, and bound them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LEAST = 8 * 2**20
+"""Bytes that every body on disk counts for at least: so file handles are bounded as well"""
+
+
+class TooManyBytes(Exception):
+    """The bodies on disk have reached the limit of all callers, or of this one."""
+
+
+class WaitingBodies:
+    """The bytes on disk of all callers and of each; used on the event loop only."""
+
+    def __init__(self, most: int, most_per_caller: int) -> None:
+        self._most = most
+        self._most_per_caller = most_per_caller
+        self._by_caller: Counter[str] = Counter()
+        self.total = 0
+
+    @contextmanager
+    def of(self, caller: str) -> Iterator[WaitingBody]:
+        """Count one body of a caller until the end of the block."""
+        body = WaitingBody(self, caller)
+        try:
+            yield body
+        finally:
+            self._add(caller, -body.counted)
+
+    def grow(self, caller: str, by: int) -> None:
+        """Count more bytes of a caller; TooManyBytes beyond a limit."""
+        if self.total + by > self._most or self._by_caller[caller] + by > self._most_per_caller:
+            raise TooManyBytes
+        self._add(caller, by)
+
+    def _add(self, caller: str, by: int) -> None:
+        self.total += by
+        self._by_caller[caller] += by
+        if self._by_caller[caller] <= 0:
+            del self._by_caller[caller]
+
+
+class WaitingBody:
+    """What one body counts for."""
+
+    def __init__(self, all: WaitingBodies, caller: str) -> None:
+        self._all = all
+        self._caller = caller
+        self.counted = 0
+
+    def grow_to(self, size: int) -> None:
+        """Count a body on disk of this size; TooManyBytes where there is no room for it."""
+        by = max(size, LEAST) - self.counted
+        if by > 0:
+            self._all.grow(self._caller, by)
+            self.counted += by
