@@ -154,7 +154,7 @@ async def _components(
     document, version = await asyncio.to_thread(current_policy, store, config, clock(), partial(sizes, seen.nodes))
     world = World(store, document, version, clock, config.start_deadline_seconds)
     world.see(seen)
-    servers = None if hub is None else HubServers(hub, may_act=lambda: leader.term is not None)
+    servers = None if hub is None else HubServers(hub)
     leases = Leases(config.lease_seconds, servers)
     feed = ChangeFeed(store, world, leases, leader, last, clock) if store.shared else None
     if not store.shared:

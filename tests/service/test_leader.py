@@ -189,6 +189,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     actuator = Actuator(store, backend, leader)
     starting, noticed, cancelled, over = (row(n, s) for n, s in enumerate(("starting", "running", "running", "failed")))
     assert await leader.acquire()
+    actuator.restart(leader.check())
     for each in (starting, noticed, cancelled, over):
         await actuator.begin([each._replace(state="starting")], 1.0, Started())
     backend.finish(over.id, 1)
@@ -215,6 +216,12 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
         await actuator.purge(over.id)
     assert backend.orders == []
     assert await leader.acquire()
+    with pytest.raises(NotLeading):
+        await actuator.begin([row(6, "starting")], 2.0, Started())  # a cycle of the term before
+    assert not actuator.may_act()
+    assert backend.orders == []
+    actuator.restart(leader.check())
+    assert actuator.may_act()
     await actuator.give({starting.id: starting, **rows}, seen, 2.0, Started())
     await actuator.purge(over.id)
     assert sorted(backend.orders) == ["forget", "kill", "notice", "purge", "start"]

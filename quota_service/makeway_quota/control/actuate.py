@@ -1,7 +1,7 @@
 """Order the backend and the Hub to do what the store has decided and the backend does not report yet.
 
 Called by the loop. Every order may be repeated, so nothing here has to be remembered over a restart, and every order
-goes through one door (`_order`), which is closed to a replica that does not lead.
+is sent only while this replica leads: those of a cycle (`_order`) in the cycle's own term.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
+from ..store.errors import NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from .hub_servers import HubServers
@@ -51,13 +52,22 @@ class Actuator:
         self._backend = backend
         self._leader = leader
         self._servers = servers
+        if servers is not None:
+            servers.guard(self.may_act)
+        self._term: int | None = None
+        """the term that orders are sent in; None until a cycle takes over"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
 
-    def restart(self) -> None:
+    def restart(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
+        self._term = term
         self._noticed.clear()
         self._failing.clear()
+
+    def may_act(self) -> bool:
+        """Whether this replica leads in the term of the last cycle that took over."""
+        return self._term is not None and self._leader.term == self._term
 
     async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
         """Start at once what was just committed as starting; `give` then leaves that alone."""
@@ -86,12 +96,15 @@ class Actuator:
         return change_set
 
     async def purge(self, workload: str) -> None:
-        """Remove everything that the backend keeps for a workload."""
-        await self._order(lambda: self._backend.purge(workload))
+        """Remove everything that the backend keeps for a workload, which is over in every term."""
+        async with self._leader.acting():
+            await self._backend.purge(workload)
 
     async def _order(self, order: Callable[[], Awaitable[None]]) -> None:
-        """Send one order: the only place that changes the world. NotLeading unless this replica leads."""
-        async with self._leader.acting():
+        """Send one order of a cycle. NotLeading unless this replica leads in the term that the cycle took over."""
+        if self._term is None:
+            raise NotLeading("this replica has taken over no term")
+        async with self._leader.acting(self._term):
             await order()
 
     async def _job(

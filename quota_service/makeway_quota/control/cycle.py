@@ -128,7 +128,7 @@ class Loop:
         self._planner.restart()
         self._reasons = Reasons()
         self.world.attention.everything()
-        self.actuator.restart()
+        self.actuator.restart(term)
         self.leases.restart()
         self.term = term
         LEADER.set(1)
