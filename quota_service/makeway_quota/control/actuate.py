@@ -7,6 +7,7 @@ is sent only while this replica leads: those of a cycle (`_order`) in the cycle'
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -47,7 +48,14 @@ class Started:
 class Actuator:
     """Starts, notices, kills and forgets attempts, and stops servers, until the world is as the store has it."""
 
-    def __init__(self, store: Store, backend: Backend, leader: Leader, servers: HubServers | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        backend: Backend,
+        leader: Leader,
+        servers: HubServers | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._backend = backend
         self._leader = leader
@@ -56,12 +64,16 @@ class Actuator:
             servers.guard(self.may_act)
         self._term: int | None = None
         """the term that orders are sent in; None until a cycle takes over"""
+        self._monotonic = monotonic
+        self._seen_at: dict[tuple[str, float], float] = {}
+        """monotonic seconds when the notice of a session, by id and time, was first seen"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
 
     def restart(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
         self._term = term
+        self._seen_at.clear()
         self._noticed.clear()
         self._failing.clear()
 
@@ -171,7 +183,7 @@ class Actuator:
 
         A session holds its GPUs until the Hub lists its server no more. Without a Hub there is no server to wait for.
         """
-        late = {row.id: row for row in rows if row.notice is not None and now >= row.notice.deadline}
+        late = self._late(rows)
         gone = set(late)
         if self._servers is not None:
             gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
@@ -179,6 +191,21 @@ class Actuator:
             by_team = row.notice.by_team if row.notice else None
             message = f"{row.owner}'s preemptible session made way for {by_team or 'other work'}."
             change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
+
+    def _late(self, rows: Iterable[Workload]) -> dict[str, Workload]:
+        """Return the sessions whose grace is over, by id.
+
+        The grace is counted on the monotonic clock from when this replica first saw the notice in its term: a clock
+        that jumps stops no server early, and a new leader waits for at most one grace more.
+        """
+        at = self._monotonic()
+        noticed = {row.id: (row, row.notice) for row in rows if row.notice is not None}
+        self._seen_at = {(id, notice.at): self._seen_at.get((id, notice.at), at) for id, (_, notice) in noticed.items()}
+        return {
+            id: row
+            for id, (row, notice) in noticed.items()
+            if at - self._seen_at[id, notice.at] >= notice.deadline - notice.at
+        }
 
     async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""
