@@ -56,6 +56,7 @@ class Service:
             parts.store, keep_of(parts.config), self.loop.actuator.purge, lambda: self.leader.term, clock=parts.clock
         )
         self.services = Services.of(parts, self.loop.wake)
+        self._threads = parts.threads
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -122,6 +123,7 @@ class Service:
         await self.leader.close()
         if self.feed is not None:
             await self.feed.close()
+        self._threads.shutdown(wait=False)
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()
