@@ -56,6 +56,7 @@ class Service:
             parts.store, keep_of(parts.config), self.loop.actuator.purge, lambda: self.leader.term, clock=parts.clock
         )
         self.services = Services.of(parts, self.loop.wake)
+        self._threads = parts.threads
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -123,6 +124,7 @@ class Service:
         await self.leader.close()
         if self.feed is not None:
             await self.feed.close()
+        self._threads.shutdown(wait=False)
         await asyncio.to_thread(self.store.close)
         if self._lock is not None:
             self._lock.close()
@@ -155,7 +157,7 @@ async def _components(
     document, version = await asyncio.to_thread(current_policy, store, config, clock(), partial(sizes, seen.nodes))
     world = World(store, document, version, clock, config.start_deadline_seconds)
     world.see(seen)
-    servers = None if hub is None else HubServers(hub, may_act=lambda: leader.term is not None)
+    servers = None if hub is None else HubServers(hub)
     leases = Leases(config.lease_seconds, servers)
     feed = ChangeFeed(store, world, leases, leader, last, clock) if store.shared else None
     if not store.shared:

@@ -13,6 +13,7 @@ from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.hub_client import HubApi, HubUnreachable
 from makeway_quota.control.hub_servers import HubServers
+from makeway_quota.control.leases import Leases
 from makeway_quota.store.records import Workload
 from running import SAMPLE, Running, running
 
@@ -35,6 +36,53 @@ async def test_all_pages_of_the_hubs_list_are_read(paged: bool, monkeypatch: pyt
         found = await client.active_servers()
         await client.close()
     assert found == {(f"user-{number:02d}", "gpu" if number % 2 else "") for number in range(60)}
+
+
+@pytest.mark.parametrize("answer", [[], ["ana"], "ana", {"servers": 5}, {"items": [{"servers": {"": {}}}]}, 7])
+async def test_an_answer_of_another_form_is_a_hub_that_cannot_be_reached(answer: object) -> None:
+    async with fake_hub() as hub:
+        hub.result = lambda method, target, paged: (200, answer)  # type: ignore[method-assign]
+        client = api(hub)
+        if answer != []:  # an empty list of users is a valid one
+            with pytest.raises(HubUnreachable):
+                await client.active_servers()
+        with pytest.raises(HubUnreachable):
+            await client.user("ana")
+        if not (isinstance(answer, dict) and "items" in answer):
+            with pytest.raises(HubUnreachable):
+                await client.servers_of("ana")
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    ["200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nnone", "302 Found\r\nLocation: http://[\r\n\r\n"],
+)
+async def test_a_broken_response_is_a_hub_that_cannot_be_reached(head: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {head}".encode())
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    client = HubApi(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hub/api", "secret")
+    for request in (client.user("ana"), client.servers_of("ana"), client.active_servers()):
+        with pytest.raises(HubUnreachable):
+            await request
+    await client.close()
+    server.close()
+
+
+def test_a_follower_forgets_renewals_that_are_older_than_a_lease() -> None:
+    now = 0.0
+    leases = Leases(30.0, clock=lambda: now)
+    leases.renew("s-1")
+    now = 20.0
+    leases.renew("s-2")
+    assert leases.unwritten() == {"s-1", "s-2"}
+    now = 40.0
+    assert leases.unwritten() == set()
+    assert set(leases._renewed) == {"s-2"}
 
 
 async def test_a_request_ends_in_time_however_slowly_the_hub_answers() -> None:

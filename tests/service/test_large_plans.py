@@ -55,6 +55,7 @@ async def leader(store: Store) -> AsyncIterator[Leader]:
 async def test_a_started_attempt_is_not_started_again_in_the_same_cycle(store: Store, leader: Leader) -> None:
     backend = MemoryBackend([NODE])
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
+    orders.restart(leader.check())
     starting, waits = row("j-00000001", "starting"), row("j-00000002")
     await orders.begin([starting, waits], 2.0, started_now)
     assert list(backend.attempts) == [(starting.id, 1)], "a pending job is not started"
@@ -70,6 +71,7 @@ async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(sto
     backend = MemoryBackend([NODE])
     backend.refusals["j-00000002"] = "No such image."
     orders, seen, started_now = Actuator(store, backend, leader), await backend.observe(), Started()
+    orders.restart(leader.check())
     cancelled = row("j-00000001", "starting")._replace(cancel_requested=True)
     refused = row("j-00000002", "starting")
     await orders.begin([cancelled, refused], 2.0, started_now)

@@ -189,6 +189,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     actuator = Actuator(store, backend, leader)
     starting, noticed, cancelled, over = (row(n, s) for n, s in enumerate(("starting", "running", "running", "failed")))
     assert await leader.acquire()
+    actuator.restart(leader.check())
     for each in (starting, noticed, cancelled, over):
         await actuator.begin([each._replace(state="starting")], 1.0, Started())
     backend.finish(over.id, 1)
@@ -215,8 +216,35 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
         await actuator.purge(over.id)
     assert backend.orders == []
     assert await leader.acquire()
+    with pytest.raises(NotLeading):
+        await actuator.begin([row(6, "starting")], 2.0, Started())  # a cycle of the term before
+    assert not actuator.may_act()
+    assert backend.orders == []
+    actuator.restart(leader.check())
+    assert actuator.may_act()
     await actuator.give({starting.id: starting, **rows}, seen, 2.0, Started())
     await actuator.purge(over.id)
     assert sorted(backend.orders) == ["forget", "kill", "notice", "purge", "start"]
+    await leader.close()
+    store.close()
+
+
+async def test_a_clock_that_jumps_does_not_shorten_the_grace_of_a_session(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
+    leader, at = Leader(store.leader_lock(6.0), 6.0), 100.0
+    actuator = Actuator(store, Recorder(), leader, monotonic=lambda: at)
+    assert await leader.acquire()
+    actuator.restart(leader.check())
+    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    notice = Notice("owners come back", 1.0, 31.0)
+    rows = {"s-1": made._replace(state="checkpointing", attempt=1, notice=notice)}
+    seen = await Recorder().observe()
+    assert not (await actuator.give(rows, seen, 1.0, Started())).changes
+    assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes, "the wall clock jumped by a day"
+    at = 129.9
+    assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+    at = 130.0
+    ended = await actuator.give(rows, seen, -5.0, Started())
+    assert [change.workload for change in ended.changes] == ["s-1"]
     await leader.close()
     store.close()

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.store import Deposed, Store, StoreError, open_store
+from makeway_quota.store import Deposed, Store, StoreError, known_rows, open_store
 from makeway_quota.store import replicas as replicas_module
 from makeway_quota.store.leader_lock import LeaderLock
-from makeway_quota.store.records import Change, Workload
+from makeway_quota.store.records import Change, NewWorkload, Workload
+from makeway_quota.store.rows import submitted
 from postgres import address, empty_database, network
 from sqlalchemy import create_engine, text
 
@@ -132,6 +133,59 @@ def test_a_replica_that_missed_pruned_events_reads_everything(store: Store, seco
     second.on_change(heard.extend)
     assert second.follow(after).policy, "it may have missed a policy, too"
     assert {(row.id, row.state) for row in heard} == {("j1", "failed"), ("j2", "starting"), ("j3", "pending")}
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_row_that_was_read_at_the_start_ends_with_a_full_read(
+    store: Store, second: Store, job, removed: bool
+) -> None:
+    store.add_workload(job("j1"), now=0.0)
+    after = second.last_event_id()
+    assert [row.id for row in second.active()] == ["j1"]
+    store.commit([Change("j1", {"state": "failed"})], now=1.0)
+    store.add_workload(job("j2"), now=2.0)
+    assert store.pruning.forget_events(1e9, 500_000, 1000, None) > 0
+    if removed:
+        with store._database.write() as connection:
+            connection.execute(text("DELETE FROM events WHERE workload = 'j1'"))
+            connection.execute(text("DELETE FROM workloads WHERE id = 'j1'"))
+    store.commit([Change("j2", {"state": "starting"})], now=1e9)
+    heard: list[Workload] = []
+    second.on_change(heard.extend)
+    second.follow(after)
+    live = {row.id: row.live for row in heard}
+    assert live == {"j1": False, "j2": True}, "the row that ended meanwhile is reported"
+
+
+def test_threads_that_end_workloads_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_rows, "ENDED_KEPT", 50)
+    rows = known_rows.KnownRows()
+    ended = submitted(NewWorkload("s1", "session", None, "gpu1", "ana"), 0.0)._replace(state="stopped")
+    failed: list[Exception] = []
+
+    def end(thread: int) -> None:
+        try:
+            for number in range(3000):
+                rows.add([ended._replace(id=f"{thread}-{number}")])
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=end, args=(thread,)) for thread in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(rows.ended) == 50
+
+
+def test_an_older_row_that_comes_late_changes_nothing() -> None:
+    rows = known_rows.KnownRows()
+    row = submitted(NewWorkload("s1", "session", None, "gpu1", "ana"), 0.0)
+    rows.add([row._replace(state="stopped", version=3)])
+    rows.add([row._replace(version=2)])
+    rows.add_read([row])
+    assert (rows.live, rows.read, rows.ended) == ({}, {}, {"s1": 3})
 
 
 def test_many_events_are_read_in_batches(store: Store, second: Store, job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,13 @@
 """Order the backend and the Hub to do what the store has decided and the backend does not report yet.
 
 Called by the loop. Every order may be repeated, so nothing here has to be remembered over a restart, and every order
-goes through one door (`_order`), which is closed to a replica that does not lead.
+is sent only while this replica leads: those of a cycle (`_order`) in the cycle's own term.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
+from ..store.errors import NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from .hub_servers import HubServers
@@ -46,18 +48,38 @@ class Started:
 class Actuator:
     """Starts, notices, kills and forgets attempts, and stops servers, until the world is as the store has it."""
 
-    def __init__(self, store: Store, backend: Backend, leader: Leader, servers: HubServers | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        backend: Backend,
+        leader: Leader,
+        servers: HubServers | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._backend = backend
         self._leader = leader
         self._servers = servers
+        if servers is not None:
+            servers.guard(self.may_act)
+        self._term: int | None = None
+        """the term that orders are sent in; None until a cycle takes over"""
+        self._monotonic = monotonic
+        self._seen_at: dict[tuple[str, float], float] = {}
+        """monotonic seconds when the notice of a session, by id and time, was first seen"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
 
-    def restart(self) -> None:
+    def restart(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
+        self._term = term
+        self._seen_at.clear()
         self._noticed.clear()
         self._failing.clear()
+
+    def may_act(self) -> bool:
+        """Whether this replica leads in the term of the last cycle that took over."""
+        return self._term is not None and self._leader.term == self._term
 
     async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
         """Start at once what was just committed as starting; `give` then leaves that alone."""
@@ -86,12 +108,15 @@ class Actuator:
         return change_set
 
     async def purge(self, workload: str) -> None:
-        """Remove everything that the backend keeps for a workload."""
-        await self._order(lambda: self._backend.purge(workload))
+        """Remove everything that the backend keeps for a workload, which is over in every term."""
+        async with self._leader.acting():
+            await self._backend.purge(workload)
 
     async def _order(self, order: Callable[[], Awaitable[None]]) -> None:
-        """Send one order: the only place that changes the world. NotLeading unless this replica leads."""
-        async with self._leader.acting():
+        """Send one order of a cycle. NotLeading unless this replica leads in the term that the cycle took over."""
+        if self._term is None:
+            raise NotLeading("this replica has taken over no term")
+        async with self._leader.acting(self._term):
             await order()
 
     async def _job(
@@ -158,7 +183,7 @@ class Actuator:
 
         A session holds its GPUs until the Hub lists its server no more. Without a Hub there is no server to wait for.
         """
-        late = {row.id: row for row in rows if row.notice is not None and now >= row.notice.deadline}
+        late = self._late(rows)
         gone = set(late)
         if self._servers is not None:
             gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
@@ -166,6 +191,21 @@ class Actuator:
             by_team = row.notice.by_team if row.notice else None
             message = f"{row.owner}'s preemptible session made way for {by_team or 'other work'}."
             change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
+
+    def _late(self, rows: Iterable[Workload]) -> dict[str, Workload]:
+        """Return the sessions whose grace is over, by id.
+
+        The grace is counted on the monotonic clock from when this replica first saw the notice in its term: a clock
+        that jumps stops no server early, and a new leader waits for at most one grace more.
+        """
+        at = self._monotonic()
+        noticed = {row.id: (row, row.notice) for row in rows if row.notice is not None}
+        self._seen_at = {(id, notice.at): self._seen_at.get((id, notice.at), at) for id, (_, notice) in noticed.items()}
+        return {
+            id: row
+            for id, (row, notice) in noticed.items()
+            if at - self._seen_at[id, notice.at] >= notice.deadline - notice.at
+        }
 
     async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""

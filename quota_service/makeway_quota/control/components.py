@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from ..backends.base import Backend
 from ..config import ServiceConfig
@@ -29,3 +30,5 @@ class Components:
     servers: HubServers | None = None
     feed: ChangeFeed | None = None
     clock: Callable[[], float] = time.time
+    threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "loop"))
+    """threads of the cycle and of retention only, so that neither waits behind requests"""

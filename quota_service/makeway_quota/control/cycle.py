@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from functools import partial
 
 from ..backends.base import BackendError
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
@@ -59,12 +60,13 @@ class Loop:
         self.tick = parts.config.tick_seconds
         self.lost_budget = parts.config.max_failures_lost
         self.clock = parts.clock
+        self._threads = parts.threads
         self.term: int | None = None
         """the term that the last cycle was run in, None while this replica follows"""
         self.cycles = 0
         self.last_cycle_at: float | None = None
 
-        self._planner = Planner(parts.world)
+        self._planner = Planner(parts.world, parts.threads)
         self._reasons = Reasons()
         self._wake = asyncio.Event()
         self._woken = False
@@ -128,7 +130,7 @@ class Loop:
         self._planner.restart()
         self._reasons = Reasons()
         self.world.attention.everything()
-        self.actuator.restart()
+        self.actuator.restart(term)
         self.leases.restart()
         self.term = term
         LEADER.set(1)
@@ -209,9 +211,8 @@ class Loop:
     async def _commit(self, change_set: ChangeSet, now: float) -> bool:
         if not change_set.changes and not change_set.decisions:
             return False
-        applied = await asyncio.to_thread(
-            self.store.commit, change_set.changes, change_set.decisions, now=now, term=self.term
-        )
+        commit = partial(self.store.commit, change_set.changes, change_set.decisions, now=now, term=self.term)
+        applied = await asyncio.get_running_loop().run_in_executor(self._threads, commit)
         count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
         return bool(applied)
 
@@ -219,7 +220,8 @@ class Loop:
         """Write what was borrowed, where it is not what the last value has decayed to."""
         milli = self.world.accounting.news(at_once)
         if milli is not None:
-            await asyncio.to_thread(self.store.keep_histories, milli, now=now, term=self.term)
+            keep = partial(self.store.keep_histories, milli, now=now, term=self.term)
+            await asyncio.get_running_loop().run_in_executor(self._threads, keep)
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Close the backend; a leader with `stop_jobs` waits until the jobs have saved, and records how they ended."""

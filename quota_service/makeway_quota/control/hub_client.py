@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -56,8 +58,10 @@ class HubApi:
             return kept[1]
         answer = await self._get(f"/users/{quote(name, safe='')}")
         user = None
-        if isinstance(answer, dict):
-            user = HubUser(answer["name"], tuple(sorted(answer.get("groups") or ())), bool(answer.get("admin")))
+        if answer is not None:
+            with _known_form("user"):
+                groups = tuple(sorted(map(str, answer.get("groups") or ())))
+                user = HubUser(str(answer["name"]), groups, bool(answer.get("admin")))
         if len(self._users) > 10_000:
             self._users.clear()
         self._users[name] = (time.monotonic() + self._keep, user)
@@ -66,7 +70,10 @@ class HubApi:
     async def servers_of(self, name: str) -> frozenset[str]:
         """Return the names of a user's servers that are up, starting or stopping; never from the cache."""
         answer = await self._get(f"/users/{quote(name, safe='')}")
-        return frozenset(answer.get("servers") or ()) if isinstance(answer, dict) else frozenset()
+        if answer is None:
+            return frozenset()
+        with _known_form("user"):
+            return frozenset(map(str, answer.get("servers") or ()))
 
     async def active_servers(self) -> set[tuple[str, str]]:
         """Return every (user, server name) that is up, starting or stopping, from all pages of the Hub's list.
@@ -77,9 +84,10 @@ class HubApi:
         offset, limit = 0, PAGE
         while True:
             page = await self._get("/users", {"state": "active", "offset": offset, "limit": limit}, PAGINATION)
-            users, following = _page(page, offset)
-            for user in users:
-                found.update((user["name"], name) for name in (user.get("servers") or {}))
+            with _known_form("list of users"):
+                users, following = _page(page, offset)
+                for user in users:
+                    found.update((str(user["name"]), str(name)) for name in (user.get("servers") or {}))
             if following is None or following[0] <= offset:
                 return found
             offset, limit = following
@@ -111,8 +119,17 @@ class HubApi:
                 return await self._http.request(method, path, **more)
         except (TimeoutError, httpx2.TimeoutException) as error:
             raise HubUnreachable(f"no answer within {self._timeout:g} s") from error
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise HubUnreachable(str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def _known_form(what: str) -> Iterator[None]:
+    """Turn the errors of reading an answer that has another form than the Hub's into HubUnreachable."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise HubUnreachable(f"the Hub's {what} has a form that this service does not know") from error
 
 
 def _page(answer: Any, offset: int) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:

@@ -84,6 +84,10 @@ class HubServers:
         """Call `changed` whenever more is known than before."""
         self._changed = changed
 
+    def guard(self, may_act: Callable[[], bool]) -> None:
+        """Stop servers only while `may_act` returns True."""
+        self._may_act = may_act
+
     async def close(self) -> None:
         """Cancel the requests under way and close the connections."""
         tasks = [task for task in (self._asking, *self._stopping.values()) if task is not None]
@@ -102,6 +106,7 @@ class HubServers:
         self._asked[server] = max(since, self._asked.get(server, since))
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._ask())
+            self._asking.add_done_callback(_log_failure)
         return "unknown"
 
     def keep(self, servers: set[Server]) -> None:
@@ -156,7 +161,8 @@ class HubServers:
         for id, server in wanted.items():
             task = self._stopping.get(id)
             if id not in self._gone and (task is None or task.done()):
-                self._stopping[id] = loop.create_task(self._stop(id, server))
+                task = self._stopping[id] = loop.create_task(self._stop(id, server))
+                task.add_done_callback(_log_failure)
         return set(self._gone)
 
     async def _stop(self, id: str, server: Server) -> None:
@@ -200,3 +206,9 @@ class HubServers:
             duration(self._clock() - stopping.since),
             stopping.why,
         )
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Log the error that ended a task; the next cycle starts it again."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("A request to the Hub failed; it is repeated", exc_info=error)

@@ -79,17 +79,19 @@ class Leader:
         """Call `changed` whenever this replica begins or ceases to lead."""
         self._changed = changed
 
-    def check(self) -> int:
-        """Return the term; NotLeading unless the lock was renewed within the deadline."""
-        term = self.term
-        if term is None:
+    def check(self, term: int | None = None) -> int:
+        """Return the term; NotLeading unless the lock was renewed within the deadline, and in `term`, if given."""
+        current = self.term
+        if current is None:
             raise NotLeading("this replica does not lead")
-        return term
+        if term not in (None, current):
+            raise NotLeading(f"this replica leads in term {current}, and the order is of term {term}")
+        return current
 
     @asynccontextmanager
-    async def acting(self) -> AsyncIterator[None]:
-        """Guard one action: NotLeading unless this replica leads, and as soon as it could lead no more."""
-        self.check()
+    async def acting(self, term: int | None = None) -> AsyncIterator[None]:
+        """Guard one action: NotLeading unless this replica leads (in `term`), and as soon as it could lead no more."""
+        self.check(term)
         lease = self._lease
         if lease is None or not self._lock.expires:
             yield

@@ -44,8 +44,13 @@ class Leases:
         self._written.clear()
 
     def unwritten(self) -> set[str]:
-        """Return the leases that were renewed here since the last call."""
+        """Return the leases that were renewed here since the last call; only a follower calls it.
+
+        A follower drops what was not renewed for the length of a lease; `restart` begins every lease anew in any case.
+        """
         renewed, self._unwritten = self._unwritten, set()
+        kept_since = self._clock() - self.seconds
+        self._renewed = {id: at for id, at in self._renewed.items() if at >= kept_since}
         return renewed
 
     def written(self, times: Mapping[str, float | None]) -> None:

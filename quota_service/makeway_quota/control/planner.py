@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
@@ -19,8 +20,11 @@ RENEW_AFTER = 3600.0
 class Planner:
     """Keeps an engine and plans with it, one decision at a time."""
 
-    def __init__(self, world: World, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, world: World, threads: Executor | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._world = world
+        self._threads = threads
         self._clock = clock
         self._incremental: IncrementalEngine | None = None
         self._built_at = 0.0
@@ -37,13 +41,14 @@ class Planner:
 
     async def _plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
         incremental, self._incremental = self._incremental, None
+        loop = asyncio.get_running_loop()
         if self._clock() - self._built_at > RENEW_AFTER:
             incremental = None
         news = self._world.news(rows, now, incremental is None)
         if incremental is None or news.whole:
             self._built_at = self._clock()
-            incremental = await asyncio.to_thread(IncrementalEngine, news.snapshot)
-        plan = await asyncio.to_thread(_decide, incremental, news, now)
+            incremental = await loop.run_in_executor(self._threads, IncrementalEngine, news.snapshot)
+        plan = await loop.run_in_executor(self._threads, _decide, incremental, news, now)
         self._incremental = incremental
         return plan
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from . import reads
 from .connections import postgres_engine
 from .database import CHANNEL, Database
+from .known_rows import KnownRows
 from .pages import by_id
 from .records import Workload
 from .tables import LIVE_ROW, events, workloads
@@ -28,9 +29,6 @@ log = logging.getLogger(__name__)
 
 BATCH = 5000
 """Events that are read at once."""
-
-ENDED_KEPT = 10_000
-"""Workloads that ended whose versions are remembered."""
 
 CHECK_EVERY = 15.0
 """Seconds after which a silent LISTEN connection is asked whether it still works."""
@@ -46,9 +44,7 @@ class Followed:
     more: bool = False
 
 
-def changed_after(
-    connection: Connection, after: int, known: Mapping[str, Workload], ended: Mapping[str, int]
-) -> Followed:
+def changed_after(connection: Connection, after: int, known: KnownRows) -> Followed:
     """Read the workloads that events after `after` speak of, but for those whose version is known."""
     query = select(events.c.id, events.c.kind, events.c.workload).where(events.c.id > after)
     found = connection.execute(query.order_by(events.c.id).limit(BATCH)).all()
@@ -58,15 +54,13 @@ def changed_after(
     if found[0][0] != after + 1 and reads.event_range(connection)[0] > after + 1:
         return _everything(connection, reads.event_range(connection)[1], known)
     ids = list(dict.fromkeys(workload for _, kind, workload in found if workload and kind in ("job", "session")))
-    rows = _unknown(connection, ids, known, ended)
+    rows = _unknown(connection, ids, known)
     return Followed(last, rows, any(kind == "policy" for _, kind, _ in found), len(found) == BATCH)
 
 
-def _unknown(
-    connection: Connection, ids: list[str], known: Mapping[str, Workload], ended: Mapping[str, int]
-) -> list[Workload]:
-    versions: dict[str, int] = {id: row.version for id in ids if (row := known.get(id)) is not None}
-    versions.update({id: ended[id] for id in ids if id in ended})
+def _unknown(connection: Connection, ids: list[str], known: KnownRows) -> list[Workload]:
+    versions: dict[str, int] = {id: row.version for id in ids if (row := known.live.get(id)) is not None}
+    versions.update({id: version for id in ids if (version := known.ended.get(id)) is not None})
     stale: list[str] = []
     for begin in range(0, len(ids), 500):
         query = select(workloads.c.id, workloads.c.version).where(workloads.c.id.in_(ids[begin : begin + 500]))
@@ -74,11 +68,19 @@ def _unknown(
     return list(by_id(connection, stale).values())
 
 
-def _everything(connection: Connection, last: int, known: Mapping[str, Workload]) -> Followed:
+def _everything(connection: Connection, last: int, known: KnownRows) -> Followed:
     """Read all live workloads, and what became of those that were live: the events between were pruned."""
     rows = {row.id: row for row in reads.active(connection)}
-    rows.update(by_id(connection, [id for id in known if id not in rows]))
+    missed = {id: row for id, row in known.all_live().items() if id not in rows}
+    rows.update(by_id(connection, list(missed)))
+    rows.update({id: _removed(row) for id, row in missed.items() if id not in rows})
     return Followed(last, list(rows.values()), policy=True)
+
+
+def _removed(row: Workload) -> Workload:
+    """Return the end of a row that the database no longer has; only ended rows are ever removed."""
+    ended_at = row.ended_at if row.ended_at is not None else row.submitted_at
+    return row._replace(state="cancelled", version=row.version + 1, ended_at=ended_at, placement=(), nomination=())
 
 
 def renew_leases(connection: Connection, ids: Collection[str], until: float) -> None:

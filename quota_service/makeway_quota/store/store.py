@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from . import pages, reads, replicas, rows, writes
 from .database import Database, parse
 from .errors import Conflict, TooMany
+from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
 from .pruning import Pruning
@@ -51,9 +52,7 @@ class Store:
         self._database = database
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
-        self._known: dict[str, Workload] = {}
-        self._ended: dict[str, int] = {}
-        """versions of the last workloads that ended, so that the change feed need not read them again"""
+        self._known = KnownRows()
 
     def close(self) -> None:
         """Close the connections to the database."""
@@ -128,7 +127,7 @@ class Store:
             added = {workload.id for workload in changed}
             decided = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
             writes.log(connection, changed, decided, now)
-        self._know(changed)
+        self._known.add(changed)
         return answers
 
     def workload(self, id: str) -> Workload | None:
@@ -139,7 +138,9 @@ class Store:
     def active(self) -> list[Workload]:
         """Return all live workloads, first submitted first, without `source`."""
         with self._database.read() as connection:
-            return reads.active(connection)
+            found = reads.active(connection)
+        self._known.add_read(found)
+        return found
 
     def workloads(
         self,
@@ -181,24 +182,13 @@ class Store:
         with self._database.write(committed) as connection:
             if term is not None:
                 writes.lead(connection, term)
-            changed = writes.change(connection, changes, self._known, now)
+            changed = writes.change(connection, changes, self._known.live, now)
             applied = frozenset(workload.id for workload in changed)
             skipped = {change.workload for change in changes} - applied
             writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
             committed += changed
-        self._know(changed)
+        self._known.add(changed)
         return applied
-
-    def _know(self, changed: Sequence[Workload]) -> None:
-        """Cache live rows, so that the next change of one need not read it; versions show whether they are current."""
-        for workload in changed:
-            if workload.live:
-                self._known[workload.id] = workload
-            else:
-                self._known.pop(workload.id, None)
-                self._ended[workload.id] = workload.version
-        while len(self._ended) > replicas.ENDED_KEPT:
-            del self._ended[next(iter(self._ended))]
 
     # -- decisions and events
 
@@ -306,8 +296,8 @@ class Store:
 
         def read(connection: Connection) -> list[Workload] | None:
             nonlocal found
-            found = replicas.changed_after(connection, after, self._known, self._ended)
-            self._know(found.rows)
+            found = replicas.changed_after(connection, after, self._known)
+            self._known.add(found.rows)
             return found.rows if found.last > after else None
 
         self._database.follow(read)
