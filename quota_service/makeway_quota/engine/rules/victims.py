@@ -39,6 +39,8 @@ class Preemptor:
     right: Right
     blocked: Line | None = None
     """The line whose limit was in its way; only the messages depend on it."""
+    kept_out: bool = False
+    """Whether a static quota kept it out although victims had made room on a node."""
     gone: dict[Account, int] = field(default_factory=dict)
     """The milli-GPUs that the victims chosen so far take off each policy's usage in the pool."""
     _entitled_first: dict[str, bool] = field(default_factory=dict)
