@@ -9,7 +9,7 @@ import pytest
 from engine.cascades import come_to_rest
 from engine.engines import ENGINES, differences
 from engine.histories import HISTORIES, happen, random_world
-from engine.mixed_worlds import contended_world, happen_mixed, mixed_world
+from engine.mixed_worlds import contended_world, happen_mixed, keep_more_back, mixed_world
 from engine.properties import check
 from makeway_quota.engine import reference, schedule
 from makeway_quota.engine.state import LIVE
@@ -72,6 +72,12 @@ def test_both_engines_decide_the_same_in_contended_worlds(part: int) -> None:
 
 
 @pytest.mark.covers(*ROWS)
+def test_both_engines_decide_the_same_with_static_quotas() -> None:
+    for seed in range(80):
+        compare(keep_more_back(contended_world(Random(seed)), Random(seed)))
+
+
+@pytest.mark.covers(*ROWS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_plan_keeps_the_invariants(kind: str, engine: str) -> None:
@@ -114,5 +120,6 @@ def test_both_engines_decide_the_same_at_length(part: int) -> None:
         keep_the_invariants("mixed", seed, 20, "fast" if seed % 2 else "reference")
         for each in range(4 * seed, 4 * seed + 4):
             compare(contended_world(Random(each)))
+            compare(keep_more_back(contended_world(Random(each)), Random(each)))
             check(contended_world(Random(each)), ENGINES["fast" if each % 2 else "reference"], Random(7))
             come_to_rest(contended_world(Random(each)), ENGINES["reference" if each % 2 else "fast"])
