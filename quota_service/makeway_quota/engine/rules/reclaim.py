@@ -150,14 +150,9 @@ def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Vic
     while True:
         top = ranking.best(preemptor, done)
         if others and (top is None or others[0][:2] < top[:2]):
-            found = heapq.heappop(others)[2]
+            at, found = None, heapq.heappop(others)[2]
         elif top is not None:
-            done.add(top.position)
-            found = top.victims
-            node = preemptor.pool.nodes[top.position]
-            for scored in kind(preemptor, node, preemptor.candidates_on(node)).all():
-                if scored[0] > top.key:
-                    heapq.heappush(others, (scored[0], top.position, scored[1]))
+            at, found = top, top.victims
         else:
             return
         if kind is NodeVictims and not allowed_without(preemptor, found):
@@ -165,6 +160,12 @@ def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Vic
             yield from _sets_by_node(preemptor, NodeVictimsInQuotas)
             return
         yield found
+        if at is not None:  # the node's other sets, only once the best of it was not taken
+            done.add(at.position)
+            node = preemptor.pool.nodes[at.position]
+            for scored in kind(preemptor, node, preemptor.candidates_on(node)).all():
+                if scored[0] > at.key:
+                    heapq.heappush(others, (scored[0], at.position, scored[1]))
 
 
 def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
