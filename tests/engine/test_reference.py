@@ -73,8 +73,8 @@ def test_both_engines_decide_the_same_in_contended_worlds(part: int) -> None:
 
 @pytest.mark.covers(*ROWS)
 def test_both_engines_decide_the_same_with_static_quotas() -> None:
-    for seed in range(80):
-        compare(keep_more_back(contended_world(Random(seed)), Random(seed)))
+    for seed in (*range(80), 6306):
+        compare(keep_more_back(contended_world(Random(seed)), Random(seed + 7)))
 
 
 @pytest.mark.covers(*ROWS)
@@ -120,6 +120,5 @@ def test_both_engines_decide_the_same_at_length(part: int) -> None:
         keep_the_invariants("mixed", seed, 20, "fast" if seed % 2 else "reference")
         for each in range(4 * seed, 4 * seed + 4):
             compare(contended_world(Random(each)))
-            compare(keep_more_back(contended_world(Random(each)), Random(each)))
             check(contended_world(Random(each)), ENGINES["fast" if each % 2 else "reference"], Random(7))
             come_to_rest(contended_world(Random(each)), ENGINES["reference" if each % 2 else "fast"])
