@@ -72,6 +72,11 @@ def test_both_engines_decide_the_same_in_contended_worlds(part: int) -> None:
 
 
 @pytest.mark.covers(*ROWS)
+def test_a_nomination_that_starts_in_another_pool_frees_reservation_for_the_same_class() -> None:
+    live_through("plain", 3199, 40)
+
+
+@pytest.mark.covers(*ROWS)
 def test_both_engines_decide_the_same_with_static_quotas() -> None:
     for seed in (*range(80), 6306):
         compare(keep_more_back(contended_world(Random(seed)), Random(seed + 7)))
