@@ -154,3 +154,11 @@ def _run(world: World, random: Random, profile: str, placement: tuple[Placed, ..
     saved = random.choice([None, world.now])
     world.change(name, state="running", started_at=world.now, placement=placement, last_checkpoint_at=saved)
     world.now += random.choice([0, 1, 7])
+
+
+def keep_more_back(world: World, random: Random) -> World:
+    """Give about half of the quota lines of a world a static part that is not lent; some are exceeded at once."""
+    for name, policy in list(world.policies.items()):
+        quotas = tuple(replace(q, lend=random.choice([0, min(1000, q.reserved), q.lend])) for q in policy.quotas)
+        world.policies[name] = replace(policy, quotas=quotas)
+    return world

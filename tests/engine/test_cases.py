@@ -34,6 +34,9 @@ EXPECTED = {
     "7b-elastic-gangs-could-shrink": Expected(move={"a1": ["n1"], "a2": ["n1"]}),
     "8-cascade": Expected({"c2": "b1"}),
     "9-set-that-is-larger-than-it-has-to-be": Expected({"a3": "c1"}),
+    "10-static-quota-after-own-team": Expected({"a1": "b2", "b1": "b2"}),
+    "10b-static-quota-on-another-node": Expected({"a1": "b1", "c1": "b1"}),
+    "11-static-quota-within-capacity": Expected({"b1": "b2"}),
 }
 NOT_YET: set[str] = set()
 """Engines that still break these rules."""

@@ -9,7 +9,7 @@ import pytest
 from engine.cascades import come_to_rest
 from engine.engines import ENGINES, differences
 from engine.histories import HISTORIES, happen, random_world
-from engine.mixed_worlds import contended_world, happen_mixed, mixed_world
+from engine.mixed_worlds import contended_world, happen_mixed, keep_more_back, mixed_world
 from engine.properties import check
 from makeway_quota.engine import reference, schedule
 from makeway_quota.engine.state import LIVE
@@ -69,6 +69,17 @@ def test_both_engines_decide_the_same_over_random_histories(kind: str, part: int
 def test_both_engines_decide_the_same_in_contended_worlds(part: int) -> None:
     for seed in range(20 * part, 20 * part + 20):
         compare(contended_world(Random(seed)))
+
+
+@pytest.mark.covers(*ROWS)
+def test_a_nomination_that_starts_in_another_pool_frees_reservation_for_the_same_class() -> None:
+    live_through("plain", 3199, 40)
+
+
+@pytest.mark.covers(*ROWS)
+def test_both_engines_decide_the_same_with_static_quotas() -> None:
+    for seed in (*range(80), 6306):
+        compare(keep_more_back(contended_world(Random(seed)), Random(seed + 7)))
 
 
 @pytest.mark.covers(*ROWS)

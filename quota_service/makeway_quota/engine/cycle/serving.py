@@ -99,8 +99,10 @@ def _sorted_out(
             if queue.nominated or queue.borrows:
                 (out if unschedulable(queue) else found).append(queue)
         return found, out
+    # These use less of a reservation once a nomination of theirs starts in another pool.
+    easing = {level for queue in waiting if queue.nominated for level in queue.account.chain}
     for queue in waiting:
-        if queue.nominated or queue.in_quota_somewhere():
+        if queue.nominated or queue.in_quota_somewhere() or (easing and not easing.isdisjoint(queue.account.chain)):
             found.append(queue)
     return found, out
 

@@ -143,7 +143,9 @@ def _spared(p: Preemptor, victims: Sequence[Member]) -> Iterator[Victims]:
 
 
 def _fewer_given_up(p: Preemptor, member: Member) -> Iterator[Member]:
-    """Iterate over the ways to keep one more worker of a gang that shrinks, the lowest number first."""
+    """Iterate over the ways to keep one more worker of a gang that shrinks, or some of one that is stopped."""
+    if member.whole:
+        yield from (less for less in _options(p, member.allocation) if less is not None and not less.whole)
     for part in sorted(member.gone, key=lambda each: each.worker) if not member.whole else ():
         less = shrunk(p.cluster, member.allocation, [each for each in member.gone if each is not part])
         if less is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .cluster import Allocation, Cluster, Part
 from .decisions import Decisions, Eviction
 from .placement import find, renumbered
-from .quota import allowed, counts, covering, kept_free, over_capacity, spare
+from .quota import allowed, counts, covering, over_capacity, static_quota
 from .victims import Preemptor, order
 
 MOST_REPLACED = 8
@@ -133,12 +133,4 @@ def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
             return True
     if over_capacity(trial, victim.pool, 0, True):
         return True
-    every = [line for name in trial.policies for line in covering(trial, name, victim.pool) if spare(line)]
-    kept = [line for line in every if line.policy not in victim.levels and kept_free(trial, line, True)]
-    for line in kept:
-        names = line.quota.pools or tuple(trial.pools)
-        within = [ln for ln in kept if set(ln.quota.pools or tuple(trial.pools)) <= set(names)]
-        free = sum(trial.free_gpus(name, True) for name in names if name in trial.pools)
-        if free < sum(kept_free(trial, ln, True) for ln in within):
-            return True
-    return False
+    return static_quota(trial, victim.levels, victim.pool, 0, True) is not None

@@ -60,8 +60,9 @@ class _Search:
             return
         self.versions[position] += 1
         best: tuple[_Rate, int, Victims] | None = None
-        node = self.preemptor.pool.nodes[position]
-        for gain in range(1, self.missing + 1):
+        node, whole = self.preemptor.pool.nodes[position], self.preemptor.need.whole
+        most = len(node.future) // whole - self.have[position] if whole else self.missing
+        for gain in range(1, min(self.missing, most) + 1):
             found = self.set_for(node, gain)
             if found is None:
                 break

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..index.nodes import Allocation, NodeState, hosts
 from ..state import GPU
+from .trial import allowed_without
 from .victim_sets import (
     MOST_SETS,
     Scored,
@@ -112,6 +113,17 @@ class NodeVictims:
 
     def _minimal(self, victims: Victims) -> bool:
         return not any(self.fits(fewer) for fewer in one_less(victims))
+
+
+class NodeVictimsInQuotas(NodeVictims):
+    """The sets that make room on one node, and after which no static quota keeps the preemptor out.
+
+    Slower, and different only where an evicted team falls below the GPUs that are kept free for it.
+    """
+
+    def fits(self, victims: Victims) -> bool:
+        """Whether the preemptor could start on the node with a set gone."""
+        return super().fits(victims) and allowed_without(self.preemptor, victims)
 
 
 class _NodeRoom:

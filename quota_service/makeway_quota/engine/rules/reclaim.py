@@ -14,9 +14,9 @@ from functools import partial
 from ..index.nodes import Allocation, NodeState, Part
 from ..placement.fit import allowed, enough
 from .gang_victims import node_by_node
-from .node_victims import NodeVictims, room_on
+from .node_victims import NodeVictims, NodeVictimsInQuotas, room_on
 from .returning import any_returns
-from .trial import Trial, evict, place, restore
+from .trial import Trial, allowed_without, evict, place, restore
 from .victim_ranking import Ranking, enough_devices
 from .victim_sets import (
     MOST_SETS,
@@ -29,7 +29,6 @@ from .victim_sets import (
     in_order_of_items,
     key,
     minimal_sets,
-    one_less,
     ways,
     whole,
 )
@@ -60,10 +59,10 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
     capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
     one = preemptor.need.least == 1 and not capped
     if one and preemptor.right in _SHARED:
-        return _take(preemptor, _sets_by_node(preemptor), returns)  # quick enough without that check
+        return _by_node(preemptor, returns)  # quick enough without that check
     if not preemptor.where() or _impossible(preemptor):
         return None
-    return _take(preemptor, _sets_by_node(preemptor), returns) if one else _in_pool(preemptor, capped, returns)
+    return _by_node(preemptor, returns) if one else _in_pool(preemptor, capped, returns)
 
 
 def finds_victims(preemptor: Preemptor) -> bool:
@@ -72,6 +71,14 @@ def finds_victims(preemptor: Preemptor) -> bool:
     for victim in choice.victims if choice else ():
         restore(preemptor, victim)
     return choice is not None
+
+
+def _by_node(preemptor: Preemptor, returns: bool) -> Choice | None:
+    """Evict the best set of one node; if static quotas rule all of them out, the best of the pool."""
+    found = _take(preemptor, _sets_by_node(preemptor, NodeVictims), returns)
+    if found is None and preemptor.kept_out:
+        return None if _impossible(preemptor) else _in_pool(preemptor, False, returns)
+    return found
 
 
 def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choice | None:
@@ -113,27 +120,6 @@ def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
     return None
 
 
-def _needs_all(preemptor: Preemptor, victims: Victims) -> bool:
-    """Whether there is room nowhere in the pool with any one victim spared; they are gone.
-
-    A set that is minimal on its node is not in the pool where one of several members runs on other nodes, too.
-    """
-    if len(victims) < 2 or all(len({part.node.position for part in v.allocation.parts}) == 1 for v in victims):
-        return True
-    for victim in victims:
-        for fewer in one_less((victim,)):
-            restore(preemptor, victim)
-            for part_of in fewer:
-                evict(preemptor, part_of)
-            spare = bool(place(preemptor))
-            for part_of in fewer:
-                restore(preemptor, part_of)
-            evict(preemptor, victim)
-            if spare:
-                return False
-    return True
-
-
 def _impossible(preemptor: Preemptor) -> bool:
     """Whether there is no room even without all candidates; limits are not checked."""
     pool, need = preemptor.pool, preemptor.need
@@ -156,41 +142,47 @@ def _impossible(preemptor: Preemptor) -> bool:
 # One worker: the best set of one node
 
 
-def _sets_by_node(preemptor: Preemptor) -> Iterator[Victims]:
-    """Iterate over the sets of all nodes, the best first."""
-    ranking = _ranking(preemptor)
+def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Victims]:
+    """List the sets of all nodes, the best first; from the first that a static quota rules out, include these."""
+    ranking = _ranking(preemptor, kind)
     others: list[tuple[Key, int, Victims]] = []
     done: set[int] = set()
     while True:
         top = ranking.best(preemptor, done)
         if others and (top is None or others[0][:2] < top[:2]):
-            yield heapq.heappop(others)[2]
-            continue
-        if top is None:
+            at, found = None, heapq.heappop(others)[2]
+        elif top is not None:
+            at, found = top, top.victims
+        else:
             return
-        done.add(top.position)
-        yield top.victims
-        node = preemptor.pool.nodes[top.position]
-        for scored in NodeVictims(preemptor, node, preemptor.candidates_on(node)).all():
-            if scored[0] > top.key:
-                heapq.heappush(others, (scored[0], top.position, scored[1]))
+        if kind is NodeVictims and not allowed_without(preemptor, found):
+            preemptor.kept_out = True
+            yield from _sets_by_node(preemptor, NodeVictimsInQuotas)
+            return
+        yield found
+        if at is not None:  # the node's other sets, only once the best of it was not taken
+            done.add(at.position)
+            node = preemptor.pool.nodes[at.position]
+            for scored in kind(preemptor, node, preemptor.candidates_on(node)).all():
+                if scored[0] > at.key:
+                    heapq.heappush(others, (scored[0], at.position, scored[1]))
 
 
-def _ranking(preemptor: Preemptor) -> Ranking:
-    """Return the ranking that is shared with earlier equivalent preemptors."""
-    if preemptor.right not in _SHARED:
-        return Ranking(_best_on)
-    kind = preemptor.workload.kind == "job"
-    equivalence = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, kind)
-    ranking: Ranking = preemptor.cluster.rankings.setdefault(equivalence, Ranking(_best_on))
+def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
+    """Return what was learned for an earlier preemptor that is alike in all that matters."""
+
+    def best_on(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
+        return kind(preemptor, node, able).best()
+
+    if preemptor.right not in _SHARED or kind is not NodeVictims:
+        return Ranking(best_on)
+    is_job = preemptor.workload.kind == "job"
+    alike = (preemptor.need, preemptor.account.policy.name, preemptor.pool.pool.name, preemptor.right, is_job)
+    ranking: Ranking = preemptor.cluster.rankings.setdefault(alike, Ranking(best_on))
     return ranking
 
 
-def _best_on(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
-    return NodeVictims(preemptor, node, able).best()
-
-
-# Gangs, and workloads that limits, capacities or static quotas keep out
+# Gangs, and whatever limits, capacities and static quotas keep out
 
 
 def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None:

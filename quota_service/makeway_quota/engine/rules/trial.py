@@ -32,6 +32,28 @@ def place(preemptor: Preemptor) -> tuple[Part, ...]:
     return find(preemptor.pool, preemptor.need, True)
 
 
+def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
+    """Whether limits, capacity and static quotas still let the preemptor in with these victims gone.
+
+    Only a static quota can change that: of a team that falls below what is kept free for it.
+    """
+    cluster, pool = preemptor.cluster, preemptor.pool.pool.name
+    for line in cluster.ledger.holding:
+        if line.account in preemptor.account.chain or not line.quota.covers(pool):
+            continue
+        gone = sum(v.amount for v in victims if line.account in cluster.account(v.allocation.workload).chain)
+        if gone and line.future - gone < line.spare:
+            break
+    else:
+        return True
+    for victim in victims:
+        evict(preemptor, victim)
+    found = allowed(cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
+    for victim in victims:
+        restore(preemptor, victim)
+    return found
+
+
 class Trial:
     """A pool without some victims, on trial in the cluster itself."""
 

@@ -152,9 +152,11 @@ def in_legal_order(preemptor: Preemptor, victims: Victims) -> Victims | None:
     if len(victims) == 1 and not extra_workers(victims[0].allocation):
         return victims if preemptor.may_evict_now(victims[0].allocation) else None
     items = sorted(item for victim in victims for item in items_of(preemptor, victim))
+    last = {i.victim.allocation.workload.policy: i for i in items if i.victim.allocation.amount}
     done: list[_Item] = []
-    for item in items:
-        if not preemptor.may_evict_now(item.victim.allocation):
+    for item in items:  # the more is gone, the less is legal: the last item of each policy decides
+        allocation = item.victim.allocation
+        if last.get(allocation.workload.policy) is item and not preemptor.may_evict_now(allocation):
             break
         preemptor.choose(item.victim.allocation, item.amount)
         done.append(item)

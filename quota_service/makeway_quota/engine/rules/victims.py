@@ -39,6 +39,8 @@ class Preemptor:
     right: Right
     blocked: Line | None = None
     """The line whose limit is in the way; only messages depend on it."""
+    kept_out: bool = False
+    """Whether a static quota kept it out although victims had made room on a node."""
     gone: dict[Account, int] = field(default_factory=dict)
     """Policy to the milli-GPUs of the victims chosen so far in the pool."""
     _entitled_first: dict[str, bool] = field(default_factory=dict)
