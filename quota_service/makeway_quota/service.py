@@ -53,7 +53,12 @@ class Service:
         self.clock = parts.clock
         self.loop = Loop(parts)
         self.retention = Retention(
-            parts.store, keep_of(parts.config), self.loop.actuator.purge, lambda: self.leader.term, clock=parts.clock
+            parts.store,
+            keep_of(parts.config),
+            self.loop.actuator.purge,
+            lambda: self.leader.term,
+            clock=parts.clock,
+            threads=parts.threads,
         )
         self.services = Services.of(parts, self.loop.wake)
         self._threads = parts.threads

@@ -157,6 +157,19 @@ def test_a_row_that_was_read_at_the_start_ends_with_a_full_read(
     assert live == {"j1": False, "j2": True}, "the row that ended meanwhile is reported"
 
 
+def test_a_row_that_the_database_no_longer_has_has_ended(store: Store, second: Store, job) -> None:
+    store.add_workload(job("j1"), now=0.0)
+    after = second.last_event_id()
+    second.active()
+    store.commit([Change("j1", {"state": "failed"})], now=1.0)
+    with store._database.write() as connection:
+        connection.execute(text("DELETE FROM workloads WHERE id = 'j1'"))
+    heard: list[Workload] = []
+    second.on_change(heard.extend)
+    second.follow(after)
+    assert [(row.id, row.live) for row in heard] == [("j1", False)]
+
+
 def test_threads_that_end_workloads_at_once_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_rows, "ENDED_KEPT", 50)
     rows = known_rows.KnownRows()

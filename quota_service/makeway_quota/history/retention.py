@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -63,13 +64,15 @@ class Pace:
     target: float = 0.02
     rest: float = 4.0
     """seconds of rest for each second of work"""
+    threads: Executor | None = None
+    """None: asyncio's own"""
 
     longest: float = field(default=0.0, init=False)
 
     async def run(self, work: Callable[[int], T]) -> T:
         """Call `work` with a number of rows in a thread, adapt the number, and rest."""
         began = time.perf_counter()
-        found = await asyncio.to_thread(work, self.rows)
+        found = await asyncio.get_running_loop().run_in_executor(self.threads, work, self.rows)
         took = time.perf_counter() - began
         self.longest = max(self.longest, took)
         wanted = self.rows * self.target / max(took, 1e-6)
@@ -109,6 +112,7 @@ class Retention:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         rest: float = 4.0,
+        threads: Executor | None = None,
     ) -> None:
         self._store = store
         self.keep = keep
@@ -117,6 +121,7 @@ class Retention:
         self._clock = clock
         self._monotonic = monotonic
         self._rest = rest
+        self._threads = threads
         self._ages: AgeClock | None = None
         self._failing: set[str] = set()
         self.longest = 0.0
@@ -127,7 +132,7 @@ class Retention:
         due = self._monotonic()
         while True:
             try:
-                await asyncio.to_thread(self._store.probe, PROBE_SECONDS)
+                await self._call(self._store.probe, PROBE_SECONDS)
                 if self._monotonic() >= due and self._term() is not None:
                     due = self._monotonic() + EVERY_SECONDS
                     await self.sweep()
@@ -159,24 +164,27 @@ class Retention:
         }
         pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
         report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
-        report["holdings"] = await asyncio.to_thread(pruning.holdings)
-        report["bytes"] = await asyncio.to_thread(self._store.size)
-        report["free_bytes"] = await asyncio.to_thread(self._store.free_bytes)
+        report["holdings"] = await self._call(pruning.holdings)
+        report["bytes"] = await self._call(self._store.size)
+        report["free_bytes"] = await self._call(self._store.free_bytes)
         sweep = Sweep(self._clock(), now, report)
-        await asyncio.to_thread(pruning.note, sweep, term)
+        await self._call(pruning.note, sweep, term)
         if any(removed.values()):
             log.info("Removed what was too old: %s", ", ".join(f"{n} {what}" for what, n in removed.items() if n))
         return sweep
 
+    async def _call(self, function: Callable[..., T], *args: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+
     async def _now(self) -> float:
         if self._ages is None:
-            last = await asyncio.to_thread(self._store.pruning.last)
+            last = await self._call(self._store.pruning.last)
             self._ages = AgeClock(self._clock, self._monotonic, last.clock if last else None)
         return self._ages.now()
 
     async def _all(self, kept: float, remove: Callable[[int], int]) -> int:
         """Call `remove` with a number of rows until nothing is left, unless all is kept; return how many went."""
-        pace, total = Pace(rest=self._rest), 0
+        pace, total = Pace(rest=self._rest, threads=self._threads), 0
         while kept and (count := await pace.run(remove)):
             total += count
         self.longest = max(self.longest, pace.longest)
@@ -184,10 +192,10 @@ class Retention:
 
     async def _forget_blobs(self, term: int | None) -> int:
         """Remove the file contents that no workload refers to any more, some megabytes in one transaction."""
-        pruning, pace, total = self._store.pruning, Pace(rest=self._rest), 0
+        pruning, pace, total = self._store.pruning, Pace(rest=self._rest, threads=self._threads), 0
         after: str | None = ""
         while after is not None:
-            found, after = await asyncio.to_thread(pruning.orphans, after, LOOKED_AT_ONCE)
+            found, after = await self._call(pruning.orphans, after, LOOKED_AT_ONCE)
             while found:
                 some = [found.pop()]
                 while found and len(some) < pace.rows and sum(size for _, size in [*some, found[-1]]) <= BYTES_AT_ONCE:
@@ -204,7 +212,7 @@ class Retention:
         """Purge the folders of removed jobs; one that cannot be purged is tried again in the next pass."""
         pruning, total, after = self._store.pruning, 0, ""
         failing: set[str] = set()
-        while ids := await asyncio.to_thread(pruning.to_purge, PURGED_AT_ONCE, after):
+        while ids := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
             after, done = ids[-1], []
             for id in ids:
                 try:
@@ -215,7 +223,7 @@ class Retention:
                     if id not in self._failing:
                         log.warning("The folder of the removed job %s could not be purged: %s", id, error)
             if done:
-                await asyncio.to_thread(pruning.purged, done, term)
+                await self._call(pruning.purged, done, term)
             total += len(done)
         self._failing = failing
         return total

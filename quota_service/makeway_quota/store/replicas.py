@@ -61,11 +61,13 @@ def changed_after(connection: Connection, after: int, known: KnownRows) -> Follo
 def _unknown(connection: Connection, ids: list[str], known: KnownRows) -> list[Workload]:
     versions: dict[str, int] = {id: row.version for id in ids if (row := known.live.get(id)) is not None}
     versions.update({id: version for id in ids if (version := known.ended.get(id)) is not None})
-    stale: list[str] = []
+    found: dict[str, int] = {}
     for begin in range(0, len(ids), 500):
         query = select(workloads.c.id, workloads.c.version).where(workloads.c.id.in_(ids[begin : begin + 500]))
-        stale += [id for id, version in connection.execute(query).all() if versions.get(id) != version]
-    return list(by_id(connection, stale).values())
+        found.update((id, version) for id, version in connection.execute(query).all())
+    stale = [id for id, version in found.items() if versions.get(id) != version]
+    held = [known.live.get(id) or known.read.get(id) for id in ids if id not in found]
+    return [*by_id(connection, stale).values(), *(_removed(row) for row in held if row is not None)]
 
 
 def _everything(connection: Connection, last: int, known: KnownRows) -> Followed:
