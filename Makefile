@@ -8,12 +8,12 @@ MAKEFLAGS += --no-print-directory
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venvs/bin:$(CURDIR)/node_modules/.bin:$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-QUICK := not slow and not e2e and not browser and not mutations
+QUICK := not slow and not long and not e2e and not browser and not mutations
 PYTEST := .venv/bin/python -m pytest
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check coverage invariants mutations lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check coverage invariants mutations faults lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ invariants: setup ## Live through 3,000 random worlds × histories, fast engine 
 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
 	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)
+
+faults: setup ## Kill, freeze and cut off two replicas on PostgreSQL at random (minutes); FAULTS=n
+	@FAULTS=$(or $(FAULTS),60) $(PYTEST) -q -s -m long tests/e2e/test_replicas.py $(ARGS)
 
 lint: setup ## Check format, style, types, import contracts and templates
 	@$(PYTEST) -q tests/house/test_tools.py $(ARGS)

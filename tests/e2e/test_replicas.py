@@ -173,7 +173,7 @@ async def test_two_replicas_live_through_a_few_faults(postgres: str, tmp_path: P
 
 
 @pytest.mark.e2e
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.covers("N24")
 async def test_two_replicas_live_through_60_faults(postgres: str, tmp_path: Path) -> None:

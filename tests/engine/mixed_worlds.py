@@ -157,7 +157,7 @@ def _run(world: World, random: Random, profile: str, placement: tuple[Placed, ..
 
 
 def keep_more_back(world: World, random: Random) -> World:
-    """Give about half of the quota lines of a world a static part that is not lent; some are exceeded at once."""
+    """Make about half of the quota lines of a world partly static (not lent); some are exceeded at once."""
     for name, policy in list(world.policies.items()):
         quotas = tuple(replace(q, lend=random.choice([0, min(1000, q.reserved), q.lend])) for q in policy.quotas)
         world.policies[name] = replace(policy, quotas=quotas)
