@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -13,6 +14,7 @@ from engine.mixed_worlds import contended_world, happen_mixed, keep_more_back, m
 from engine.properties import check
 from makeway_quota.engine import reference, schedule
 from makeway_quota.engine.state import LIVE
+from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
 
 PARTS = 20
@@ -122,6 +124,14 @@ OPEN = (4000324,)
 @pytest.mark.parametrize("seed", OPEN)
 def test_open_differences(seed: int) -> None:
     compare(contended_world(Random(seed)))
+
+
+@pytest.mark.xfail(strict=True, reason="an open difference between the engines")
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "open").glob("*.yaml")), ids=lambda file: file.stem)
+def test_open_worlds(file: Path) -> None:
+    snapshot = read_snapshot(file.read_text(encoding="utf-8"))
+    found = differences(schedule(snapshot), reference.schedule(snapshot))
+    assert not found, f"fast and reference differ: {found}"
 
 
 @pytest.mark.slow
