@@ -19,6 +19,7 @@ from statistics import mean
 
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.placement.fit import find
+from makeway_quota.engine.placement.pack_index import PackIndex
 from makeway_quota.engine.request import Shape
 from makeway_quota.engine.state import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
 
@@ -87,7 +88,7 @@ class Reshuffled:
     def place(self, task: Task) -> bool:
         """Permute which node comes first among equals, then place."""
         pool = self.placer.pool
-        if pool.packing is not None:
+        if isinstance(pool.packing, PackIndex):
             pool.packing.packing.prefer(self.chance.sample(range(len(pool.nodes)), len(pool.nodes)))
         return self.placer.place(task)
 

@@ -116,7 +116,8 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
         monotonic=lambda: backend.now,
         rest=0.0,
     )
-    service.loop.term = service.store.take_term("soak", 0.0)
+    assert service.leader.term is not None, "on SQLite a service leads from the moment it is opened"
+    await service.loop.take_over(service.leader.term)
     found = []
     steps = round(DAY / step)
     submitted = 0
