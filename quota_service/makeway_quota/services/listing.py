@@ -12,6 +12,7 @@ from datetime import datetime
 
 from makeway_api.models import Grant, Kind, Notice, Reason, State
 
+from ..control.reconcile import HOLDS
 from ..store.records import Workload
 from . import views
 from .caller import Caller
@@ -22,8 +23,7 @@ PAGE_LINES = 50
 """Lines of one page of a table."""
 
 WAITING = ("pending",)
-HOLDING = ("starting", "running", "checkpointing")
-STATES: Mapping[str, tuple[str, ...]] = {"waiting": WAITING, "running": HOLDING}
+STATES: Mapping[str, tuple[str, ...]] = {"waiting": WAITING, "running": HOLDS}
 """The two tables of the pages: what waits for GPUs, and what holds them."""
 
 
