@@ -151,7 +151,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         assert "2 GPUs" in bo.run_cell(1)
 
         # Everybody reads why.
-        expect(admin.page.locator("body")).to_contain_text("trial-8 of ana made way for bo")
+        expect(admin.page.locator("body")).to_contain_text("“trial-8” of ana made way for bo")
         take(pictures, admin, "panel")
         widget.scroll_into_view_if_needed()
         ana.page.locator(".jp-NotebookPanel .jp-CodeCell").first.scroll_into_view_if_needed()
@@ -170,7 +170,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
 
         steps = [d.verb for d in ana_api.job_events(victim.id)]
         assert [v for v in steps if v != "wait"] == ["submit", "start", "evict", "requeue", "start", "finish"]
-        expect(admin.page.locator("body")).to_contain_text("trial-8 of ana ended well")
+        expect(admin.page.locator("body")).to_contain_text("“trial-8” of ana ended well")
         for person in people:
             assert person.outside == [], "a closed network: nothing is asked outside"
             assert person.errors == []

@@ -70,7 +70,7 @@ async def test_a_job_that_cannot_be_started_fails_alone(tmp_path: Path, error: E
         well = await run.submit("ana", "well", profile="gpu3")
         assert (await run.job(well.id, "running")).state.value == "running"
         failed = await run.job(ill.id, "failed")
-        assert failed.message == f"ill of ana could not be started: {said}"
+        assert failed.message == f"“ill” of ana could not be started: {said}"
         assert failed.reason is not None
         assert failed.reason.code == "could_not_start"
         assert run.service.world.failure is None

@@ -100,7 +100,7 @@ async def test_a_script_that_ignores_the_signal_is_killed_and_the_log_says_what_
         assert not Path(f"/proc/{child}").exists(), "with everything it started"
         (requeued,) = await told(run, job, "requeue")
         assert re.fullmatch(
-            r"deaf of ana did not leave within 1 s and was killed; no checkpoint, lost \d(\.\d)? s of work\. "
+            r"“deaf” of ana did not leave within 1 s and was killed; no checkpoint, lost \d(\.\d)? s of work\. "
             r"It waits for GPUs again and will go on from there\.",
             requeued.message,
         ), requeued.message

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from makeway_quota import engine
 from makeway_quota.engine.plan import Fact
-from makeway_quota.wording import Names, count, duration, gpus, names, sentence
+from makeway_quota.wording import Names, count, duration, gpus, names, outcomes, sentence
 from makeway_quota.wording.sentences import SENTENCES, WITH_VICTIMS
 
 
@@ -92,3 +92,30 @@ def test_verbs_agree_with_amounts() -> None:
     values = {"free": 0.5, "total": 8, "pool": "p", "kind": "job", "needs": 1, "workers": 1, "each": 1}
     assert sentence((Fact("no_free_gpus", values),)) == "0.5 of the 8 GPUs of pool p is free; this job needs 1."
     assert "0 of the 8 GPUs of pool p are free" in sentence((Fact("no_free_gpus", values | {"free": 0}),))
+
+
+def test_the_end_of_a_job_is_told_with_its_name_the_preemptor_and_what_is_saved() -> None:
+    job = outcomes.job_of("train", "ana")
+    saved, unsaved = outcomes.Progress(True, 21, 3.0), outcomes.Progress(False, None, 90.0)
+    by = outcomes.preemptor("bo", "DevOps")
+    goes_on = "It waits for GPUs again and will go on from there."
+    assert outcomes.made_way(job, by, saved) == f"“train” of ana made way for bo (DevOps); saved at step 21. {goes_on}"
+    assert outcomes.killed_at_deadline(job, 30, unsaved) == (
+        f"“train” of ana did not leave within 30 s and was killed; no checkpoint, lost 1 min 30 s of work. {goes_on}"
+    )
+    assert outcomes.succeeded(job, 61, 500) == "“train” of ana ended well after 1 min 1 s; 0.5 GPU is free again."
+    assert outcomes.cancelled(job, 0).endswith("its CPU and memory are free again.")
+    assert outcomes.failed_and_retried(job, "exit code 3", 1).endswith(
+        "(exit code 3) and is tried again, 1 more try left."
+    )
+
+
+def test_the_end_of_a_session_is_told_with_the_gpus_that_it_frees() -> None:
+    assert outcomes.session_ended("ana", "released", (3, 4), "n1") == (
+        "ana's session ended (released); GPUs 3 and 4 of n1 are free again."
+    )
+    assert outcomes.session_runs("ana", (), None) == "ana's notebook runs."
+    assert outcomes.lease_expired("ana", 90, True, 2000) == (
+        "The lease of ana's session was not renewed for 1 min 30 s and the Hub has no such server; "
+        "2 GPUs are free again."
+    )

@@ -25,6 +25,7 @@ from ..backends.base import (
 from ..store.errors import NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
+from ..wording import IDS, Names, outcomes
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
@@ -88,10 +89,12 @@ class Actuator:
                 started.attempts.add((row.id, row.attempt))
                 await self._start(started.failed, row, now)
 
-    async def give(self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started) -> ChangeSet:
+    async def give(
+        self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS
+    ) -> ChangeSet:
         """Send all other orders; return what could not be done, for the store.
 
-        `rows` are at least all that may hold something.
+        `rows` are at least all workloads that may hold GPUs; `names` gives titles to teams.
         """
         change_set = started.failed
         reported = {(a.workload, a.attempt): a for a in seen.attempts}
@@ -100,7 +103,8 @@ class Actuator:
                 continue  # an attempt that was started in this cycle is not in what was seen
             if row.kind == "job":
                 await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started.expected)
-        self._sessions(change_set, [row for row in rows.values() if row.kind == "session" and row.state in HOLDS], now)
+        sessions = [row for row in rows.values() if row.kind == "session" and row.state in HOLDS]
+        self._sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
@@ -134,7 +138,7 @@ class Actuator:
                     await self._try("killed", key, lambda: self._backend.kill(*key))
                 return
             if row.cancel_requested:
-                message = f"{row.name or row.id} of {row.owner} was cancelled before it started."
+                message = outcomes.cancelled_before_start(_job(row))
                 change_set.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
                 return
             await self._start(change_set, row, now)
@@ -154,7 +158,7 @@ class Actuator:
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
         except (BackendError, OSError) as error:
-            message = f"{row.name or row.id} of {row.owner} could not be started: {_sentence(error)}"
+            message = outcomes.could_not_start(_job(row), _sentence(error))
             change_set.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
 
     def _start_order(self, row: Workload) -> StartOrder:
@@ -178,7 +182,7 @@ class Actuator:
             files=files,
         )
 
-    def _sessions(self, change_set: ChangeSet, rows: Iterable[Workload], now: float) -> None:
+    def _sessions(self, change_set: ChangeSet, rows: Iterable[Workload], now: float, names: Names) -> None:
         """Stop the servers of preemptible sessions whose notice has run out.
 
         A session holds its GPUs until the Hub lists its server no more. Without a Hub there is no server to wait for.
@@ -188,8 +192,10 @@ class Actuator:
         if self._servers is not None:
             gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
         for row in (late[id] for id in sorted(gone)):
-            by_team = row.notice.by_team if row.notice else None
-            message = f"{row.owner}'s preemptible session made way for {by_team or 'other work'}."
+            notice = row.notice
+            by_owner, by_team = (notice.by_owner, notice.by_team) if notice else (None, None)
+            by = outcomes.preemptor(by_owner, by_team and names.team(by_team))
+            message = outcomes.session_made_way(row.owner, by, row.size)
             change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
 
     def _late(self, rows: Iterable[Workload]) -> dict[str, Workload]:
@@ -232,8 +238,12 @@ class Actuator:
         return True
 
 
+def _job(row: Workload) -> str:
+    return outcomes.job_of(row.name or row.id, row.owner)
+
+
 def _sentence(error: Exception) -> str:
-    """Return an error as a sentence for people: of the system's own only the words, and the file."""
+    """Return an error as a sentence for people: of a system error only its text and the file."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error) or type(error).__name__

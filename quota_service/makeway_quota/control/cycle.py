@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
 from ..backends.base import BackendError
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..store.errors import Deposed, NotLeading
+from ..store.records import Workload
+from ..wording import Names
 from .actuate import Actuator, Started
 from .apply import change_set_of
 from .components import Components
@@ -170,25 +173,27 @@ class Loop:
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows()
-        reconciled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget)
+        names = self._names(rows)
+        reconciled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget, names=names)
         note_launched(reconciled, attention.unwritten(now))
         expired = self.leases.reconcile((await self.world.attended()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         plan = await self._planner.plan(rows, now)
+        names = self._names(rows)
         change_set = change_set_of(
             plan,
             rows,
             now=now,
             lease_seconds=self.leases.seconds,
             reasons=self._reasons,
-            names=names_of(self.world.document.policies, rows),
+            names=names,
         )
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
         await self.world.attended()  # with the commits so far
         started.expected = attention.expected(now)
-        failed = await self.actuator.give(attention.rows(), attention.seen(now), now, started)
+        failed = await self.actuator.give(attention.rows(), attention.seen(now), now, started, names)
         attention.ordered(now)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
@@ -216,6 +221,9 @@ class Loop:
         count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
         return bool(applied)
 
+    def _names(self, rows: Mapping[str, Workload]) -> Names:
+        return names_of(self.world.document.policies, rows, self.world.document)
+
     async def _keep_histories(self, now: float, at_once: bool = False) -> None:
         """Write what was borrowed, where it is not what the last value has decayed to."""
         milli = self.world.accounting.news(at_once)
@@ -231,7 +239,8 @@ class Loop:
             if stop_jobs and leads:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
-                await self._commit(reconcile(rows, seen, now=self.clock(), lost_budget=self.lost_budget), self.clock())
+                now, names = self.clock(), self._names(rows)
+                await self._commit(reconcile(rows, seen, now=now, lost_budget=self.lost_budget, names=names), now)
                 await self.world.rows()
             if leads:
                 await self._keep_histories(self.clock(), at_once=True)

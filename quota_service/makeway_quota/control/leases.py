@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ..store.records import Change, Workload
+from ..wording import outcomes
 from .hub_servers import HubServers
 from .reconcile import ChangeSet, decide
 
@@ -76,11 +77,7 @@ class Leases:
             if state == "active" or (state == "unreachable" and row.server_started):
                 self._renewed[row.id] = self._clock()
                 continue
-            known = "the Hub has no such server" if state == "gone" else "the Hub cannot be reached"
-            message = (
-                f"The lease of {row.owner}'s session was not renewed for {self.seconds:g} s and {known}: "
-                f"its GPUs are free again."
-            )
+            message = outcomes.lease_expired(row.owner, self.seconds, state == "gone", row.size)
             change_set.add(
                 end_session(row, now, "lease_expired", message), decide(row, "expire", "lease_expired", message)
             )

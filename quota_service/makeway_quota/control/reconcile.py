@@ -1,7 +1,7 @@
 """Compare the store with what the backend reports: which jobs run, which ended, how, and which return to the queue.
 
 Called by the loop with the attempts that a cycle looks at; returns the changes and decisions to commit. Whether an
-attempt is requeued is decided by our own eviction record, never by its exit code alone (architecture.md §4).
+attempt is requeued is decided by our own record of its eviction, never by its exit code alone.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
-from ..store.records import Change, NewDecision, Workload
-from ..wording import duration, gpus_are
+from ..store.records import Change, NewDecision, Notice, Workload
+from ..wording import IDS, Names, outcomes
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -47,24 +47,26 @@ class ChangeSet:
 
 
 def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:
-    """Return a line about one workload for the decision log."""
+    """Return a decision about one workload for the log."""
     return NewDecision(verb, row.id, row.team, row.owner, code, message, numbers)
 
 
-def reconcile(rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int) -> ChangeSet:
+def reconcile(
+    rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int, names: Names = IDS
+) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
     `lost_budget` is how often a job is started again that was lost without a cause that is known.
     """
     change_set = ChangeSet()
-    losses = Losses(seen.nodes, lost_budget)
+    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget))
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in HOLDS:
             continue
         attempt = _possible(reported, now)
         if attempt.phase in (Phase.EXITED, Phase.LOST):
-            _ended(change_set, row, attempt, now, losses)
+            reports.ended(row, attempt)
         else:
             _alive(change_set, row, attempt)
     return change_set
@@ -131,127 +133,121 @@ def _progress(row: Workload, seen: AttemptSeen) -> dict[str, object]:
     return {"checkpoint_step": seen.step, "checkpoint_at": seen.checkpoint_at}
 
 
-def _ended(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, losses: Losses) -> None:
-    finished = seen.exit_code == 0 and not seen.acknowledged and (row.notice is None or seen.completed)
-    if row.cancel_requested:
-        _finish(change_set, row, seen, now, "cancelled", f"{_name(row)} was cancelled by its owner.")
-    elif finished:
-        ran = duration(_ran(row, seen, now) - row.ran)
-        _finish(change_set, row, seen, now, "succeeded", f"{_name(row)} ended well after {ran}; {_freed(row)}")
-    elif row.notice is not None:
-        _made_way(change_set, row, seen, now)
-    elif seen.phase is Phase.LOST:
-        _lost(change_set, row, seen, now, losses)
-    elif row.failures < row.max_failures and not seen.timed_out:
-        left = row.max_failures - row.failures - 1
-        tries = f"{left} more {'try' if left == 1 else 'tries'} left"
-        message = f"{_name(row)} failed ({_how(seen)}) and is tried again, {tries}."
-        _requeue(change_set, row, seen, now, "failed", "retry", message, {"failures": row.failures + 1})
-    else:
-        _finish(change_set, row, seen, now, "failed", f"{_name(row)} failed: {_how(seen)}; {_freed(row)}")
+@dataclass(frozen=True, slots=True)
+class _Reports:
+    """Adds the ends of attempts to a change set; `now` is in Unix seconds, `names` gives titles to teams."""
 
+    change_set: ChangeSet
+    now: float
+    names: Names
+    losses: Losses
 
-def _finish(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, state: str, message: str) -> None:
-    verb = {"succeeded": "finish", "cancelled": "cancel", "failed": "fail"}[state]
-    fields: dict[str, object] = {
-        "state": state,
-        "ended_at": now,
-        "exit_code": seen.exit_code,
-        "message": seen.message,
-        "placement": (),
-        "nomination": (),
-        "notice": None,
-        "evicted_for": None,
-        "reason_code": state,
-        "reason_message": message,
-        "reason_numbers": {},
-        "not_before": None,
-        "over_quota": False,
-        "borrowed_from": (),
-        "ran": _ran(row, seen, now),
-    } | _progress(row, seen)
-    if state == "failed":
-        fields["failures"] = row.failures + 1
-    close = _close(row, seen, now, state, None)
-    change_set.add(
-        Change(row.id, fields, expect_states=HOLDS, close_attempt=close),
-        decide(row, verb, state, message, exit_code=seen.exit_code, attempt=row.attempt),
-    )
+    def ended(self, row: Workload, seen: AttemptSeen) -> None:
+        """End or requeue a job whose attempt is over or lost."""
+        finished = seen.exit_code == 0 and not seen.acknowledged and (row.notice is None or seen.completed)
+        job = _job(row)
+        if row.cancel_requested:
+            self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
+        elif finished:
+            ran = _ran(row, seen, self.now) - row.ran
+            self._finish(row, seen, "succeeded", outcomes.succeeded(job, ran, row.size))
+        elif row.notice is not None:
+            self._evicted(row, seen, row.notice)
+        elif seen.phase is Phase.LOST:
+            self._lost(row, seen)
+        elif row.failures < row.max_failures and not seen.timed_out:
+            message = outcomes.failed_and_retried(job, _cause(seen), row.max_failures - row.failures - 1)
+            self._requeue(row, seen, "failed", "retry", message, {"failures": row.failures + 1})
+        else:
+            self._finish(row, seen, "failed", outcomes.failed(job, _cause(seen), row.size))
 
+    def _finish(self, row: Workload, seen: AttemptSeen, state: str, message: str) -> None:
+        verb = {"succeeded": "finish", "cancelled": "cancel", "failed": "fail"}[state]
+        fields: dict[str, object] = {
+            "state": state,
+            "ended_at": self.now,
+            "exit_code": seen.exit_code,
+            "message": seen.message,
+            "placement": (),
+            "nomination": (),
+            "notice": None,
+            "evicted_for": None,
+            "reason_code": state,
+            "reason_message": message,
+            "reason_numbers": {},
+            "not_before": None,
+            "over_quota": False,
+            "borrowed_from": (),
+            "ran": _ran(row, seen, self.now),
+        } | _progress(row, seen)
+        if state == "failed":
+            fields["failures"] = row.failures + 1
+        close = _close(row, seen, self.now, state, None)
+        self.change_set.add(
+            Change(row.id, fields, expect_states=HOLDS, close_attempt=close),
+            decide(row, verb, state, message, exit_code=seen.exit_code, attempt=row.attempt),
+        )
 
-def _made_way(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float) -> None:
-    notice = row.notice
-    assert notice is not None
-    saved = _saved(row, seen)
-    lost = _lost_work(row, seen, now)
-    if seen.killed:
-        what = f"{_name(row)} did not leave within {duration(row.grace)} and was killed"
-        what += f"; {_loss(saved, lost)}"
-    else:
-        what = f"{_name(row)} made way for {_for(row)}; {saved or f'no checkpoint, lost {duration(lost)} of work'}"
-    message = f"{what}. It waits for GPUs again and will go on from there."
-    outcome = "moved" if notice.kind == "move" else "preempted"
-    fields: dict[str, object] = {"preemptions": row.preemptions + 1}
-    _requeue(change_set, row, seen, now, outcome, "made_way", message, fields, lost)
+    def _evicted(self, row: Workload, seen: AttemptSeen, notice: Notice) -> None:
+        progress = _saved(row, seen, self.now)
+        if seen.killed:
+            message = outcomes.killed_at_deadline(_job(row), row.grace, progress)
+        else:
+            message = outcomes.made_way(_job(row), self._preemptor(notice), progress)
+        outcome = "moved" if notice.kind == "move" else "preempted"
+        fields: dict[str, object] = {"preemptions": row.preemptions + 1}
+        self._requeue(row, seen, outcome, "made_way", message, fields, progress.lost)
 
+    def _preemptor(self, notice: Notice) -> str:
+        if notice.kind == "preempt_test":
+            return outcomes.PREEMPT_TEST
+        return outcomes.preemptor(notice.by_owner, notice.by_team and self.names.team(notice.by_team))
 
-def _loss(saved: str, lost: float) -> str:
-    return (
-        f"{saved}, {duration(lost)} of work since then is lost"
-        if saved
-        else f"no checkpoint, lost {duration(lost)} of work"
-    )
+    def _lost(self, row: Workload, seen: AttemptSeen) -> None:
+        """Requeue a job that was lost; it ends only where it was lost too often without a node to blame."""
+        nodes = sorted({place.node for place in row.placement})
+        fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
+        if self.losses.count(row, seen):
+            fields |= {"infra_failures": row.infra_failures + 1, "lost_on": (*row.lost_on, *nodes)[-MOST_LOST_ON:]}
+        if "lost_on" in fields and self.losses.end(row, (*row.lost_on, *nodes)):
+            self._finish(row, seen, "failed", outcomes.lost_for_good(_job(row), nodes, row.infra_failures + 1))
+            return
+        progress = _saved(row, seen, self.now)
+        message = outcomes.lost(_job(row), nodes, progress)
+        self._requeue(row, seen, "lost", "node_failed", message, fields, progress.lost)
 
-
-def _lost(change_set: ChangeSet, row: Workload, seen: AttemptSeen, now: float, losses: Losses) -> None:
-    """Requeue a job that was lost; it ends only where it was lost too often without a node to blame."""
-    nodes = sorted({place.node for place in row.placement})
-    where = ", ".join(nodes) or "its node"
-    fields: dict[str, object] = {"failed_node": where}
-    if losses.count(row, seen):
-        fields |= {"infra_failures": row.infra_failures + 1, "lost_on": (*row.lost_on, *nodes)[-MOST_LOST_ON:]}
-    if "lost_on" in fields and losses.end(row, (*row.lost_on, *nodes)):
-        message = f"{_name(row)} vanished from {where} {row.infra_failures + 1} times and is not tried again."
-        _finish(change_set, row, seen, now, "failed", message)
-        return
-    loss = _loss(_saved(row, seen), _lost_work(row, seen, now))
-    message = f"{_name(row)} vanished from {where} without a report and is started again; {loss}."
-    _requeue(change_set, row, seen, now, "lost", "node_failed", message, fields, _lost_work(row, seen, now))
-
-
-def _requeue(
-    change_set: ChangeSet,
-    row: Workload,
-    seen: AttemptSeen,
-    now: float,
-    outcome: str,
-    code: str,
-    message: str,
-    fields: dict[str, object],
-    lost: float | None = None,
-) -> None:
-    """Return a job to the queue with its id and its first submit time; a moved job keeps its nomination."""
-    keep_nomination = row.notice is not None and row.notice.kind == "move"
-    change: dict[str, object] = {
-        "state": "pending",
-        "placement": (),
-        "nomination": row.nomination if keep_nomination else (),
-        "notice": None,
-        "evicted_for": None,
-        "exit_code": seen.exit_code,
-        "message": seen.message,
-        "reason_code": code,
-        "reason_message": message,
-        "reason_numbers": {},
-        "over_quota": False,
-        "borrowed_from": (),
-        "ran": _ran(row, seen, now),
-    }
-    close = _close(row, seen, now, outcome, lost)
-    change_set.add(
-        Change(row.id, change | _progress(row, seen) | fields, expect_states=HOLDS, close_attempt=close),
-        decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
-    )
+    def _requeue(
+        self,
+        row: Workload,
+        seen: AttemptSeen,
+        outcome: str,
+        code: str,
+        message: str,
+        fields: dict[str, object],
+        lost: float | None = None,
+    ) -> None:
+        """Return a job to the queue with its id and its first submit time; a moved job keeps its nomination."""
+        keep_nomination = row.notice is not None and row.notice.kind == "move"
+        change: dict[str, object] = {
+            "state": "pending",
+            "placement": (),
+            "nomination": row.nomination if keep_nomination else (),
+            "notice": None,
+            "evicted_for": None,
+            "exit_code": seen.exit_code,
+            "message": seen.message,
+            "reason_code": code,
+            "reason_message": message,
+            "reason_numbers": {},
+            "over_quota": False,
+            "borrowed_from": (),
+            "ran": _ran(row, seen, self.now),
+        }
+        close = _close(row, seen, self.now, outcome, lost)
+        self.change_set.add(
+            Change(row.id, change | _progress(row, seen) | fields, expect_states=HOLDS, close_attempt=close),
+            decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
+        )
 
 
 def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: float | None) -> dict[str, object]:
@@ -274,23 +270,17 @@ def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
     return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
 
 
-def _saved(row: Workload, seen: AttemptSeen) -> str:
+def _saved(row: Workload, seen: AttemptSeen, now: float) -> outcomes.Progress:
+    """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
     step = seen.step if seen.step is not None else row.checkpoint_step
-    if step is not None:
-        return f"saved at step {step}"
-    return "saved a checkpoint" if seen.checkpoint_at or row.checkpoint_at or seen.acknowledged else ""
-
-
-def _lost_work(row: Workload, seen: AttemptSeen, now: float) -> float:
-    """Return the seconds of work since the last checkpoint, else since the start; 0 where it saved on notice."""
+    saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
     ended = seen.ended_at or now
     since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, row.started_at or ended)
-    if seen.acknowledged and seen.checkpoint_at:
-        return 0.0
-    return max(0.0, ended - since)
+    lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
+    return outcomes.Progress(saved, step, lost)
 
 
-def _how(seen: AttemptSeen) -> str:
+def _cause(seen: AttemptSeen) -> str:
     if seen.message:
         return seen.message.strip().splitlines()[-1][:300] if seen.message.strip() else "no output"
     if seen.exit_code is None:
@@ -298,19 +288,5 @@ def _how(seen: AttemptSeen) -> str:
     return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
 
 
-def _for(row: Workload) -> str:
-    notice = row.notice
-    assert notice is not None
-    if notice.kind == "preempt_test":
-        return "a test of preemption"
-    who = notice.by_owner or notice.by_team
-    return f"{who} ({notice.by_team})" if notice.by_owner and notice.by_team else who or "other work"
-
-
-def _name(row: Workload) -> str:
-    return f"{row.name or row.id} of {row.owner}"
-
-
-def _freed(row: Workload) -> str:
-    milli = row.size
-    return f"{gpus_are(milli)} free again." if milli else "its place is free again."
+def _job(row: Workload) -> str:
+    return outcomes.job_of(row.name or row.id, row.owner)

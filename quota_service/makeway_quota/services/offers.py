@@ -67,7 +67,8 @@ class OfferService:
 
     async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:
         rows = await self._context.world.rows()
-        message = sentence(found.facts, names_of(self._context.document.policies, rows))
+        document = self._context.document
+        message = sentence(found.facts, names_of(document.policies, rows, document))
         return Offer(
             profile=found.profile,
             team=found.policy,

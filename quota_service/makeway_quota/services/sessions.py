@@ -13,7 +13,7 @@ from ..control.reconcile import decide
 from ..engine.state import Profile
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload
-from ..wording import count, names
+from ..wording import count, names, outcomes
 from . import views
 from .caller import Caller
 from .context import Context
@@ -33,9 +33,8 @@ class SessionService:
         profile = self._session_profile(request, groups)
         await self._end_earlier(await self._live(), request)
         new = self._new_session(request, profile)
-        said = f"{request.user} requests a session with {title_of(context.document, profile)}" + (
-            f" for {context.title(request.team)}." if request.team else "."
-        )
+        team = context.title(request.team) if request.team else None
+        said = outcomes.session_requested(request.user, title_of(context.document, profile), team)
         decision = NewDecision("submit", new.id, request.team, request.user, "session", said)
         cap = Cap(context.document.sessions_per_user, "session", with_gpus=True) if profile.gpus else None
         try:
@@ -138,7 +137,7 @@ class SessionService:
         context = self._context
         row = await self._row(id)
         if row.state == "starting" or (row.state == "running" and not row.server_started):
-            message = f"{row.owner}'s notebook runs" + (f" on {_where(row)}." if row.placement else ".")
+            message = outcomes.session_runs(row.owner, *_where(row))
             fields = {"state": "running", "server_started": True, "reason_code": "running", "reason_message": message}
             await context.call(
                 context.store.commit,
@@ -161,10 +160,7 @@ class SessionService:
         row = await context.call(context.store.workload, id)
         if row is None or row.kind != "session" or row.state not in SESSION_LIVE:
             return
-        held = row.placement and row.gpus
-        message = f"{row.owner}'s session ended ({why})" + (
-            f"; {_where(row)} {'are' if len(row.placement[0].devices) > 1 else 'is'} free again." if held else "."
-        )
+        message = outcomes.session_ended(row.owner, why, *_where(row if row.gpus else None))
         now = context.clock()
         change = end_session(row, now, "released", message)
         await context.call(context.store.commit, [change], [decide(row, "release", "released", message)], now=now)
@@ -201,7 +197,7 @@ def _beyond_cap(user: str, full: TooMany) -> MakewayError:
     )
 
 
-def _where(row: Workload) -> str:
-    place = row.placement[0]
-    devices = names([str(index) for index in place.devices], 8)
-    return f"GPU{'' if len(place.devices) == 1 else 's'} {devices} of {place.node}" if devices else place.node
+def _where(row: Workload | None) -> tuple[tuple[int, ...], str | None]:
+    """Return the devices and the node of a session; no node where it holds nothing."""
+    place = row.placement[0] if row is not None and row.placement else None
+    return (place.devices, place.node) if place else ((), None)

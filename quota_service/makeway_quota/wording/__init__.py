@@ -1,12 +1,13 @@
-"""Wording: the sentences of the service, made from the engine's codes and numbers; every message to people starts here.
+"""The sentences of the service: of the engine's codes and numbers, and of what became of workloads (`outcomes`).
 
 The engine names workloads, teams, pools and profiles by id; `Names` turns ids into what people call them.
 """
 
 from __future__ import annotations
 
+from . import outcomes
 from .amounts import count, duration, gpus, gpus_are, names, number
 from .naming import IDS, Names
 from .sentences import sentence
 
-__all__ = ["IDS", "Names", "count", "duration", "gpus", "gpus_are", "names", "number", "sentence"]
+__all__ = ["IDS", "Names", "count", "duration", "gpus", "gpus_are", "names", "number", "outcomes", "sentence"]

@@ -1,0 +1,144 @@
+"""Sentences about what became of a workload: how it ended, why it returns to the queue, what its lease did.
+
+Called by the loop and the services, with milli-GPUs, seconds and names; state first, then the cause, then what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from makeway_api.quantities import count
+
+from .amounts import duration, gpus_are, names
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of an attempt's work is saved: the step of the last checkpoint, and the seconds of work lost since."""
+
+    saved: bool
+    step: int | None
+    lost: float
+
+    def __str__(self) -> str:
+        if not self.saved:
+            return f"no checkpoint, lost {duration(self.lost)} of work"
+        return f"saved at step {self.step}" if self.step is not None else "saved a checkpoint"
+
+    @property
+    def with_loss(self) -> str:
+        """The same, with the work that was lost since the checkpoint."""
+        return f"{self}, {duration(self.lost)} of work since then is lost" if self.saved else str(self)
+
+
+def job_of(name: str, owner: str) -> str:
+    """Return what people call a job: `“train” of ana`."""
+    return f"“{name}” of {owner}"
+
+
+def free_again(milli: int) -> str:
+    """Return what an allocation leaves behind: `2 GPUs are free again.`; CPU and memory where it had no GPUs."""
+    return f"{gpus_are(milli)} free again." if milli else "its CPU and memory are free again."
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------
+
+
+def succeeded(job: str, ran: float, milli: int) -> str:
+    """Return that a job ended well; `ran` are the seconds of its last attempt."""
+    return f"{job} ended well after {duration(ran)}; {free_again(milli)}"
+
+
+def cancelled(job: str, milli: int) -> str:
+    """Return that a running job was cancelled and is gone."""
+    return f"{job} was cancelled; {free_again(milli)}"
+
+
+def cancelled_before_start(job: str) -> str:
+    """Return that a job was cancelled before its processes started."""
+    return f"{job} was cancelled before it started."
+
+
+def could_not_start(job: str, cause: str) -> str:
+    """Return that a backend refused to start a job."""
+    return f"{job} could not be started: {cause}"
+
+
+def failed(job: str, cause: str, milli: int) -> str:
+    """Return that a job failed for good."""
+    return f"{job} failed: {cause}; {free_again(milli)}"
+
+
+def failed_and_retried(job: str, cause: str, left: int) -> str:
+    """Return that a job failed and starts again; `left` tries remain after the next one."""
+    return f"{job} failed ({cause}) and is tried again, {count(left, 'more try', 'more tries')} left."
+
+
+def made_way(job: str, preemptor: str, progress: Progress) -> str:
+    """Return that a job left within its grace."""
+    return f"{job} made way for {preemptor}; {progress}. {GOES_ON}"
+
+
+def killed_at_deadline(job: str, grace: float, progress: Progress) -> str:
+    """Return that a job was killed because it was still there after its grace."""
+    return f"{job} did not leave within {duration(grace)} and was killed; {progress.with_loss}. {GOES_ON}"
+
+
+GOES_ON = "It waits for GPUs again and will go on from there."
+
+
+def lost(job: str, nodes: Sequence[str], progress: Progress) -> str:
+    """Return that a job was lost with its nodes and starts again."""
+    return f"{job} vanished from {_nodes(nodes)} without a report and is started again; {progress.with_loss}."
+
+
+def lost_for_good(job: str, nodes: Sequence[str], times: int) -> str:
+    """Return that a job was lost too often."""
+    return f"{job} vanished from {_nodes(nodes)}, {count(times, 'time')} in all, and is not tried again."
+
+
+def preemptor(owner: str | None, team: str | None) -> str:
+    """Return for whom a workload makes way: `bo (DevOps)`."""
+    return f"{owner} ({team})" if owner and team else owner or team or "another workload"
+
+
+PREEMPT_TEST = "a test of preemption"
+
+
+def _nodes(nodes: Sequence[str]) -> str:
+    return names(nodes) or "its node"
+
+
+# -- sessions --------------------------------------------------------------------------------------------------
+
+
+def session_requested(owner: str, profile: str, team: str | None) -> str:
+    """Return that a person requests a notebook; `profile` and `team` are titles."""
+    return f"{owner} requests a session with {profile}" + (f" for {team}." if team else ".")
+
+
+def session_runs(owner: str, devices: Sequence[int], node: str | None) -> str:
+    """Return that a notebook is up, and where; `node` is None where it holds nothing."""
+    return f"{owner}'s notebook runs" + (f" on {_where(devices, node)}." if node else ".")
+
+
+def session_ended(owner: str, cause: str, devices: Sequence[int], node: str | None) -> str:
+    """Return that a session was released; `node` is None where it held no GPUs."""
+    freed = f"; {_where(devices, node)} {'are' if len(devices) > 1 else 'is'} free again." if node else "."
+    return f"{owner}'s session ended ({cause}){freed}"
+
+
+def session_made_way(owner: str, preemptor: str, milli: int) -> str:
+    """Return that a preemptible session was stopped after its grace."""
+    return f"{owner}'s preemptible session made way for {preemptor}; {free_again(milli)}"
+
+
+def lease_expired(owner: str, seconds: float, hub_answers: bool, milli: int) -> str:
+    """Return that a session ended because its lease of `seconds` was not renewed."""
+    known = "the Hub has no such server" if hub_answers else "the Hub cannot be reached"
+    return f"The lease of {owner}'s session was not renewed for {duration(seconds)} and {known}; {free_again(milli)}"
+
+
+def _where(devices: Sequence[int], node: str) -> str:
+    return f"GPU{'' if len(devices) == 1 else 's'} {names([str(i) for i in devices], 8)} of {node}" if devices else node
