@@ -128,4 +128,4 @@ def test_foreign_pods_and_cpu_count() -> None:
     world.step()
     code, message = world.reason("j2")
     assert code == "fragmented"
-    assert message.startswith("3 GPUs of pool p are free, but not with the CPU and memory that it needs")
+    assert message.startswith("3 GPUs of pool p are free, but on no node together with 2 cores and 100 MiB of memory;")

@@ -101,7 +101,7 @@ async def test_a_script_that_ignores_the_signal_is_killed_and_the_log_says_what_
         (requeued,) = await told(run, job, "requeue")
         assert re.fullmatch(
             r"“deaf” of ana did not leave within 1 s and was killed; no checkpoint, lost \d(\.\d)? s of work\. "
-            r"It waits for GPUs again and will go on from there\.",
+            r"It waits for GPUs again and starts from the beginning\.",
             requeued.message,
         ), requeued.message
         again = await run.job(job.id, "running")

@@ -98,10 +98,11 @@ def test_the_end_of_a_job_is_told_with_its_name_the_preemptor_and_what_is_saved(
     job = outcomes.job_of("train", "ana")
     saved, unsaved = outcomes.Progress(True, 21, 3.0), outcomes.Progress(False, None, 90.0)
     by = outcomes.preemptor("bo", "DevOps")
-    goes_on = "It waits for GPUs again and will go on from there."
+    goes_on = "It waits for GPUs again and goes on from there."
     assert outcomes.made_way(job, by, saved) == f"“train” of ana made way for bo (DevOps); saved at step 21. {goes_on}"
     assert outcomes.killed_at_deadline(job, 30, unsaved) == (
-        f"“train” of ana did not leave within 30 s and was killed; no checkpoint, lost 1 min 30 s of work. {goes_on}"
+        "“train” of ana did not leave within 30 s and was killed; no checkpoint, lost 1 min 30 s of work. "
+        "It waits for GPUs again and starts from the beginning."
     )
     assert outcomes.succeeded(job, 61, 500) == "“train” of ana ended well after 1 min 1 s; 0.5 GPU is free again."
     assert outcomes.cancelled(job, 0).endswith("its CPU and memory are free again.")
@@ -119,3 +120,15 @@ def test_the_end_of_a_session_is_told_with_the_gpus_that_it_frees() -> None:
         "The lease of ana's session was not renewed for 1 min 30 s and the Hub has no such server; "
         "2 GPUs are free again."
     )
+
+
+def test_cpu_and_memory_have_numbers() -> None:
+    request = {"kind": "job", "needs": 2, "workers": 1, "each": 2, "cpu": 8, "memory": 65536}
+    values = {**request, "pool": "p", "free": 4, "total": 8, "most_on_a_node": 4}
+    said = sentence((Fact("no_cpu_or_memory", values),))
+    assert (
+        said
+        == "4 GPUs of pool p are free, but on no node together with 8 cores and 64 GiB of memory; this job needs 2."
+    )
+    said = sentence((Fact("no_free_gpus", values | {"needs": 0, "each": 0, "free": 0, "cpu": 1}),))
+    assert said == "No node of pool p has enough CPU and memory free; this job needs 1 core and 64 GiB of memory."

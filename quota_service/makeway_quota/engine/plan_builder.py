@@ -171,6 +171,8 @@ class PlanBuilder:
             values["yields_after"] = self.cluster.settings.yields_after
         elif rule != "preempt_in_team" and not allocation.amount:
             code = "reclaim_cpu"
+            holds = len(allocation.parts)
+            values |= {"cpu": number(allocation.need.cpu * holds), "memory": allocation.need.memory * holds}
         elif rule == "reclaim" and account is preemptor.account:
             code = "reclaim_own_team"
         return (Fact(code, values),)

@@ -77,15 +77,16 @@ def failed_and_retried(job: str, cause: str, left: int) -> str:
 
 def made_way(job: str, preemptor: str, progress: Progress) -> str:
     """Return that a job left within its grace."""
-    return f"{job} made way for {preemptor}; {progress}. {GOES_ON}"
+    return f"{job} made way for {preemptor}; {progress}. {_goes_on(progress)}"
 
 
 def killed_at_deadline(job: str, grace: float, progress: Progress) -> str:
     """Return that a job was killed because it was still there after its grace."""
-    return f"{job} did not leave within {duration(grace)} and was killed; {progress.with_loss}. {GOES_ON}"
+    return f"{job} did not leave within {duration(grace)} and was killed; {progress.with_loss}. {_goes_on(progress)}"
 
 
-GOES_ON = "It waits for GPUs again and will go on from there."
+def _goes_on(progress: Progress) -> str:
+    return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 
 def lost(job: str, nodes: Sequence[str], progress: Progress) -> str:

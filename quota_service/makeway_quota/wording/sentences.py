@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from makeway_api.durations import duration
-from makeway_api.quantities import count, gpus, listed, number
+from makeway_api.quantities import count, gpus, listed, memory, number
 
 from ..engine.plan import Fact
 from .naming import IDS, Names
@@ -54,7 +54,16 @@ def _pool(v: V, names: Names) -> str:
     return f"pool {names.pool(v['pool'])}"
 
 
+def _cpu_memory(v: V) -> str:
+    """Return an amount of CPU and memory: `8 cores and 64 GiB of memory`."""
+    cores = f"{number(v['cpu'])} {'core' if v['cpu'] == 1 else 'cores'}" if v.get("cpu") else ""
+    return listed(filter(None, (cores, f"{memory(v['memory'])} of memory" if v.get("memory") else "")))
+
+
 def _asks(v: V) -> str:
+    if not v["needs"]:
+        each = f" on each of {v['workers']} nodes" if v["workers"] > 1 else ""
+        return f"this {v['kind']} needs {_cpu_memory(v) or 'no GPU'}{each}"
     if v["workers"] == 1:
         return f"this {v['kind']} needs {number(v['each'])}"
     return f"this {v['kind']} needs {number(v['needs'])} ({v['workers']} × {number(v['each'])})"
@@ -82,10 +91,12 @@ def _uses(v: V, names: Names) -> str:
     return f"{team}'s sessions use" if v["by"] == "sessions" else f"{team} uses"
 
 
+def _reserved(v: V) -> str:
+    return gpus(v["reserved"], "reserved GPU")
+
+
 def _starts_in_quota(v: V, names: Names) -> str:
-    return (
-        f"Starts on {listed(v['nodes'])}: {_uses(v, names)} {number(v['uses'])} of its {gpus(v['reserved'])} reserved."
-    )
+    return f"Starts on {listed(v['nodes'])}: {_uses(v, names)} {number(v['uses'])} of its {_reserved(v)}."
 
 
 def _starts_nominated(v: V, names: Names) -> str:
@@ -146,8 +157,7 @@ def _guarantee_used(v: V, names: Names) -> str:
 
 
 def _never_over_quota(v: V, names: Names) -> str:
-    reserved = f"{number(v['reserved'])} reserved {'GPU' if v['reserved'] == 1 else 'GPUs'}"
-    return f"{names.team(v['team'])} uses {number(v['uses'])} of its {reserved}; {_asks(v)}, and "
+    return f"{names.team(v['team'])} uses {number(v['uses'])} of its {_reserved(v)}; {_asks(v)}, and "
 
 
 def _held_for(v: V, names: Names) -> str:
@@ -170,8 +180,29 @@ def _free(v: V, names: Names) -> str:
     return f"{gpus(v['free'])} of {_pool(v, names)} {is_are(v['free'])} free"
 
 
+def _no_free_gpus(v: V, names: Names) -> str:
+    if not v["needs"]:
+        return f"No node of {_pool(v, names)} has enough CPU and memory free; {_asks(v)}."
+    return f"{number(v['free'])} of the {gpus(v['total'])} of {_pool(v, names)} {is_are(v['free'])} free; {_asks(v)}."
+
+
+def _no_cpu_or_memory(v: V, names: Names) -> str:
+    if not v["needs"]:
+        return _no_free_gpus(v, names)
+    beside = _cpu_memory(v) or "the CPU and memory that it needs"
+    return f"{_free(v, names)}, but on no node together with {beside}; {_asks(v)}."
+
+
+def _reclaim_cpu(v: V, names: Names) -> str:
+    held = _cpu_memory(v) or "the CPU or memory"
+    return f"{_needs(v, names)} within its reservation, and some of the {held} that this {v['victim_kind']} uses."
+
+
 def _outranked(v: V, names: Names) -> str:
     ahead = [names.workload(id) for id in v["ahead"]]
+    if not v["needs"]:
+        took = f"{count(len(ahead), 'workload')} ahead in {_pool(v, names)} took its CPU and memory"
+        return f"{took} ({listed(ahead, most=4)}); {_asks(v)}."
     return (
         f"{count(len(ahead), 'workload')} ahead in {_pool(v, names)} took its free GPUs "
         f"({listed(ahead, most=4)}); {number(v['free'])} {is_are(v['free'])} left, {_asks(v)}."
@@ -215,9 +246,7 @@ SENTENCES: Mapping[str, Sentence] = {
         f"{_needs(v, n)} within the reservation, and {n.team(v['victim_team'])} is at its limit; {_order(v, n)}."
     ),
     "reclaim_fair_share": lambda v, n: f"{_needs(v, n)} within its fair share; {_beyond(v, n)}; {_order(v, n)}.",
-    "reclaim_cpu": lambda v, n: (
-        f"{_needs(v, n)} within its reservation, and the CPU or memory that this {v['victim_kind']} holds."
-    ),
+    "reclaim_cpu": _reclaim_cpu,
     "preempt_in_team": lambda v, n: (
         f"{_needs(v, n)} and has a higher priority than this {v['victim_kind']} of the same team."
     ),
@@ -271,14 +300,12 @@ SENTENCES: Mapping[str, Sentence] = {
         f"{listed([n.workload(id) for id in v['nominees']], most=4)}; {_asks(v)}."
     ),
     "outranked": _outranked,
-    "no_free_gpus": lambda v, n: (
-        f"{number(v['free'])} of the {gpus(v['total'])} of {_pool(v, n)} {is_are(v['free'])} free; {_asks(v)}."
-    ),
+    "no_free_gpus": _no_free_gpus,
     "fragmented": lambda v, n: f"{_free(v, n)}, but at most {v['most_on_a_node']} on one node; {_asks(v)}.",
     "fragmented_blocks": lambda v, n: (
         f"{_free(v, n)}, but not in {v['workers']} blocks of {number(v['each'])}; {_asks(v)}."
     ),
-    "no_cpu_or_memory": lambda v, n: f"{_free(v, n)}, but not with the CPU and memory that it needs; {_asks(v)}.",
+    "no_cpu_or_memory": _no_cpu_or_memory,
     "waits_before_reclaim": lambda v, n: "It waits for free GPUs before another workload is preempted for it.",
     "no_victims": lambda v, n: "It is within the reservation, but no preemptible workload would free enough GPUs.",
     "waiting_for_node": lambda v, n: f"Waits for a node of {_pool(v, n)}: {v['booting']} of {v['wanted']} booting.",

@@ -117,9 +117,16 @@ def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, m
 
 
 def _request(queue: Queue) -> dict[str, Number]:
-    """Return the values that describe the request in every fact."""
+    """Return the values that describe the request in every fact; `each`, `cpu` (cores) and `memory` (MiB) by worker."""
     need = queue.need
-    return {"kind": queue.kind, "needs": number(need.total), "workers": need.least, "each": number(need.gpus)}
+    return {
+        "kind": queue.kind,
+        "needs": number(need.total),
+        "workers": need.least,
+        "each": number(need.gpus),
+        "cpu": number(need.cpu),
+        "memory": need.memory,
+    }
 
 
 def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:

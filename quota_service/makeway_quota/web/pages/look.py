@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from makeway_api.models import Pool
 
@@ -15,7 +15,7 @@ NORMAL_FROM, HEAT_FROM = 17, 97
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a picture must know of its page: a class and a title for each team, and where jobs are shown."""
+    """How a page shows teams, profiles and jobs: a class and a title for each team, and where jobs are shown."""
 
     classes: Mapping[str, str]
     titles: Mapping[str, str]
@@ -24,6 +24,8 @@ class Look:
     """number of cells on the page"""
     linked: frozenset[str] | None = None
     """teams whose jobs the visitor may open; None: all"""
+    profiles: Mapping[str, str] = field(default_factory=dict)
+    """titles of the profiles"""
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -39,8 +41,12 @@ class Look:
         return self.classes.get(team, "tx")
 
     def title(self, team: str) -> str:
-        """Return the title that people read."""
+        """Return the title of a team."""
         return self.titles.get(team) or team
+
+    def profile(self, name: str) -> str:
+        """Return the title of a profile; its name if the policy has it no more."""
+        return self.profiles.get(name) or name
 
 
 def number(gpus: float) -> str:

@@ -120,6 +120,7 @@ def look_of(
         titles={team: services.context.title(team) for team in teams},
         jobs=f"{settings.prefix}jobs/",
         devices=sum(len(node.devices) for node in cells),
+        profiles={name: facts.title for name, facts in services.context.document.profile_facts.items()},
         linked=None if caller.admin else frozenset(entry.team for entry in usage.teams),
     )
 
