@@ -115,7 +115,7 @@ def test_work_without_gpus_is_evicted_where_its_cpu_keeps_guaranteed_gpus_idle(k
     plan = world.submit("b1", "b", "one", kind=kind).step()
     (victim,) = plan.evict
     assert (victim.id, victim.rule) == ("c2", "reclaim")
-    assert "the CPU or memory that this job holds" in world.say(victim)
+    assert "and some of the 4 cores that this job uses" in world.say(victim)
     assert {s.id for s in world.release().step().start} == {"b1"}
     assert not world.submit("b2", "b", "one").submit("b3", "b", "one").step().evict, "over quota"
 
