@@ -78,6 +78,10 @@ class Network:
         self._open = asyncio.Event()
         self._open.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unanswered: set[asyncio.StreamWriter] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self.refusing = False
+        """whether new connections are closed at once"""
         self.port = 0
 
     def url(self, database: str = "one_test") -> str:
@@ -92,6 +96,10 @@ class Network:
         """Forward everything again, the bytes that were held back first."""
         self._open.set()
 
+    def lose_answers(self) -> None:
+        """Close each connection that is open now as soon as the server answers something, which is lost."""
+        self._unanswered = set(self._clients)
+
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one connection, both ways."""
         task = asyncio.current_task()
@@ -99,14 +107,18 @@ class Network:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
+            if self.refusing:
+                raise ConnectionRefusedError
             await self._open.wait()
             far_reader, far_writer = await asyncio.open_unix_connection(self._socket)
         except (OSError, asyncio.CancelledError):
             writer.close()
             return
+        self._clients.add(writer)
         ways = [self._pump(reader, far_writer), self._pump(far_reader, writer)]
         with suppress(asyncio.CancelledError):
             await asyncio.gather(*ways)
+        self._clients.discard(writer)
         for each in (writer, far_writer):
             each.close()
 
@@ -114,6 +126,8 @@ class Network:
         with suppress(OSError):
             while data := await reader.read(65536):
                 await self._open.wait()
+                if writer in self._unanswered:
+                    break
                 writer.write(data)
                 await writer.drain()
         await self._open.wait()

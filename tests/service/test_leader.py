@@ -248,3 +248,27 @@ async def test_a_clock_that_jumps_does_not_shorten_the_grace_of_a_session(tmp_pa
     assert [change.workload for change in ended.changes] == ["s-1"]
     await leader.close()
     store.close()
+
+
+async def test_a_new_leader_grants_the_rest_of_a_grace_not_a_second_one(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
+    leader, at = Leader(store.leader_lock(6.0), 6.0), 100.0
+    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    notice = Notice("owners come back", 1.0, 31.0)
+    rows = {"s-1": made._replace(state="checkpointing", attempt=1, notice=notice)}
+    seen = await Recorder().observe()
+    actuator = Actuator(store, Recorder(), leader, monotonic=lambda: at)
+    assert await leader.acquire()
+    actuator.restart(leader.check())
+    assert not (await actuator.give(rows, seen, 21.0, Started())).changes, "20 of 30 s have passed"
+    at = 109.9
+    assert not (await actuator.give(rows, seen, 21.0, Started())).changes
+    at = 110.0
+    assert (await actuator.give(rows, seen, 21.0, Started())).changes
+    actuator.restart(leader.check())
+    at = 500.0
+    assert not (await actuator.give(rows, seen, -70.0, Started())).changes, "its clock is behind: no negative age"
+    at = 530.0
+    assert (await actuator.give(rows, seen, -70.0, Started())).changes
+    await leader.close()
+    store.close()

@@ -66,15 +66,15 @@ class Actuator:
         self._term: int | None = None
         """the term that orders are sent in; None until a cycle takes over"""
         self._monotonic = monotonic
-        self._seen_at: dict[tuple[str, float], float] = {}
-        """monotonic seconds when the notice of a session, by id and time, was first seen"""
+        self._noticed_since: dict[tuple[str, float], float] = {}
+        """monotonic seconds since when a session, by id and time of its notice, is noticed"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
 
     def restart(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
         self._term = term
-        self._seen_at.clear()
+        self._noticed_since.clear()
         self._noticed.clear()
         self._failing.clear()
 
@@ -187,7 +187,7 @@ class Actuator:
 
         A session holds its GPUs until the Hub lists its server no more. Without a Hub there is no server to wait for.
         """
-        late = self._late(rows)
+        late = self._late(rows, now)
         gone = set(late)
         if self._servers is not None:
             gone = self._servers.stop({id: (row.owner, row.server) for id, row in late.items()})
@@ -198,19 +198,23 @@ class Actuator:
             message = outcomes.session_made_way(row.owner, by, row.size)
             change_set.add(end_session(row, now, "made_way", message), decide(row, "release", "made_way", message))
 
-    def _late(self, rows: Iterable[Workload]) -> dict[str, Workload]:
+    def _late(self, rows: Iterable[Workload], now: float) -> dict[str, Workload]:
         """Return the sessions whose grace is over, by id.
 
-        The grace is counted on the monotonic clock from when this replica first saw the notice in its term: a clock
-        that jumps stops no server early, and a new leader waits for at most one grace more.
+        The grace is counted on the monotonic clock from when this replica first saw the notice in its term, so that a
+        clock that jumps stops no server early. What had passed by then comes from the time that the notice was
+        written with: a new leader grants the rest of the grace, not a second one.
         """
         at = self._monotonic()
         noticed = {row.id: (row, row.notice) for row in rows if row.notice is not None}
-        self._seen_at = {(id, notice.at): self._seen_at.get((id, notice.at), at) for id, (_, notice) in noticed.items()}
+        self._noticed_since = {
+            (id, notice.at): self._noticed_since.get((id, notice.at), at - max(0.0, now - notice.at))
+            for id, (_, notice) in noticed.items()
+        }
         return {
             id: row
             for id, (row, notice) in noticed.items()
-            if at - self._seen_at[id, notice.at] >= notice.deadline - notice.at
+            if at - self._noticed_since[id, notice.at] >= notice.deadline - notice.at
         }
 
     async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:

@@ -20,6 +20,7 @@ from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
 from .caller import Caller
+from .refusals import database_errors
 from .user_limits import UserLimits
 
 P = ParamSpec("P")
@@ -118,8 +119,9 @@ class Context:
             self.limits.learn((await self.world.rows()).values())
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function of the store in a thread of the requests."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+        """Call a blocking function of the store in a thread of the requests; 503 where the database is away."""
+        with database_errors():
+            return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
     async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that plans in the one thread for what-if."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from makeway_api.errors import MakewayError
+
+from ..store.errors import Conflict, NotLeading, OutcomeUnknown, StoreError, TooMany
+
+log = logging.getLogger("makeway.requests")
+
+DATABASE_PAUSE = 3.0
+"""Seconds after which a request may be repeated that the database did not answer."""
 
 
 def refuse(message: str, code: str, status: int = 400, **numbers: object) -> MakewayError:
@@ -15,3 +26,23 @@ def busy(message: str, code: str, status: int, retry_after: float, **numbers: ob
     return MakewayError(
         message, code=code, status=status, numbers={**numbers, "retry_after": max(1, round(retry_after))}
     )
+
+
+@contextmanager
+def database_errors() -> Iterator[None]:
+    """Turn a database that does not answer into a refusal (503) that can be repeated; other errors pass through."""
+    try:
+        yield
+    except (Conflict, TooMany, NotLeading):
+        raise
+    except OutcomeUnknown as error:
+        log.warning("A request was answered without its outcome: %s", error)
+        message = (
+            "Makeway's database went silent while this was written, so it is not known yet whether it counts. "
+            "Look before you repeat it; with the same Idempotency-Key a submission can be repeated at any time."
+        )
+        raise busy(message, "outcome_unknown", 503, DATABASE_PAUSE) from error
+    except StoreError as error:
+        log.warning("A request could not use the database: %s", error)
+        message = "Makeway's database does not answer, so nothing was changed. Running work goes on; try again shortly."
+        raise busy(message, "database_unavailable", 503, DATABASE_PAUSE) from error

@@ -20,7 +20,7 @@ from .context import Context
 from .eligibility import pick_profile, pick_team
 from .job_access import JobAccess
 from .offers import OfferService
-from .refusals import refuse
+from .refusals import database_errors, refuse
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import check_process, new_job, read_files
 from .user_limits import Reservation, bytes_of
@@ -97,7 +97,8 @@ class SubmissionService:
             reservation.expect(new.id)
             with context.world.follow(new.id) as follower:
                 try:
-                    row = await self._batcher.take(new, files, decision)
+                    with database_errors():
+                        row = await self._batcher.take(new, files, decision)
                 except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
                     if isinstance(files, FilesOf):
                         await self._access.visible(caller, files.workload)

@@ -4,7 +4,8 @@ SQLite: WAL, so that readers never wait; every writing transaction begins IMMEDI
 `synchronous=NORMAL`, because a commit then survives any death of the service, and costs 0.1 ms instead of a disk
 flush. A power cut may take the last moments' commits, but on one machine it takes the jobs they speak of as well.
 PostgreSQL: writers take one advisory lock, so that event ids are committed in their order and none is ever missed; each
-commit notifies the other replicas, which then read what changed (`follow`).
+commit notifies the other replicas, which then read what changed (`follow`). A COMMIT that the server does not answer
+is neither a failure nor repeated: its outcome is looked up by the number of its transaction.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from .connections import postgres_engine
-from .errors import StoreError
+from .errors import OutcomeUnknown, StoreError
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
@@ -37,7 +38,20 @@ WRITERS = 0x4D414B45
 """The advisory lock that PostgreSQL writers take ("MAKE")."""
 
 CHANNEL = "makeway"
-BEGIN_WRITE = text(f"SELECT pg_advisory_xact_lock({WRITERS}), pg_notify('{CHANNEL}', :origin)")
+BEGIN_WRITE = text(f"SELECT txid_current(), pg_advisory_xact_lock({WRITERS}), pg_notify('{CHANNEL}', :origin)")
+WAIT_FOR_WRITERS = text(f"SELECT pg_advisory_xact_lock({WRITERS})")
+STATUS = text("SELECT txid_status(:number)")
+
+OUTCOME_SECONDS = 12.0
+"""Seconds that the outcome of a COMMIT without an answer is looked for before the caller hears that it is unknown."""
+
+
+class Unanswered(NamedTuple):
+    """A COMMIT that the server did not answer: the number of its transaction, and the rows for the listeners."""
+
+    number: int
+    changed: Sequence[Any]
+    quiet: bool
 
 
 class Database:
@@ -54,6 +68,7 @@ class Database:
         self._writing = threading.Lock()
         self._wrote = Outcome()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
+        self._unanswered: Unanswered | None = None
         self._closed = False
 
     def close(self) -> None:
@@ -90,16 +105,61 @@ class Database:
 
     @contextmanager
     def write(self, changed: Sequence[Any] = (), *, quiet: bool = False) -> Iterator[Connection]:
-        """Write all or nothing, one writer at a time; then call the listeners with `changed`, unless `quiet`."""
+        """Write all or nothing, one writer at a time; then call the listeners with `changed`, unless `quiet`.
+
+        OutcomeUnknown when the connection broke during COMMIT and the server cannot be asked what became of it; the
+        listeners are called later then, before the next write, if it was committed.
+        """
         with self._explained(), self._writing, self._wrote.watched():
-            with self._connected() as plain:
-                connection = plain.execution_options(makeway_writes=True)
-                with connection.begin():
-                    if not self.sqlite:
-                        connection.execute(BEGIN_WRITE, {"origin": self.origin})
-                    yield connection
-            if not quiet:
-                self._call_listeners(changed)
+            self._resolve()
+            number, committing = 0, False
+            try:
+                with self._connected() as plain:
+                    connection = plain.execution_options(makeway_writes=True)
+                    with connection.begin():
+                        if not self.sqlite:
+                            number = int(connection.execute(BEGIN_WRITE, {"origin": self.origin}).one()[0])
+                        yield connection
+                        committing = True
+            except DBAPIError as error:
+                if not (committing and number and error.connection_invalidated):
+                    raise
+                self._unanswered = Unanswered(number, changed, quiet)
+                if not self._outcome(error):
+                    raise
+            else:
+                if not quiet:
+                    self._call_listeners(changed)
+
+    def _outcome(self, error: DBAPIError) -> bool:
+        """Whether the COMMIT that ended with this error counts; OutcomeUnknown if the server cannot be asked."""
+        ends = time.monotonic() + OUTCOME_SECONDS
+        log.warning("The database did not answer a COMMIT; its outcome is looked up: %s", explain(self.url, error))
+        while True:
+            try:
+                return self._resolve()
+            except DBAPIError as again:
+                if not again.connection_invalidated and not isinstance(again, OperationalError):
+                    raise
+                if time.monotonic() > ends:
+                    raise OutcomeUnknown() from again
+                time.sleep(0.2)
+
+    def _resolve(self) -> bool:
+        """Return whether the COMMIT without an answer counts (then the listeners are called); False if there is none.
+
+        The lost transaction held the writers' lock, so that it has ended once another transaction gets this lock.
+        """
+        lost = self._unanswered
+        if lost is None:
+            return False
+        with self._connected() as connection, connection.begin():
+            connection.execute(WAIT_FOR_WRITERS)
+            committed = bool(connection.execute(STATUS, {"number": lost.number}).scalar_one() == "committed")
+        self._unanswered = None
+        if committed and not lost.quiet:
+            self._call_listeners(lost.changed)
+        return committed
 
     def follow(self, read: Callable[[Connection], Sequence[Any] | None]) -> None:
         """Read what other replicas committed, then call the listeners with the rows, unless `read` returned None.
@@ -108,6 +168,7 @@ class Database:
         of its versions.
         """
         with self._explained(), self._writing:
+            self._resolve()
             with self._connected() as connection, connection.begin():
                 changed = read(connection)
             if changed is not None:

@@ -11,6 +11,16 @@ class StoreError(Exception):
     """The database cannot be used; the sentence says why and what to do."""
 
 
+class OutcomeUnknown(StoreError):
+    """The connection broke during a COMMIT, and the database cannot be asked yet whether it counts."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database went silent while this was written, so it is not known yet whether it counts; "
+            "look before you repeat it, or repeat it with the same Idempotency-Key"
+        )
+
+
 class Conflict(StoreError):
     """Another request was faster: `existing` is what it wrote."""
 

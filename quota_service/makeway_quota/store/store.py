@@ -53,6 +53,7 @@ class Store:
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self._known = KnownRows()
+        database.on_commit(self._known.add)
 
     def close(self) -> None:
         """Close the connections to the database."""
@@ -127,7 +128,6 @@ class Store:
             added = {workload.id for workload in changed}
             decided = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
             writes.log(connection, changed, decided, now)
-        self._known.add(changed)
         return answers
 
     def workload(self, id: str) -> Workload | None:
@@ -187,7 +187,6 @@ class Store:
             skipped = {change.workload for change in changes} - applied
             writes.log(connection, changed, [d for d in decisions if d.workload not in skipped], now)
             committed += changed
-        self._known.add(changed)
         return applied
 
     # -- decisions and events
@@ -297,7 +296,6 @@ class Store:
         def read(connection: Connection) -> list[Workload] | None:
             nonlocal found
             found = replicas.changed_after(connection, after, self._known)
-            self._known.add(found.rows)
             return found.rows if found.last > after else None
 
         self._database.follow(read)
