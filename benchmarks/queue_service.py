@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ from makeway_quota.service import Service
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
+from makeway_quota.web.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 
 from .queue_mix import CLASSES, UNITS, policy, queues
@@ -43,8 +43,7 @@ async def serve(folder: Path) -> None:
     people["root"] = Caller("root", admin=True, scopes=SCOPES)
     web = WebSettings(secret=b"benchmark" * 4)
     app = create_app(service.services, web, TokenAuth(people))
-    web_server = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=60)
-    server = uvicorn.Server(web_server)
+    server = uvicorn.Server(server_config(app))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     await service.start()
     print(f"http://127.0.0.1:{listener.getsockname()[1]}{web.prefix.rstrip('/')}", flush=True)
@@ -56,4 +55,4 @@ async def serve(folder: Path) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(serve(Path(sys.argv[1])))
+    run(serve(Path(sys.argv[1])))

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from makeway_quota.control import cycle
 from makeway_quota.service import Service
 from makeway_quota.store.records import Change
+from makeway_quota.web.http_server import run, server_config
 
 from .measure import Measured
 from .request_load import API, TEAMS, large_service
@@ -37,7 +38,7 @@ BEFORE = {"usage": 320.0, "offers": 230.0, "pools": 200.0, "submit": 113.0}
 
 def measure() -> list[Measured]:
     """Measure everything."""
-    return asyncio.run(_measure())
+    return run(_measure())
 
 
 async def _measure() -> list[Measured]:
@@ -85,7 +86,7 @@ async def _answer(service: Service, client: httpx2.AsyncClient, path: str) -> fl
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[str]:
     """Serve the app on a free port; gives the address of the API."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+    server = uvicorn.Server(server_config(app, lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     task = asyncio.create_task(server.serve([listener]))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
@@ -14,6 +13,7 @@ from makeway_quota.config import load
 from makeway_quota.service import Service
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
+from makeway_quota.web.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 from replicas import RemoteBackend
 from running import PEOPLE
@@ -25,7 +25,7 @@ async def serve(path: str, name: str, port_file: Path) -> None:
     service = await Service.open(load(environ=dict(os.environ)), backend)
     backend.term = lambda: service.loop.term
     app = create_app(service.services, WebSettings(secret=b"test" * 8), TokenAuth(PEOPLE))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
+    server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         await service.start()
         (partial := port_file.with_suffix(".new")).write_text(str(listener.getsockname()[1]))
@@ -36,4 +36,4 @@ async def serve(path: str, name: str, port_file: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    asyncio.run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    run(serve(sys.argv[1], sys.argv[2], Path(sys.argv[3])))

@@ -185,9 +185,11 @@ def _serve(args: argparse.Namespace) -> int:
     """Serve; an error at the start is also written to the state directory, where `make run` finds it."""
     trouble = Path(os.environ.get("MAKEWAY_STATE_DIR") or "var") / TROUBLE
     try:
+        from .web.http_server import run
+
         config = load(args.config)
         trouble = config.state_dir / TROUBLE
-        return asyncio.run(serve(config, ready=lambda: trouble.unlink(missing_ok=True)))
+        return run(serve(config, ready=lambda: trouble.unlink(missing_ok=True)))
     except Exception as error:
         with suppress(OSError):
             trouble.write_text(f"{error}\n" if str(error) else f"{type(error).__name__}\n", encoding="utf-8")
@@ -214,22 +216,13 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
     from .control.hub_client import HubApi
     from .service import Service
     from .web.app import create_app
+    from .web.http_server import server_config
     from .web.settings import WebSettings
 
     hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
     service = await Service.open(config, make_backend(config), hub)
     app = create_app(service.services, WebSettings.of(config))
-    settings = uvicorn.Config(
-        app,
-        host=config.host,
-        port=config.port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=2,
-        timeout_keep_alive=75,  # longer than any client keeps an idle connection: none is closed under a request
-        proxy_headers=False,
-        server_header=False,
-    )
+    settings = server_config(app, host=config.host, port=config.port, timeout_graceful_shutdown=2)
     server = _Server(settings, app.state.streams.close)
     await service.start()
     ready()

@@ -16,6 +16,7 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import SCOPE, TokenAuth
+from makeway_quota.web.http_server import server_config
 from makeway_quota.web.settings import WebSettings
 from running import Running, running
 
@@ -103,8 +104,8 @@ async def portal(state: Path, **settings: Any) -> AsyncIterator[Portal]:
 class Server(uvicorn.Server):
     """Uvicorn in this process, which says when it has a port and leaves the signals alone."""
 
-    def __init__(self, app: Any) -> None:
-        super().__init__(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -113,13 +114,22 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
-    """Serve an app behind a real socket of this machine; gives its address."""
-    server = Server(app)
+async def listening(server: Server) -> AsyncIterator[int]:
+    """Run a server until the end of the block; gives its port."""
     task = asyncio.create_task(server._serve())
     await server.ready.wait()
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    if hasattr(app.state, "streams"):
-        app.state.streams.close()
-    server.should_exit = True
-    await asyncio.wait_for(task, 10)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(task, 30)
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[str]:
+    """Serve an app behind a real socket of this machine; gives its address."""
+    config = server_config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2)
+    async with listening(Server(config)) as port:
+        yield f"http://127.0.0.1:{port}"
+        if hasattr(app.state, "streams"):
+            app.state.streams.close()

@@ -274,6 +274,65 @@ async def test_bodies_beyond_the_limit_are_asked_to_come_back() -> None:
     first.cancel()
 
 
+async def test_slow_uploads_of_some_callers_keep_no_other_out() -> None:
+    """Ana and bo hold all that people may have; the spawner's request comes in, and eve's after one of them ends."""
+    settings = WebSettings(secret=b"x" * 32, most_bodies=6, most_bodies_per_caller=2, bodies_for_spawner=2)
+    handed_on: list[str] = []
+    told: list[tuple[str, int]] = []
+    arriving = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        handed_on.append(dict(scope["headers"])[b"authorization"].decode())
+
+    limits = Limits(app, settings, Authenticator(settings, TokenAuth(PEOPLE)))
+
+    async def upload(person: str, *, slow: bool) -> None:
+        async def receive() -> dict[str, Any]:
+            if slow:
+                arriving.set()
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                told.append((person, message["status"]))
+
+        await limits(asked(settings, b"token " + person.encode()), receive, send)
+
+    slow = []
+    for person in ("ana", "ana", "bo", "bo"):
+        arriving.clear()
+        slow.append(asyncio.create_task(upload(person, slow=True)))
+        await asyncio.wait_for(arriving.wait(), 10)
+    await upload("ana", slow=False)
+    await upload("eve", slow=False)
+    assert told == [("ana", 503), ("eve", 503)]
+    assert handed_on == []
+    for _ in range(3):
+        await upload("spawner", slow=False)
+    assert handed_on == ["token spawner"] * 3
+    slow[0].cancel()
+    await asyncio.wait({slow[0]})
+    await upload("ana", slow=False)
+    assert handed_on[3:] == ["token ana"]
+    for task in slow:
+        task.cancel()
+    await asyncio.wait(slow)
+    assert limits._arriving.total == 0
+
+
+async def test_a_body_that_ends_early_is_not_processed() -> None:
+    settings = WebSettings(secret=b"x" * 32)
+    messages = [{"type": "http.request", "body": b"{}", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    limits = Limits(never, settings, Authenticator(settings, TokenAuth(PEOPLE)))
+    await limits(asked(settings, b"token ana"), receive, never)
+    assert messages == []
+
+
 async def test_large_bodies_are_processed_a_few_at_a_time() -> None:
     settings = WebSettings(secret=b"x" * 32, most_large_bodies=2)
     at_once: list[int] = []

@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from makeway import connection
 from makeway_api.client import Client
+from makeway_quota.web.http_server import server_config
 from running import Running, running
 
 
@@ -47,7 +48,7 @@ class Portal:
     async def _serve(self, state: Path) -> None:
         self._loop = asyncio.get_running_loop()
         async with running(state, MAKEWAY_TICK_SECONDS="0.5") as run:
-            config = uvicorn.Config(run.app, host="127.0.0.1", port=0, log_level="warning", timeout_graceful_shutdown=1)
+            config = server_config(run.app, port=0, timeout_graceful_shutdown=1)
             self._server, self._service = uvicorn.Server(config), run
             serving = asyncio.create_task(self._server.serve())
             while not self._server.started and not serving.done():  # noqa: ASYNC110 (uvicorn has no event for it)

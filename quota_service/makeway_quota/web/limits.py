@@ -21,7 +21,7 @@ from ..services import Caller
 from .auth import Authenticator, login_first
 from .problems import answer
 from .settings import WebSettings
-from .waiting_bodies import TooManyBytes, WaitingBodies, WaitingBody
+from .waiting_bodies import ArrivingBodies, TooManyBodies, TooManyBytes, WaitingBodies, WaitingBody
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -49,6 +49,10 @@ class Refused(Exception):
         self.unread = unread
 
 
+class Gone(Exception):
+    """The connection ended before the body was complete; a part of it is never processed."""
+
+
 class Limits:
     """ASGI middleware: authenticates, reads a body up to its limit, checks it, then hands it on whole."""
 
@@ -56,7 +60,9 @@ class Limits:
         self.app = app
         self.settings = settings
         self._authenticator = authenticator
-        self._arriving = 0
+        self._arriving = ArrivingBodies(
+            settings.most_bodies, settings.most_bodies_per_caller, settings.bodies_for_spawner
+        )
         self._waiting = WaitingBodies(
             max(settings.most_waiting_bytes, settings.job_bytes),
             max(settings.most_waiting_bytes_per_caller, settings.job_bytes),
@@ -78,9 +84,12 @@ class Limits:
             _check_length(scope, limit)
             caller = await self._check_login(scope)
             known = True
-            with self._body(limit) as body, self._waiting.of(caller.name) as waiting:
-                await self._receive(body, waiting, receive, limit)
+            spool = SpooledTemporaryFile[bytes](max_size=min(limit, IN_MEMORY))
+            with spool as body, self._waiting.of(caller.name) as waiting:
+                await self._receive(caller, body, waiting, receive, limit)
                 await self._process(scope, body, receive, send)
+        except Gone:
+            return
         except Refused as refused:
             if refused.unread:
                 await _drain(receive, MOST_DRAINED if known or _has_token(scope) else MOST_DRAINED_WITHOUT_LOGIN)
@@ -102,41 +111,41 @@ class Limits:
             raise Refused(error.problem(), unread=True) from None
         return caller
 
-    def _body(self, limit: int) -> SpooledTemporaryFile[bytes]:
-        if self._arriving >= self.settings.most_bodies:
-            raise Refused(_busy("Too many requests are being received: try again in a moment.", 2), unread=True)
-        return SpooledTemporaryFile(max_size=min(limit, IN_MEMORY))
-
     async def _receive(
-        self, body: SpooledTemporaryFile[bytes], waiting: WaitingBody, receive: Receive, limit: int
+        self, caller: Caller, body: SpooledTemporaryFile[bytes], waiting: WaitingBody, receive: Receive, limit: int
     ) -> None:
-        """Read the body into `body`; a connection that ends early leaves a part, as the app will see."""
-        self._arriving += 1
-        size = 0
+        """Read the whole body into `body`; Gone if the connection ends before."""
         try:
-            async with asyncio.timeout(self.settings.body_seconds):
-                while True:
-                    async with asyncio.timeout(self.settings.body_silence):
-                        message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > limit:
-                        raise Refused(_too_large(limit), unread=True)
-                    if size > IN_MEMORY:
-                        waiting.grow_to(size)
-                    body.write(part)
-                    if not message.get("more_body", False):
-                        return
+            with self._arriving.of(caller.name, caller.holds("reserve")):
+                async with asyncio.timeout(self.settings.body_seconds):
+                    await self._read(body, waiting, receive, limit)
+        except TooManyBodies:
+            detail = "Too many requests are being received, of yours or of all: try again in a moment."
+            raise Refused(_busy(detail, 2), unread=True) from None
         except TooManyBytes:
             detail = "Too many large requests wait to be processed, of yours or of all: send this one again later."
             raise Refused(_busy(detail, 5), unread=True) from None
         except TimeoutError:
             detail = "The request did not arrive in time: send it again over a faster connection, or send less."
             raise Refused(Problem(title="Timeout", status=408, code="timeout", detail=detail)) from None
-        finally:
-            self._arriving -= 1
+
+    async def _read(
+        self, body: SpooledTemporaryFile[bytes], waiting: WaitingBody, receive: Receive, limit: int
+    ) -> None:
+        size, more = 0, True
+        while more:
+            async with asyncio.timeout(self.settings.body_silence):
+                message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise Refused(_too_large(limit), unread=True)
+            if size > IN_MEMORY:
+                waiting.grow_to(size)
+            body.write(part)
+            more = message.get("more_body", False)
 
     async def _process(self, scope: Scope, body: SpooledTemporaryFile[bytes], receive: Receive, send: Send) -> None:
         if body.tell() <= IN_MEMORY:

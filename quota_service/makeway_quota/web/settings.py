@@ -31,6 +31,10 @@ class WebSettings:
     """longest time without a byte of it"""
     most_bodies: int = 64
     """bodies that are received at the same time, of all callers"""
+    most_bodies_per_caller: int = 16
+    """as many of them as one caller may have (the spawner: all)"""
+    bodies_for_spawner: int = 8
+    """places among them that only callers with the scope `reserve` get: the Hub's spawner, which acts for all users"""
     most_large_bodies: int = 2
     """bodies above 1 MiB that are processed at the same time, of submissions and of all else; others wait on disk"""
     most_waiting_bytes: int = 2**30

@@ -1,4 +1,7 @@
-"""Count the request bodies that lie on disk, from their first megabyte until they are processed, and bound them."""
+"""Count request bodies and bound them: those that arrive, and those that lie on disk until they are processed.
+
+Each bound is one for all callers and one for each, so that one caller's slow or large bodies keep no other out.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,40 @@ LEAST = 8 * 2**20
 
 class TooManyBytes(Exception):
     """The bodies on disk have reached the limit of all callers, or of this one."""
+
+
+class TooManyBodies(Exception):
+    """As many bodies arrive as may, of all callers or of this one."""
+
+
+class ArrivingBodies:
+    """The bodies that arrive, of all callers and of each; used on the event loop only.
+
+    The last `reserved` places are for the spawner: people who open slow uploads do not keep sessions from starting.
+    """
+
+    def __init__(self, most: int, most_per_caller: int, reserved: int) -> None:
+        self._most = most
+        self._most_per_caller = most_per_caller
+        self._reserved = min(reserved, most // 2)
+        self._by_caller: Counter[str] = Counter()
+        self.total = 0
+
+    @contextmanager
+    def of(self, caller: str, spawner: bool) -> Iterator[None]:
+        """Count one body of a caller until the end of the block; TooManyBodies beyond a limit."""
+        most = self._most if spawner else self._most - self._reserved
+        if self.total >= most or (not spawner and self._by_caller[caller] >= self._most_per_caller):
+            raise TooManyBodies
+        self.total += 1
+        self._by_caller[caller] += 1
+        try:
+            yield
+        finally:
+            self.total -= 1
+            self._by_caller[caller] -= 1
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
 
 
 class WaitingBodies:
