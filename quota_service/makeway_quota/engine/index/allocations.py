@@ -146,8 +146,14 @@ def _time(cluster: ClusterState, workload: Workload) -> None:
         cluster.yielding.add(workload.id)
     elif at < inf:
         heappush(cluster.yields_at, (at, workload.id))
-        if len(cluster.yields_at) > 4 * len(cluster.workloads) + 64:  # a workload may be entered many times
-            cluster.yields_at = sorted(set(cluster.yields_at))
+        if len(cluster.yields_at) > 4 * len(cluster.workloads) + 64:  # most of them have ended or were entered again
+            cluster.yields_at = sorted({entry for entry in cluster.yields_at if _is_current(cluster, *entry)})
+
+
+def _is_current(cluster: ClusterState, at: float, name: str) -> bool:
+    """Whether a known workload will count one priority lower from just this time on."""
+    workload = cluster.workloads.get(name)
+    return workload is not None and _yields_from(cluster, workload) == at
 
 
 def _allocate(cluster: ClusterState, workload: Workload, crowded: dict[str, NodeState]) -> None:
