@@ -63,3 +63,14 @@ def test_the_incremental_engine_lowers_priorities_as_time_passes() -> None:
         plan = incremental.plan(world.now)
         assert plan == schedule(replace(snapshot, now=world.now))
         assert [e.id for e in plan.evict] == ["old"]
+
+
+def test_jobs_that_ended_long_before_they_would_yield_are_not_remembered() -> None:
+    world = full(12 * HOUR)
+    incremental = IncrementalEngine(world.snapshot())
+    known = len(incremental.cluster.yields_at)
+    for at in range(300):
+        (job,) = (each for each in world.snapshot().workloads if each.id == "new")
+        incremental.change([replace(job, id=f"short{at}", started_at=world.now)], ["new", f"short{at - 1}"])
+    assert len(incremental.cluster.yields_at) < known + 100
+    assert {"old", "short299"} <= {name for _, name in incremental.cluster.yields_at}
