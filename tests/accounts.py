@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,28 +17,54 @@ from hub.portal import Portal
 
 PASSWORD = "correct-horse-9"
 ROOT = Path(__file__).parents[1]
+PARTS = (".venvs", "node_modules", "hub_config", "spawner", "quota_service", "widgets")
+"""The folders of the checkout that a portal needs besides the virtual environment."""
 
-# Accounts cannot use a Python below root's home. Where that is all there is, the portal of a test sees the same
-# files in a place that every account may enter; nothing outside of its mount namespace changes.
-OPEN_UP = """
+# Other accounts may not enter root's home, nor a checkout that only its owner may enter. The processes of a test see
+# the same files in folders that every account may enter; nothing outside of their mount namespace changes.
+OPEN = """
 set -e
-closed=$1 inside=$2; shift 2
-bare=$(mktemp -d) && chmod 755 "$bare"
-mkdir -p "$bare/$inside" && mount --bind "$closed/$inside" "$bare/$inside"
-mount --rbind "$bare" "$closed"
+while [ "$1" != -- ]; do
+    closed=$1 many=$2; shift 2
+    open=$(mktemp -d)
+    mount -t tmpfs -o mode=755 tmpfs "$open"
+    while [ "$many" -gt 0 ]; do
+        if [ -d "$closed/$1" ]; then mkdir "$open/$1"; else touch "$open/$1"; fi
+        mount --rbind "$closed/$1" "$open/$1"
+        shift; many=$((many - 1))
+    done
+    mount --rbind "$open" "$closed"
+    umount -l "$open"
+    rmdir "$open"
+done
+shift
 exec "$@"
 """
 
 
+def closed_folders(paths: Iterable[Path]) -> dict[Path, set[str]]:
+    """Return the folders above these paths that other accounts may not enter, with the needed names inside."""
+    found: dict[Path, set[str]] = {}
+    for path in paths:
+        for name, folder in zip((path, *path.parents), path.parents, strict=False):
+            if not folder.stat().st_mode & 0o001:
+                found.setdefault(folder, set()).add(name.name)
+    return found
+
+
 def wrapper() -> list[str]:
-    """What to put before a command so that other accounts may use this Python."""
+    """Return the words before a command whose Python and checkout other accounts may use."""
     python = Path(sys.executable).resolve()
-    closed = next((d for d in reversed(python.parents) if not d.stat().st_mode & 0o001), None)
-    if closed is None:
+    parts = [ROOT / name for name in PARTS]
+    closed = closed_folders([python, Path(sys.prefix), *(part for part in parts if part.exists())])
+    if not closed:
         return []
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
-        pytest.skip(f"no account but root may use {python}, and this machine makes no mount namespaces")
-    return ["unshare", "-m", "sh", "-c", OPEN_UP, "sh", str(closed), python.relative_to(closed).parts[0]]
+        pytest.skip(f"no account but root may enter {min(closed)}, and this machine makes no mount namespaces")
+    words = []
+    for folder in sorted(closed, key=lambda folder: len(folder.parts), reverse=True):  # the innermost first
+        words += [str(folder), str(len(closed[folder])), *sorted(closed[folder])]
+    return ["unshare", "-m", "sh", "-c", OPEN, "sh", *words, "--"]
 
 
 @contextmanager
@@ -63,9 +89,17 @@ def accounts(people: Mapping[str, str]) -> Iterator[None]:
             subprocess.run(["groupdel", group], check=False, capture_output=True)
 
 
+def compile_notebook() -> None:
+    """Compile what a notebook imports: other accounts cannot write bytecode into the environment."""
+    code = "import jupyterhub.singleuser, jupyterlab.labapp, jupyter_server.serverapp, ipykernel.kernelapp"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+
+
 @contextmanager
 def shared_portal(groups: Mapping[str, str], more: str = "") -> Iterator[Portal]:
     """The portal in system users mode with the sample policy, whose teams are these Unix groups."""
+    compile_notebook()
     root = Path(tempfile.mkdtemp(prefix="makeway-"))
     root.chmod(0o755)
     policy = (ROOT / "hub_config" / "policy.yaml").read_text()
