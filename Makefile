@@ -7,13 +7,17 @@ MAKEFLAGS += --no-print-directory
 # What set-up installed comes first: the environment, then the node it chose, then the npm parts.
 export PATH := $(CURDIR)/.venv/bin:$(CURDIR)/.venvs/bin:$(CURDIR)/node_modules/.bin:$(PATH)
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# Without bytecode every Hub, service and notebook compiles what it imports at each start: half of its start.
+unexport PYTHONDONTWRITEBYTECODE
 
 QUICK := not slow and not long and not e2e and not browser and not mutations
 PYTEST := .venv/bin/python -m pytest
+# The tests over random worlds and histories; `make test` runs a part of each.
+RANDOM := invariants reference holds shortcuts second_opinion
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check coverage invariants mutations faults lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -26,23 +30,27 @@ run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks
 
 test: setup ## Run every test, the browser's too; installs Debian's chromium if it is missing
 	@.venv/bin/python scripts/set_up.py --browser
-	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q $(if $(CI),--durations=40) $(ARGS)
+	@$(PYTEST) -n auto --dist loadgroup -q $(if $(CI),--durations=40) $(ARGS)
 
 check: setup ## Run the quick tests only (under 90 seconds)
-	@$(PYTEST) -n auto --maxprocesses 4 --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+	@$(PYTEST) -n auto --dist loadgroup -q -m "$(QUICK)" $(ARGS)
 
 coverage: setup ## Check that the engine's own quick tests reach 98 % of its branches
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)
 	@.venv/bin/python -m coverage report --skip-covered --show-missing --fail-under=98
 
 invariants: setup ## Live through 3,000 random worlds × histories, fast engine and reference, on all processors (hours); HISTORIES=n
-	@HISTORIES=$(or $(HISTORIES),3000) $(PYTEST) -n auto --dist load -q -m slow tests/engine/test_invariants.py tests/engine/test_reference.py tests/engine/test_holds.py $(ARGS)
+	@HISTORIES=$(or $(HISTORIES),3000) $(PYTEST) -n logical --dist load -q $(addprefix tests/engine/test_,$(RANDOM:=.py)) $(ARGS)
 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)
 	@$(PYTEST) -q -m mutations tests/engine/test_mutations.py $(ARGS)
 
-faults: setup ## Kill, freeze and cut off two replicas on PostgreSQL at random (minutes); FAULTS=n
-	@FAULTS=$(or $(FAULTS),60) $(PYTEST) -q -s -m long tests/e2e/test_replicas.py $(ARGS)
+faults: setup ## Kill service, Hub and replicas, freeze and cut off replicas at random (minutes); KILLS=n HUB_KILLS=n FAULTS=n
+	@KILLS=$(or $(KILLS),25) HUB_KILLS=$(or $(HUB_KILLS),5) FAULTS=$(or $(FAULTS),60) \
+		$(PYTEST) -q -s -m "slow or long" tests/e2e/test_faults.py tests/e2e/test_replicas.py $(ARGS)
+
+requests: setup ## Send thousands of valid and invalid requests to every route of the API; REQUESTS=n of each kind
+	@REQUESTS=$(or $(REQUESTS),100) $(PYTEST) -q -m slow tests/web/test_schemathesis.py $(ARGS)
 
 lint: setup ## Check format, style, types, import contracts and templates
 	@$(PYTEST) -q tests/house/test_tools.py $(ARGS)

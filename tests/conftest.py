@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from longest_first import LongestFirst, in_order
 
+ROOT = Path(__file__).parents[1]
+MOST_WORKERS = 8
 PORTALS = ("portal", "fresh")
 """The fixtures that start a whole portal, with ports and a state directory of its own."""
 
@@ -17,26 +21,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    groups = []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        item.add_marker(pytest.mark.xdist_group(group(item, marks)))
+        groups.append(group(item, marks))
+        item.add_marker(pytest.mark.xdist_group(groups[-1]))
         if "root" in marks and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="system users mode needs root: run `sudo make test`"))
+    items[:] = in_order(items, groups)
 
 
 def group(item: pytest.Item, marks: set[str]) -> str:
     """Return the group of a test; a group stays on one worker, so that its fixtures are set up once.
 
     Tests that create Unix accounts form one group, because the accounts' names are the same everywhere. Of the other
-    tests with whole portals, those that share one form a group, and those with one of their own run anywhere.
+    tests with whole portals, those that share one form a group, and those with one of their own run anywhere, as do
+    slow tests that share nothing. A mark `xdist_group` goes first.
     """
     if "root" in marks:
         return "accounts"
-    fixtures = item._fixtureinfo.name2fixturedefs if marks & {"e2e", "browser"} else {}
+    if named := item.get_closest_marker("xdist_group"):
+        return str(named.args[0])
+    fixtures = item._fixtureinfo.name2fixturedefs
     portal = next((fixtures[name][-1] for name in PORTALS if name in fixtures), None)
-    if portal is None:
-        return item.path.name
-    return item.nodeid if portal.scope == "function" else portal.baseid
+    if portal is not None and marks & {"e2e", "browser"}:
+        return item.nodeid if portal.scope == "function" else portal.baseid
+    shared = any(found[-1].scope in ("module", "package") for found in fixtures.values())
+    return item.nodeid if marks & {"slow", "e2e"} and not shared else item.path.relative_to(ROOT).as_posix()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LongestFirst | None:
+    """Return the scheduler for `--dist loadgroup`, None for the others."""
+    return LongestFirst(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return two workers more than processors for `-n auto`, as many tests wait; `-n logical` is one for each."""
+    if config.option.numprocesses != "auto":
+        return None
+    return min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ EVENTS = (
 
 
 HISTORIES = int(os.environ.get("HISTORIES", "120"))
-"""The number of long histories of the slow tests; `make invariants` sets 2,000."""
+"""The number of long histories of the slow tests; `make invariants` sets 3,000."""
 MOST_WAITING = 20
 """With more pending work than this, work is cancelled instead of submitted: long queues test nothing new."""
 

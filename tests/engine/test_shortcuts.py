@@ -7,7 +7,7 @@ from collections.abc import Collection
 from random import Random
 
 import pytest
-from engine.histories import happen, random_world
+from engine.histories import HISTORIES, happen, random_world
 from makeway_quota.engine import GPU, Placed, schedule
 from makeway_quota.engine.cycle import rounds
 from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
@@ -18,6 +18,8 @@ from worlds import World
 
 WRONG_ONCE = (23, 25, 32, 58, 118, 358)
 """Seeds of histories in which one of these shortcuts once decided something else."""
+SEEDS = min(10, HISTORIES // 40)
+"""Histories of each test: three, and ten with `make invariants`."""
 SIZES = (0.5, 1, 2, 4, 8)
 
 
@@ -81,7 +83,7 @@ def test_whole_devices_are_held_as_any_others(start: int, monkeypatch: pytest.Mo
 
 def compare(start: int, module: object, name: str, otherwise: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan along random histories, each time also without one of the shortcuts."""
-    for seed in (*range(10 * start, 10 * start + 10), *WRONG_ONCE[start : start + 1]):
+    for seed in (*range(10 * start, 10 * start + SEEDS), *WRONG_ONCE[start : start + 1]):
         random = Random(seed)
         world = random_world(random)
         for _ in range(80 if seed in WRONG_ONCE else 40):

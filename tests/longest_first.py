@@ -1,0 +1,68 @@
+"""Hand groups of tests to the workers of pytest-xdist, the longest first: none starts when all others have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadGroupScheduling
+from xdist.workermanage import WorkerController
+
+SECONDS = {
+    "tests/e2e/test_story.py::test_story": 150,
+    "tests/e2e/test_faults.py::test_the_hub_is_killed": 120,
+    "accounts": 100,
+    "tests/house/test_newcomer.py::test_the_readmes_tour": 90,
+    "tests/hub": 90,
+    "tests/web/test_at_size.py::test_the_panel_of_a_thousand_nodes": 80,
+    "tests/hub/test_embedded.py::test_a_killed_hub_is_announced_and_its_notebooks_are_adopted": 75,
+    "tests/hub/test_embedded.py::test_a_hub_killed_during_a_start_leaks_no_lease": 75,
+    "tests/hub/test_embedded.py::test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left": 70,
+    "tests/hub/test_embedded.py::test_a_killed_starter_takes_the_hub_with_it_and_the_next_start_clears_up": 60,
+    "tests/hub/test_embedded.py::test_kept_notebooks_survive_ctrl_c": 60,
+    "tests/e2e/test_faults.py::test_the_service_is_killed": 60,
+    "types": 60,
+    "tests/e2e/test_bad_input.py::test_a_broken_policy_at_the_first_start_is_named": 40,
+    "tests/widgets": 60,
+    "tests/e2e/test_bad_input.py": 50,
+    "tests/store/test_soak.py": 40,
+    "tests/service/test_eviction.py": 40,
+    "tests/house/test_packages.py": 40,
+    "tests/engine/test_shortcuts.py": 40,
+    "tests/house/test_newcomer.py::test_a_fresh_machine_without_node_is_set_up_and_then_left_alone": 30,
+    "tests/web/test_schemathesis.py::test_many_requests_and_no_500": 30,
+    "tests/e2e/test_replicas.py": 30,
+    "tests/engine/test_invariants.py": 30,
+    "tests/engine/test_reference.py": 30,
+}
+"""Roughly how long the longest groups take on two processors; `make test ARGS=--durations=40` shows the tests."""
+
+BUSY = 10
+"""A worker needs two tests to begin the first: behind a longer group than this it gets the shortest one."""
+
+
+def seconds(group: str) -> int:
+    """Return the known length of a group, 0 for a short one."""
+    return SECONDS.get(group.partition("[")[0], 0)
+
+
+class LongestFirst(LoadGroupScheduling):
+    """Groups stay on one worker; the longest that is left goes to the worker that is free."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        config.option.loadscopereorder = False  # the order is that of the collection: conftest.py
+        super().__init__(config, log)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        waiting = self.assigned_work.get(node, {})
+        left = [group for group, tests in waiting.items() if not all(tests.values())]
+        if any(seconds(group) > BUSY for group in left):
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
+
+
+def in_order(items: Sequence[pytest.Item], groups: Sequence[str]) -> list[pytest.Item]:
+    """Return the tests with those of the longest groups first; otherwise in their own order."""
+    longest = sorted(range(len(items)), key=lambda at: -seconds(groups[at]))
+    return [items[at] for at in longest]
