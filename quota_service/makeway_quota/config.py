@@ -96,7 +96,7 @@ class QuotaService(Configurable):
         "more, and another replica takes over; the same on all replicas (MAKEWAY_LEADER_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LEADER_SECONDS")
     tick_seconds = Float(
-        5.0, min=0.05, max=60.0, help="The loop looks at the world at least this often (MAKEWAY_TICK_SECONDS)."
+        5.0, min=0.05, max=60.0, help="The control loop runs a cycle at least this often (MAKEWAY_TICK_SECONDS)."
     ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
     max_files_mb = Int(
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."

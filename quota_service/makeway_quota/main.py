@@ -271,11 +271,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
     async def _watch_parent(self) -> None:
-        """End with the Hub: a killed one would leave this process behind, on its port, with a token that is void."""
+        """Stop once the Hub is gone: else this process would keep its port, with a token that is no longer valid."""
         while self._parent is not None:
             await asyncio.sleep(0.5)
             if os.getppid() != self._parent:
-                log.warning("The Hub that started this service is gone: it stops, running jobs go on")
+                log.warning("The Hub that started this service has ended: the service stops too, running jobs continue")
                 self.orphaned = True
                 self._end()
                 return

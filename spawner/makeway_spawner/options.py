@@ -18,7 +18,7 @@ from .refusal import Refused
 
 SLUG = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 PREEMPTIBLE_HELPS = frozenset({"not_in_quota"})
-"""The reasons for which a guaranteed session is refused although a preemptible one might run (engine.md §2)."""
+"""The reasons for which a guaranteed session is refused although a preemptible one might run."""
 FRACTIONAL = "fractional_gpus"
 """The reason of an offer that this spawner can never run, whatever is free."""
 

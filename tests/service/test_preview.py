@@ -1,4 +1,4 @@
-"""Previews: which workloads would start, leave and wait under another policy, without any effect."""
+"""Previews: which workloads would start, be evicted and wait under another policy, without any effect."""
 
 from __future__ import annotations
 

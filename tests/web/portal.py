@@ -1,4 +1,4 @@
-"""The web of a whole running service, spoken to as raw HTTP: with tokens, as a browser would, or as a outsider."""
+"""The web of a whole running service, spoken to as raw HTTP: with tokens, as a browser would, or as an outsider."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Portal:
         self.clients: list[httpx2.AsyncClient] = []
 
     def as_(self, name: str | None, **options: Any) -> httpx2.AsyncClient:
-        """A program with a person's token; None is a outsider."""
+        """A program with a person's token; None is an outsider."""
         headers = {"Authorization": f"token {name}"} if name else {}
         headers |= options.pop("headers", {})
         transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=True)

@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 class State(StrEnum):
-    """The life of a workload (engine.md §1); a session ends in `stopped`, a refused one in `cancelled`."""
+    """The states of a workload; a session ends in `stopped`, a refused one in `cancelled`."""
 
     PENDING = "pending"
     STARTING = "starting"
@@ -67,7 +67,7 @@ class Priority(StrEnum):
 
 
 class Reason(Wire):
-    """The reason of a state: a code of engine.md §7, one sentence, and the numbers in it."""
+    """The reason of a state: a code for programs, one sentence, and the numbers in it."""
 
     code: str
     message: str

@@ -64,7 +64,7 @@ def host_node(gpus: tuple[Gpu, ...], pool: str) -> NodeSeen:
 
 
 def virtual_nodes(gpus: int, nodes: int, pool: str, prefix: str = "virtual") -> tuple[NodeSeen, ...]:
-    """Make up `nodes` nodes that share `gpus` devices, the first ones with one more where it does not divide.
+    """Return `nodes` virtual nodes that share `gpus` devices; the first ones get the remainder.
 
     Their CPU and memory are 0, not checked: they all stand for the same machine.
     """

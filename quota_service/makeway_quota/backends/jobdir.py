@@ -2,7 +2,7 @@
 
 `jobs/ID/` belongs to the job's account (mode 0700): `work/`, `checkpoints/`, and one `attempt-N/` each with log,
 notice, progress and report. Only the launcher, as that account, creates things there; the service opens every
-folder and file without following links and checks whose it is, so that no link leads it astray.
+folder and file without following links and checks whose it is, so that no link can redirect it.
 `spool/ID@N` belongs to the service: the order of an attempt that is not yet forgotten, with its files.
 """
 

@@ -76,7 +76,7 @@ class LocalBackend:
 
     @property
     def virtual(self) -> bool:
-        """True when the GPUs are made up."""
+        """Whether the GPUs are virtual."""
         return any(node.virtual for node in self._nodes)
 
     def on_change(self, wake: Callable[[], None]) -> None:

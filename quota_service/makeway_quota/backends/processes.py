@@ -58,7 +58,7 @@ class Stat:
 
     @property
     def dead(self) -> bool:
-        """True for one that only waits to be collected."""
+        """Whether the process is a zombie."""
         return self.state in "ZX"
 
 
@@ -72,7 +72,7 @@ def boot_id() -> str:
 
 @dataclass(slots=True)
 class Process:
-    """A hold on one process. `fd` is a pidfd (readable once the process ended), None where the kernel has none."""
+    """A handle of one process. `fd` is a pidfd (readable once the process ended), None where the kernel has none."""
 
     pid: int
     start_time: int
@@ -80,7 +80,7 @@ class Process:
 
     @classmethod
     def find(cls, claim: Mapping[str, object], uid: int, mark: Mark) -> Process | None:
-        """Take hold of the process of a launcher's claim: same boot, pid, start time, account and mark, or None."""
+        """Open the process of a launcher's claim: same boot, pid, start time, account and mark, or None."""
         pid, start_time = claim.get("pid"), claim.get("start_time")
         if not isinstance(pid, int) or not isinstance(start_time, int) or pid <= 1 or claim.get("boot") != boot_id():
             return None

@@ -87,7 +87,7 @@ def spool(layout: Layout, order: StartOrder, account: Account, nodes: Sequence[N
 
 
 def workers(order: StartOrder, nodes: Mapping[str, NodeSeen]) -> list[dict[str, Any]]:
-    """Work out each worker's own environment: its devices and, in a gang, its rank."""
+    """Return each worker's own environment: its devices and, in a gang, its rank."""
     total = sum(sum(place.milli) for place in order.workers) / 1000
     port = str(_free_port()) if len(order.workers) > 1 else ""
     found = []

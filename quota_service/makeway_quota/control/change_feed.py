@@ -99,7 +99,7 @@ class ChangeFeed:
             document = await self._read(read, current.document, f"policy version {current.version}")
         except PolicyInvalid as error:
             log.error(
-                "Policy version %s is not valid for this replica, which goes on with the last one: %s",
+                "Policy version %s is not valid for this replica, which keeps the last valid one: %s",
                 current.version,
                 error,
             )

@@ -1,7 +1,7 @@
 """Observe, reconcile, plan, apply, actuate, and again: the one writer of decisions.
 
 A cycle is level-triggered: any number of wake-ups collapse into one, and a cycle over an unchanged world changes
-nothing. Every decision is in the store before the backend hears of it, and orders follow from the stored change sets
+nothing. Every decision is in the store before it is actuated, and orders follow from the stored change sets
 alone, so that a service killed between any two lines converges when it is started again. Only the leader runs cycles;
 a follower observes, so that its pages show the nodes.
 """
@@ -49,7 +49,7 @@ MOST_ROUNDS = 5
 
 
 class Loop:
-    """The service's heart: woken by requests, by the backend and by other replicas, at least every `tick` seconds."""
+    """The control loop: woken by requests, by the backend and by other replicas, at least every `tick` seconds."""
 
     def __init__(self, parts: Components) -> None:
         self.store = parts.store
@@ -117,7 +117,7 @@ class Loop:
                 self._wake.set()
 
     async def _once(self) -> None:
-        """Lead or follow, whichever is this replica's part now."""
+        """Run cycles as the leader, else observe as a follower."""
         term = self.leader.term
         if term is None:
             await self.follow()

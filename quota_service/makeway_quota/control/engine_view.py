@@ -1,4 +1,4 @@
-"""Show the engine the rows and nodes, made anew only where they changed."""
+"""Convert rows and nodes to the engine's types, again only where they changed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class News:
 
 
 class EngineView:
-    """The workloads and nodes as the engine was shown them last. `stale` rows and `stale_machines` are shown anew."""
+    """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
     def __init__(self, durations: Durations) -> None:
         self.durations = durations
@@ -48,7 +48,7 @@ class EngineView:
         self._changed_nodes: set[str] = set()
         self._known = False
         self._ends: list[tuple[float, str]] = []
-        """A heap of the moments at which work outlives what was expected of it; others than `_end_of` are void."""
+        """A heap of when work outlives its expected run time; entries that differ from `_end_of` are stale."""
         self._end_of: dict[str, float] = {}
 
     def news(self, snapshot: Snapshot) -> News:
@@ -127,7 +127,7 @@ class EngineView:
         if self._end_of.get(shown.id) != end:
             self._end_of[shown.id] = end
             heapq.heappush(self._ends, (end, shown.id))
-            if len(self._ends) > 2 * len(self._end_of) + 64:  # most of them are void
+            if len(self._ends) > 2 * len(self._end_of) + 64:  # most of them are stale
                 self._ends = sorted((end, id) for id, end in self._end_of.items())
 
     def _show_machine(self, machine: str, assignment: PoolAssignment, placed_on: PlacedOn) -> None:

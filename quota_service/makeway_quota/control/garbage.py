@@ -1,7 +1,7 @@
-"""Make Python look for garbage less often while the engine works.
+"""Run Python's garbage collector less often while the engine works.
 
-By default it looks after every 700 new objects, which a cycle makes in a moment; looking then takes a third of its
-time, and more the larger the world is.
+By default it runs after every 700 new objects, which a cycle makes in a moment; it then takes a third of the
+cycle's time, and more the larger the cluster is.
 """
 
 from __future__ import annotations

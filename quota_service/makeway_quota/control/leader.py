@@ -28,7 +28,7 @@ RETRY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """A moment on two clocks: the monotonic one, and the one that goes on while the machine is suspended."""
+    """A moment on two clocks: the monotonic one, and the one that also counts while the machine is suspended."""
 
     monotonic: float
     boottime: float

@@ -47,7 +47,7 @@ class Leases:
     def unwritten(self) -> set[str]:
         """Return the leases that were renewed here since the last call; only a follower calls it.
 
-        A follower drops what was not renewed for the length of a lease; `restart` begins every lease anew in any case.
+        A follower drops what was not renewed for the length of a lease; `restart` resets every lease in any case.
         """
         renewed, self._unwritten = self._unwritten, set()
         kept_since = self._clock() - self.seconds

@@ -1,7 +1,7 @@
 """Keep what the backend reports, from observation to observation: nodes and attempts by name.
 
 `World` merges each observation here. Attempts that changed stay in `news` until a cycle has gone through with them,
-so that a cycle that fails is made up for by the next one.
+so that the next cycle handles what a failed one did not.
 """
 
 from __future__ import annotations

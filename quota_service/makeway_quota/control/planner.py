@@ -14,7 +14,7 @@ from .engine_view import News
 from .world import World
 
 RENEW_AFTER = 3600.0
-"""Seconds after which the engine's state is built anew, whatever changed (about one second of work an hour)."""
+"""Seconds after which the engine's state is rebuilt, whatever changed (about one second of work an hour)."""
 
 
 class Planner:
@@ -31,11 +31,11 @@ class Planner:
         self._one = asyncio.Lock()
 
     def restart(self) -> None:
-        """Drop the engine: this replica did not plan for a while, so the next decision looks at everything."""
+        """Drop the engine: this replica did not plan for a while, so the next decision reads everything."""
         self._incremental = None
 
     async def plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
-        """Return the plan for the world as it is now. After a failure the engine's state is built anew."""
+        """Return the plan for the world as it is now. After a failure the engine's state is rebuilt."""
         async with self._one:
             return await self._plan(rows, now)
 

@@ -28,7 +28,7 @@ SHARE = 0.2
 """The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
 
 MOST_NEWS = 10_000
-"""Rows that wait to be taken in; beyond, the oldest commits are dropped, and the next request reads all rows anew"""
+"""Rows that wait to be taken in; beyond, the oldest commits are dropped, and the next request reads all rows again"""
 
 NodeKey = tuple[str, str]
 """Node and pool: a node that is divided among pools counts once in each."""
@@ -246,7 +246,7 @@ class ReadModels:
         self._ledger.remove(row.id)
 
     def _take_nodes(self) -> None:
-        """Make the nodes anew that changed, or whose holders did; count usage anew where a document or pool is new."""
+        """Rebuild the nodes that changed, or whose holders did; count usage again after a new document or pool."""
         world = self._world
         document, assignment = world.document, world.assignment
         if self._document is not document:

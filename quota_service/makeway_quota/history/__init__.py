@@ -1,1 +1,1 @@
-"""Past over-quota use, run times, and the retention of what is past."""
+"""Past over-quota use, run times, and the retention of old records."""

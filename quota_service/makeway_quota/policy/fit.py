@@ -74,7 +74,8 @@ def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -
 def fit_text(text: str, file: str, sizes: Sizes) -> str:
     """Return a document scaled as by `fit`, with its comments; PolicyInvalid if it cannot be read.
 
-    The numbers are replaced in the text. Where that does not give the scaled document, it is written anew.
+    The numbers are replaced in the text. Where that does not give the scaled document, the whole
+    document is written again, without its comments.
     """
     document = read(text, file)
     fitted = fit(document, sizes(document) if callable(sizes) else sizes)

@@ -10,7 +10,7 @@ SCOPE = "custom:makeway:"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A person or a program that the Hub vouches for.
+    """The user or program behind a request, as the Hub identifies it by its token.
 
     A scope may have a filter: `custom:makeway:manage!group=rnd` covers the teams of the Hub group `rnd`,
     `custom:makeway:submit!user=ana` the user ana. A scope with a filter is never taken for one without.

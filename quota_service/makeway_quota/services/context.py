@@ -90,7 +90,7 @@ class Context:
         return self.document.teams_of(caller.name, caller.groups)
 
     def visible_teams(self, caller: Caller) -> tuple[str, ...] | None:
-        """Return the teams that a caller may look at: its own and those that it leads; None means all."""
+        """Return the teams that a caller may see: its own and those that it leads; None means all."""
         if caller.manages_all:
             return None
         own, led = self.teams_of(caller), caller.groups_with("manage")

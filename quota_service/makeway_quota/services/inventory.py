@@ -39,7 +39,7 @@ class ShownNode:
 
 
 class InventoryService:
-    """Read-only answers about the cluster; nodes that did not change are not made anew."""
+    """Read-only answers about the cluster; the model of a node is kept until the node changes."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -98,7 +98,7 @@ class InventoryService:
         return [profile_model(document, p) for p in usable(document, self._context.visible_teams(caller), None)]
 
     async def policies(self, caller: Caller) -> list[Policy]:
-        """Return the policies of the teams that the caller may look at."""
+        """Return the policies of the teams that the caller may see."""
         document, teams = self._context.document, self._context.visible_teams(caller)
         return [policy_model(document, p) for p in document.policies if teams is None or p.name in teams]
 

@@ -116,13 +116,13 @@ class JobService:
         return await self.job(caller, id)
 
     async def preempt_test(self, caller: Caller, id: str) -> Job:
-        """Test the preemption of a job: it gets its notice, saves, leaves and comes back, as for an owner (N12)."""
+        """Test the preemption of a job: it gets its notice, saves, ends and is requeued, as in a reclaim (N12)."""
         context = self._context
         row = await self._access.changeable(caller, id, "test the preemption of")
         if row.state != "running":
             raise refuse(f"{row.name} is {row.state}; a preemption can be tested while it runs.", "not_running", 409)
         now = context.clock()
-        message = f"{caller.name} tests the preemption of {row.name}: it saves, leaves and comes back."
+        message = f"{caller.name} tests the preemption of {row.name}: it saves, makes way and resumes."
         notice = Notice(message, now, now + row.grace, "preempt_test", row.team, caller.name, None)
         fields = {"state": "checkpointing", "notice": notice, "reason_code": "preempt_test", "reason_message": message}
         change = Change(id, fields, expect_states=("running",))

@@ -69,7 +69,7 @@ class PolicyService:
         return PolicyCheck(ok=True, changes=changes)
 
     async def preview(self, caller: Caller, text: str) -> Preview:
-        """Return which workloads of the caller's teams would start, leave and wait, beyond what happens anyway."""
+        """Return which workloads of the caller's teams would start, be evicted and wait, beyond what happens anyway."""
         if len(self._previews) >= MOST_PREVIEWS:
             raise busy("Other previews are being computed: try again in a moment.", "previews_busy", 503, 5)
         if caller.name in self._previews:

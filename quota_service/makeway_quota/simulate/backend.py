@@ -10,7 +10,7 @@ from ..store.records import Workload
 from .trace import Arrival
 
 LEFT = 75
-"""The exit code of a job that saved and left (architecture.md §4)."""
+"""The exit code of a job that saved and left."""
 
 
 @dataclass(slots=True)

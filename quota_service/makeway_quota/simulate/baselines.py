@@ -70,7 +70,7 @@ class Running:
 
 
 class Baseline:
-    """One of the four, on the nodes of an cluster."""
+    """One of the four baseline schedulers, on the nodes of a cluster."""
 
     def __init__(self, kind: str, cluster: SimulatedCluster) -> None:
         if kind not in NAMES:
@@ -132,7 +132,7 @@ class Baseline:
         return touched
 
     def _serve(self, key: str, now: float, within: bool = False) -> None:
-        """Start from the head; past the head only where the kind of queue lets others by, or `within` reservations."""
+        """Start from the head; behind a head that does not fit only with backfill, or `within` reservations."""
         queue = self.queues.get(key)
         passing = self.kind in ("backfill", "borrow")
         kept: list[Arrival] = []
@@ -161,5 +161,5 @@ class Baseline:
 def baseline(
     kind: str, cluster: SimulatedCluster, arrivals: Iterable[Arrival], progress: Callable[[float], None] | None = None
 ) -> Outcome:
-    """Play a trace on an cluster by one of the baselines (NAMES)."""
+    """Play a trace on a cluster by one of the baselines (NAMES)."""
     return Baseline(kind, cluster).run(list(arrivals), progress)

@@ -106,7 +106,7 @@ class IncrementalEngine:
             yield heapq.heappop(self._ends)[1]
 
     def _forecasts(self, plan: Plan, single: Mapping[str, Waiting]) -> Iterator[Waiting]:
-        """List forecasts that were made, and those that are void now."""
+        """List forecasts that were made, and those that are no longer valid."""
         known = single.keys() | {start.id for start in plan.start}
         for waiting in single.values():
             if waiting.nomination:

@@ -14,7 +14,8 @@ Listener = Callable[[Workload, Workload], None]
 class MemoryStore:
     """A store in memory for `apply` and `reconcile`, with the same expectations as the database's store.
 
-    Only what has not ended is kept; `on_change` hears of every change as (before, after), `durations` of what ended.
+    Only what has not ended is kept; `on_change` is called with every change as (before, after), `durations`
+    learns from what ended.
     """
 
     def __init__(self, on_change: Listener, durations: Durations | None = None) -> None:

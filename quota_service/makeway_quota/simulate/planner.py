@@ -25,7 +25,7 @@ class Planner(Protocol):
 
 
 class WholePasses:
-    """Shows the engine the whole world every time, as the service's loop does.
+    """Builds a snapshot of everything for each decision.
 
     `durations` are what forecasts are made from: those that the replay learns from.
     """

@@ -222,7 +222,7 @@ def replay(
     durations: Durations | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Play a trace on an cluster, with decisions by `planner`; `durations` learns how long the jobs ran."""
+    """Play a trace on a cluster, with decisions by `planner`; `durations` learns how long the jobs ran."""
     played = Replay(cluster, planner, restart=restart, round_to=round_to, durations=durations)
     with collecting_less():
         return played.run(list(arrivals), progress)

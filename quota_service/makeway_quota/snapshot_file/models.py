@@ -103,7 +103,7 @@ class FileProfile(ProfileTable):
 
 
 class FilePolicy(PolicyTable):
-    """An entry of `policies`. `history` is what it borrowed of late."""
+    """An entry of `policies`. `history` is its decayed over-quota use."""
 
     record = Policy
 

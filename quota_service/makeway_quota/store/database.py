@@ -164,7 +164,7 @@ class Database:
     def follow(self, read: Callable[[Connection], Sequence[Any] | None]) -> None:
         """Read what other replicas committed, then call the listeners with the rows, unless `read` returned None.
 
-        No commit of this process comes between the read and the calls, so the listeners hear of each row in the order
+        No commit of this process comes between the read and the calls, so the listeners get each row in the order
         of its versions.
         """
         with self._explained(), self._writing:

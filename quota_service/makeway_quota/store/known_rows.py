@@ -16,9 +16,9 @@ class KnownRows:
 
     def __init__(self) -> None:
         self.live: dict[str, Workload] = {}
-        """live rows that the listeners heard of"""
+        """live rows that the listeners were called with"""
         self.read: dict[str, Workload] = {}
-        """live rows that were read as a whole, and that no listener heard of"""
+        """live rows that were read as a whole, and that no listener was called with"""
         self.ended: dict[str, int] = {}
         """versions of the last workloads that ended, so that the change feed need not read them again"""
         self._lock = threading.Lock()

@@ -40,7 +40,7 @@ class Many:
 
 
 class Lookup:
-    """A SELECT of texts and integers by a key, for many keys; SQLAlchemy takes six times as long to build one anew."""
+    """A SELECT of texts and integers by a key, for many keys; SQLAlchemy takes six times as long to compile one."""
 
     def __init__(self, key: Column[Any], *columns: Column[Any]) -> None:
         self._sql = f"{select(*columns)} WHERE {key} IN"

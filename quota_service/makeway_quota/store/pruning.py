@@ -1,7 +1,7 @@
 """Remove what is too old, in small transactions; called by `history/retention.py`.
 
 Every method is one short transaction that removes at most `limit` rows and returns how many it removed, so that the
-loop's commits wait for moments only, and a service that is killed in between goes on with the next call.
+loop's commits wait for moments only, and a service that is killed in between continues with the next call.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class FilesOf:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A running workload was asked to make way, for whom and until when."""
+    """The notice of an eviction: why, for whom, and until when the workload may save."""
 
     reason: str
     at: float
@@ -183,7 +183,7 @@ class Workload(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Milli-GPUs that it holds (a gang may run with fewer workers than it asked for), else that it asks for."""
+        """Milli-GPUs that it holds (a gang may run with fewer workers than requested), else that it requests."""
         return self.gpus * (len(self.placement) or self.workers)
 
 

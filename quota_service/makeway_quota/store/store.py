@@ -217,7 +217,7 @@ class Store:
             return reads.event_range(connection)[1]
 
     def oldest_event_id(self) -> int:
-        """Return the id of the oldest event that is kept: a reader behind its id − 1 has to read everything anew."""
+        """Return the id of the oldest event that is kept: a reader behind its id − 1 has to read everything again."""
         with self._database.read() as connection:
             return reads.event_range(connection)[0]
 

@@ -160,7 +160,7 @@ def needs(*scopes: str, some: Sequence[str] = ()) -> Callable[[Request], Awaitab
 
 
 async def still_reads(authenticator: Authenticator, request: Request) -> Caller | None:
-    """Return the caller of a request that goes on, with the rights of now; None once it may not read any more.
+    """Return the caller of a long-lived request with its present rights; None once it may no longer read.
 
     While the Hub cannot be reached, the answer is None too: the reader comes back when it can be asked again.
     """

@@ -120,7 +120,7 @@ def hub_trouble(error: Exception) -> MakewayError:
     """Make the error for a Hub that cannot be reached."""
     why = getattr(error, "log_message", None) or str(error) or type(error).__name__
     return MakewayError(
-        f"JupyterHub cannot be asked who you are just now ({why}). Running work goes on; try again in a moment.",
+        f"JupyterHub cannot be asked who you are ({why}). Running jobs and notebooks continue; try again in a moment.",
         code="hub_unreachable",
         status=503,
     )

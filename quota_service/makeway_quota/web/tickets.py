@@ -14,7 +14,7 @@ from typing import Any
 class Signer:
     """Signs small JSON values with HMAC-SHA256; each `purpose` has a key of its own.
 
-    A note is `base64(json).base64(mac)`: readable, and void once it is changed. `read` returns None for
+    A note is `base64(json).base64(mac)`: readable, and invalid once it is changed. `read` returns None for
     a note of another secret or purpose, and for one that is too old.
     """
 

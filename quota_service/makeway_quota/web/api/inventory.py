@@ -81,7 +81,7 @@ async def offers(
 async def offers_live(
     services: TheServices, authenticator: TheAuthenticator, ticket: Annotated[str, Query(min_length=1, max_length=2000)]
 ) -> Response:
-    """Return the same table anew for the Hub's spawn page: the ticket names the user and lasts 15 minutes."""
+    """Return the same table again for the Hub's spawn page: the ticket names the user and lasts 15 minutes."""
     signed = authenticator.signer.read(TICKET, ticket)
     if not isinstance(signed, list):
         minutes = authenticator.settings.ticket_seconds // 60

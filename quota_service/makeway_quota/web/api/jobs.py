@@ -114,7 +114,7 @@ async def clone(id: Id, caller: Submitter, services: TheServices, request: Clone
 
 @router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))
 async def preempt_test(id: Id, caller: Toucher, services: TheServices) -> Job:
-    """Test the preemption of a job: it gets the notice, saves, leaves and comes back."""
+    """Test the preemption of a job: it gets the notice, saves, ends and is requeued."""
     return await services.jobs.preempt_test(caller, id)
 
 

@@ -39,7 +39,7 @@ async def validate(caller: Manager, services: TheServices, request: PolicyReques
 
 @router.post("/preview", operation_id="policy_preview", response_model=Preview, responses=declared(413, 415))
 async def preview(caller: Manager, services: TheServices, request: PolicyRequest) -> Preview:
-    """Return which workloads would start, leave and wait."""
+    """Return which workloads would start, be evicted, wait or be refused."""
     return await services.policies.preview(caller, request.document)
 
 

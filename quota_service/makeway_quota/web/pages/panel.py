@@ -54,7 +54,7 @@ class Panel:
 
     @property
     def older(self) -> bool:
-        """Whether the log goes on."""
+        """Whether there may be older decisions than those shown."""
         return len(self.decisions) >= LOGGED
 
     @property

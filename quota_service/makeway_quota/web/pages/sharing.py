@@ -80,7 +80,7 @@ async def shared(request: Request, view: View, render: Callable[[], Awaitable[Re
 
 
 def view_of(services: Services, caller: Caller) -> View:
-    """Return what decides about a caller's view: the teams that it may look at.
+    """Return the key of a caller's view: the teams whose work it may see.
 
     What belongs to the caller alone is left out of shared parts; a caller without a team has a view of its own.
     """
