@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_any_value_anywhere_is_read_or_refused_with_its_line(data: st.DataObject
     value = st.sampled_from([*scalars, [], {}, [[]], ["rnd", "rnd"], [{}], {"x": 1}, {"gpus": []}, {"name": None}])
     for _ in range(data.draw(st.integers(1, 3))):
         table, key = data.draw(st.sampled_from(list(places(tree))))
-        table[key] = data.draw(value)
+        table[key] = deepcopy(data.draw(value))  # a later round may change it
     text = data.draw(st.sampled_from([json.dumps(tree, indent=1), yaml.safe_dump(tree)]))
     read, issues = attempt(text)
     assert bool(read) != bool(issues)

@@ -171,7 +171,7 @@ async def test_a_hub_that_is_gone_is_said_so(web: Portal) -> None:
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://hub.test") as client:
         answer = await client.get(f"{API}/me", headers={"Authorization": "token x"})
         assert (answer.status_code, answer.json()["code"]) == (503, "hub_unreachable")
-        assert "Running work goes on" in answer.json()["detail"]
+        assert "Running jobs and notebooks continue" in answer.json()["detail"]
     with pytest.raises(Exception, match="cannot be asked"):
         await people.groups_of("ana")
     await people.close()

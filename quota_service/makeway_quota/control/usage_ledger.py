@@ -42,7 +42,7 @@ class UsageLedger:
             self._totals[node.pool] = self._totals.get(node.pool, 0) + usable(node)
 
     def use(self, assignment: PoolAssignment) -> set[str]:
-        """Take new nodes; return the names of those whose pools or devices changed: their rows must be counted again."""
+        """Take new nodes; return those whose pools or devices changed: their rows must be counted again."""
         before = self._devices
         self._assign(assignment)
         return {name for name in before.keys() | self._devices.keys() if before.get(name) != self._devices.get(name)}
