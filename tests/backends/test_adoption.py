@@ -156,7 +156,7 @@ async def test_a_claim_on_a_foreign_process_is_not_believed(shop: Workshop, outs
     assert alive(outsider)
 
 
-async def test_claims_of_another_boot_are_over(shop: Workshop, outsider: int) -> None:
+async def test_claims_of_an_earlier_boot_are_void(shop: Workshop, outsider: int) -> None:
     stat = Stat.of(outsider)
     assert stat is not None
     await forge(shop, {"pid": outsider, "start_time": stat.start_time, "boot": "another"})

@@ -97,7 +97,7 @@ checkpoint.stop()
 
 
 @pytest.mark.covers("N11")
-async def test_who_ignores_the_notice_is_killed_with_all_its_children(shop: Workshop) -> None:
+async def test_a_job_that_ignores_the_notice_is_killed_with_all_its_children(shop: Workshop) -> None:
     script = "trap '' TERM; sleep 91 & setsid sleep 92 & (setsid sh -c 'trap : TERM; sleep 93' &); echo up; sleep 94"
     await shop.run("j-1", "sh", "-c", script)
     await shop.running("j-1", says="up")

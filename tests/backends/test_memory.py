@@ -34,7 +34,7 @@ async def seen(backend: MemoryBackend, workload: str, attempt: int = 1) -> Attem
     return next(a for a in (await backend.observe()).attempts if (a.workload, a.attempt) == (workload, attempt))
 
 
-async def test_it_starts_once_and_runs_as_long_as_said() -> None:
+async def test_it_starts_once_and_runs_for_its_duration() -> None:
     clock = Clock()
     woken: list[None] = []
     backend = MemoryBackend(NODES, clock=clock, lasts=lambda order: 10.0, starts_after=2.0)
@@ -74,7 +74,7 @@ async def test_attempts_end_the_given_time_after_their_notice() -> None:
     assert (await seen(backend, "j-1", 2)).step == 7
 
 
-async def test_who_ignores_a_notice_is_killed_at_the_earliest_deadline() -> None:
+async def test_a_job_that_ignores_a_notice_is_killed_at_the_earliest_deadline() -> None:
     clock = Clock()
     backend = MemoryBackend(NODES, clock=clock)
     backend.ignoring.add("j-1")

@@ -117,7 +117,7 @@ async def test_a_job_folder_stays_its_first_owners(shared: Workshop) -> None:
         await shared.run("j-1", "true", owner=PEOPLE[1], attempt=2)
 
 
-async def test_links_lead_the_service_nowhere(shared: Workshop) -> None:
+async def test_the_service_follows_no_links_of_a_job(shared: Workshop) -> None:
     script = """
 ln -s /etc/shadow "$MAKEWAY_RESULT_FILE"
 ln -s /etc/shadow "$MAKEWAY_ERROR_FILE"

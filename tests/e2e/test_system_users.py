@@ -307,7 +307,7 @@ def test_users_cannot_read_another_users_job_through_the_api(
 
 
 @pytest.mark.covers("N02")
-def test_who_has_no_account_or_the_wrong_password_is_told_so(portal: Portal) -> None:
+def test_a_login_without_an_account_or_with_a_wrong_password_is_refused(portal: Portal) -> None:
     for name, password in ((ANA, "wrong"), ("no-such-user", PASSWORD), ("root", PASSWORD), (f"{ANA}<b>", PASSWORD)):
         with httpx2.Client(base_url=portal.url, follow_redirects=True, timeout=60) as browser:
             browser.get("/hub/login")
@@ -321,7 +321,7 @@ def test_who_has_no_account_or_the_wrong_password_is_told_so(portal: Portal) -> 
 
 
 @pytest.mark.covers("N01", "F11")
-def test_who_is_taken_out_of_a_group_loses_its_gpus_within_seconds(
+def test_a_user_removed_from_a_group_loses_access_within_seconds(
     portal: Portal, people: dict[str, Person], jobs: dict[str, str]
 ) -> None:
     cy = people[CY]

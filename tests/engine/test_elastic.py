@@ -171,7 +171,7 @@ def test_a_gang_that_is_wider_than_its_least_moves_as_wide_as_it_is() -> None:
     assert (move.rule, [p.node for p in move.to]) == ("consolidate", ["p-2", "p-2"])
 
 
-def test_a_gang_restarts_once_for_all_who_came_meanwhile() -> None:
+def test_a_gang_restarts_once_for_all_workloads_that_came_meanwhile() -> None:
     world = gang(least=1)
     world.submit("b1", "b", "gpu8").step()
     world.jobs("b2 b3", "b", "gpu8")

@@ -126,7 +126,7 @@ def _lent_out() -> tuple[World, IncrementalEngine]:
 
 
 @pytest.mark.covers("F13")
-def test_nothing_is_built_anew_for_one_node() -> None:
+def test_a_change_of_one_node_rebuilds_nothing() -> None:
     world, engine = _lent_out()
     engine.plan(world.now)
     cluster, others = engine.cluster, {n: s for n, s in engine.cluster.nodes.items() if n != "p-2"}
@@ -160,7 +160,7 @@ def test_workloads_of_a_node_that_left_are_found_again_when_it_returns() -> None
 
 
 @pytest.mark.covers("F13")
-def test_a_node_of_a_pool_that_the_snapshot_does_not_name_is_taken_in_by_building_anew() -> None:
+def test_a_node_of_a_pool_that_the_snapshot_does_not_name_rebuilds_the_cluster() -> None:
     world, engine = _lent_out()
     cluster = engine.cluster
     extra = Node("x-1", "elsewhere", 4)

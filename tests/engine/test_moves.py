@@ -96,7 +96,7 @@ def test_what_starts_in_the_same_plan_starts_elsewhere_rather_than_moving_later(
     assert not world.plan().acts
 
 
-def test_what_starts_in_the_same_plan_makes_room_beside_those_who_move() -> None:
+def test_what_starts_in_the_same_plan_makes_room_beside_jobs_that_move() -> None:
     world = World().pool("p", nodes=2, gpus=4, strategy="spread").team("a", reserved=8)
     world.profile("one", 1).profile("four", 4).run("j0", "a", "one", "p-1").run("j1", "a", "one", "p-2")
     plan = world.submit("j2", "a", "one").submit("large", "a", "four").step()

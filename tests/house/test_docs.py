@@ -191,7 +191,7 @@ def test_every_key_of_a_file_is_documented(root: Path, pages: list[str], tables:
     assert not {key for key in keys if not re.search(rf"\b{key}\b", text)}
 
 
-def test_the_snapshot_in_the_reference_gives_the_plan_it_tells(root: Path, tmp_path: Path) -> None:
+def test_the_snapshot_in_the_reference_gives_the_printed_plan(root: Path, tmp_path: Path) -> None:
     from makeway_quota.snapshot_file import plan_command
 
     (text,) = blocks(root / "docs/reference/snapshot.md", "yaml")

@@ -134,7 +134,7 @@ def test_a_python_that_is_too_old_is_named(root: Path, tmp_path: Path) -> None:
     assert find_python(root, tmp_path, PYTHON="python3").returncode == 1
 
 
-def test_a_machine_without_python_is_told_what_to_install(root: Path, tmp_path: Path) -> None:
+def test_without_a_python_the_message_names_what_to_install(root: Path, tmp_path: Path) -> None:
     found = find_python(root, tmp_path)
     assert "no Python was found" in found.stderr
     assert "apt-get install python3" in found.stderr

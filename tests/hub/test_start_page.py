@@ -33,7 +33,7 @@ def test_a_user_of_two_teams_chooses_and_a_user_of_none_gets_cpu_and_the_reason(
         ({"profile": "gpu8", "team": "rnd"}, 409, "5 guaranteed"),
     ],
 )
-def test_a_posted_form_that_is_not_allowed_is_refused_in_words(
+def test_a_posted_form_that_is_not_allowed_is_refused_with_a_sentence(
     portal: Portal, form: dict[str, str], status: int, words: str
 ) -> None:
     answer = portal.pick(portal.browser("ana"), **form)
@@ -47,7 +47,9 @@ def test_a_posted_form_that_is_not_allowed_is_refused_in_words(
 
 @pytest.mark.covers("N02")
 @pytest.mark.parametrize("options", [{"profile": "gpu1", "team": "devops"}, {"profile": "nope"}, {"image": "evil"}])
-def test_options_of_the_api_that_are_not_allowed_are_refused_in_words(portal: Portal, options: dict[str, str]) -> None:
+def test_options_of_the_api_that_are_not_allowed_are_refused_with_a_sentence(
+    portal: Portal, options: dict[str, str]
+) -> None:
     answer = portal.start_server("ana", wait=False, **options)
     assert answer.status_code in (400, 403, 404)
     assert len(answer.json()["message"]) > 20

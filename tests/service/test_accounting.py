@@ -132,7 +132,7 @@ def test_what_is_written_and_carried_forward_is_what_was_known() -> None:
     assert change_set.policies() == TEAMS
 
 
-def test_following_changes_is_counting_anew() -> None:
+def test_incremental_counts_equal_a_full_count() -> None:
     chance, clock = random.Random(7), Clock()
     change_set, rows = accounting(clock), {}
     for _ in range(500):
@@ -144,7 +144,7 @@ def test_following_changes_is_counting_anew() -> None:
 
 
 @pytest.mark.covers("F36")
-def test_who_borrowed_all_day_waits_for_who_did_not() -> None:
+def test_a_team_that_borrowed_all_day_waits_for_one_that_did_not() -> None:
     """Teams of one weight: a borrowed all day. Now both want the one GPU that is left: b goes first, for a while."""
     clock = Clock()
     teams = tuple(Policy(name, (QuotaLine((), 1000),)) for name in "ab")

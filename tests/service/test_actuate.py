@@ -1,4 +1,4 @@
-"""Actuator that the machines cannot carry out, and reports that cannot be true: one job's trouble stays its own."""
+"""Orders that a backend cannot carry out, and impossible reports: other jobs are not affected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
 
 
 class Faulty(MemoryBackend):
-    """PoolAssignment whose disk is full: `broken` names the jobs that cannot be told something, by order."""
+    """A backend whose disk is full: `broken` has the names of the jobs for which an order fails, by order."""
 
     def __init__(self) -> None:
         super().__init__([NODE], real_time=True)

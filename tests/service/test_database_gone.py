@@ -1,4 +1,4 @@
-"""Requests while the database does not answer: told as such, and that they can be repeated."""
+"""Requests while the database does not answer: a 503 that names the cause and allows a retry."""
 
 from __future__ import annotations
 

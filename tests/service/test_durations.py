@@ -58,7 +58,7 @@ def test_a_restarted_job_has_its_earlier_attempts_behind_it() -> None:
     assert known.left(row(kind="session"), 0.0) is None
 
 
-def test_who_outran_what_was_expected_is_compared_with_longer_runs_only() -> None:
+def test_a_job_beyond_its_expected_run_time_is_compared_with_longer_runs_only() -> None:
     known = Durations(past(3600, 4000, 5000))
     assert known.left(row(started_at=100.0), 3699.0) == 3600
     assert known.left(row(started_at=100.0), 3700.0) == 4000
@@ -79,7 +79,7 @@ def test_what_ended_teaches_and_what_never_ran_does_not() -> None:
     assert not known.learn(row(state="succeeded", ran=3.0))
 
 
-async def test_the_engine_is_shown_what_past_work_took(tmp_path: Path) -> None:
+async def test_the_engine_gets_the_run_times_of_past_work(tmp_path: Path) -> None:
     """Three jobs end one after the other; the fourth is expected to run as long as the shortest of them at least."""
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
         for at in range(3):

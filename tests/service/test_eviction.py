@@ -1,4 +1,4 @@
-"""Notice, save, leave, come back: through the API, with real training scripts that behave well and badly."""
+"""Notice, save, terminate, requeue: through the API, with real training scripts that behave well and badly."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_what_is_over_is_not_remembered() -> None:
     assert (list(expectations._ordered), expectations._seen) == ([KEY], {KEY})
 
 
-async def test_a_deleted_attempt_is_lost_and_started_anew_as_the_next_one(tmp_path: Path) -> None:
+async def test_a_deleted_attempt_is_lost_and_the_next_one_starts(tmp_path: Path) -> None:
     backend = MemoryBackend(NODES, real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         job = await run.submit("ana", "train", profile="gpu1")
@@ -169,7 +169,7 @@ def test_a_job_avoids_the_node_where_it_is_lost_again_and_again() -> None:
     assert elsewhere.state == "failed", "it was lost on two nodes, more often than allowed: the job is to blame"
 
 
-def test_a_job_ends_where_there_is_no_other_node_to_go_on() -> None:
+def test_a_job_that_is_lost_again_ends_where_there_is_no_other_node() -> None:
     job = row(state="running", infra_failures=2, lost_on=("n1", "n1"))
     assert lost(job, NODES[:1]).state == "failed"
 

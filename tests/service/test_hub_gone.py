@@ -29,11 +29,11 @@ def gone() -> int:
     return process.pid
 
 
-async def test_a_hub_that_is_gone_already_is_noticed(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_stops_if_its_hub_was_gone_at_its_start(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_HUB_PID", str(gone))
     assert await _serve(_Server(uvicorn.Config("nothing:app"), lambda: None), 10)
 
 
-async def test_a_hub_that_is_there_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_keeps_running_while_its_hub_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_HUB_PID", str(os.getppid()))
     assert not await _serve(_Server(uvicorn.Config("nothing:app"), lambda: None), 1.5)

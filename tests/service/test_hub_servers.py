@@ -182,7 +182,7 @@ async def test_leases_end_only_where_the_hub_has_no_such_server(tmp_path: Path) 
         assert (await run.client("spawner").session(kept.id)).phase == "granted"
 
 
-async def test_a_server_that_a_page_misses_is_looked_up_by_its_user() -> None:
+async def test_a_server_that_is_missing_from_the_pages_is_read_by_its_user() -> None:
     async with fake_hub() as hub:
         users = [f"user-{number:02d}" for number in range(20)]
         for user in users[:-1]:

@@ -1,4 +1,4 @@
-"""Plans that start hundreds: written and done part by part, each start once, and every submission under its own id."""
+"""Plans that start hundreds of jobs: written and actuated in parts, each start once, every job under its own id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One door for every order: closed unless the leader's lock was renewed within the deadline, by either clock."""
+"""Orders are refused unless the leader's lock was renewed within the deadline, by either clock."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_filters_narrow_the_list() -> None:
     assert ids([running], ListQuery("running", node="n")) == []
 
 
-def test_people_see_their_teams_and_their_own() -> None:
+def test_users_see_the_work_of_their_teams_and_their_own() -> None:
     assert list_workloads(WAITING, ("ops",), "x", ListQuery()).total == 60
     assert list_workloads(WAITING, (), "u1", ListQuery()).total == 40
     assert list_workloads(WAITING, (), "x", ListQuery()).total == 0

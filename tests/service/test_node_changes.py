@@ -1,4 +1,4 @@
-"""A world that changes node by node and row by row shows the engine what a new look at it would."""
+"""Changes of nodes and rows, one by one, give the engine the same input as a full read."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def next_row(random: Random, rows: Rows, number: int, now: float) -> None:
 
 @pytest.mark.covers("F02", "F12")
 @pytest.mark.parametrize("seed", range(15))
-def test_the_engine_is_shown_what_a_new_look_would_show(seed: int) -> None:
+def test_incremental_changes_give_the_engine_the_state_of_a_full_read(seed: int) -> None:
     asyncio.run(_live_through(Random(seed)))
 
 
@@ -145,7 +145,7 @@ async def _over(world: World) -> object:
     return world.accounting.over()
 
 
-def test_a_change_of_one_node_shows_no_row_anew() -> None:
+def test_a_change_of_one_node_converts_no_row_again() -> None:
     async def change() -> None:
         rows, changes = Rows(), Changes()
         nodes = {f"n{at}": NodeSeen(f"n{at}", "cloud", (0, 1)) for at in range(5)}

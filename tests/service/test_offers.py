@@ -1,4 +1,4 @@
-"""Offers: right after every change, shared by all who ask the same, and within a share of a processor."""
+"""Offers: correct after every change, shared by equal requests, and within a share of a processor."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_an_offer_follows_every_change_at_once(tmp_path: Path) -> None:
                 await run.job(job.id, "cancelled")
 
 
-async def test_many_who_ask_the_same_cost_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_question_of_many_users_costs_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Question] = []
     ask = OfferEngine._ask
 

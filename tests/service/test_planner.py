@@ -1,4 +1,4 @@
-"""The loop's engine stays on its feet, follows the store, and starts anew after trouble."""
+"""The loop keeps one engine, follows the store with it, and rebuilds it after a failure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from running import Running, running
 
 
 @pytest.mark.covers("F13")
-async def test_it_plans_what_a_fresh_look_at_the_same_world_plans(tmp_path: Path) -> None:
+async def test_the_kept_engine_plans_as_a_new_one(tmp_path: Path) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
         world, planner, loop = run.service.world, run.service.loop._planner, run.service.loop
         for at in range(4):
@@ -28,9 +28,7 @@ async def test_it_plans_what_a_fresh_look_at_the_same_world_plans(tmp_path: Path
         assert planner._incremental is incremental, "it was told what changed, not built anew"
 
 
-async def test_after_a_decision_that_failed_it_looks_at_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_a_failed_decision_the_engine_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
         planner = run.service.loop._planner
         await run.until(lambda: _stood(planner), "the loop decides")

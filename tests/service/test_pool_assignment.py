@@ -1,4 +1,4 @@
-"""Several pools on one machine: which GPU is in which pool is the policy document's to say, at any time."""
+"""Several pools on one machine: the policy document assigns each GPU to a pool, and may change that at any time."""
 
 from __future__ import annotations
 

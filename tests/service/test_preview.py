@@ -53,7 +53,7 @@ NOTHING_FOR_DEVOPS = quota(TEXT, "devops", "pools: [gpu], reserved: 0, limit: 9"
 
 
 @pytest.mark.covers("N17", "F10")
-async def test_a_higher_limit_starts_who_waits_for_it(tmp_path: Path) -> None:
+async def test_a_higher_limit_starts_the_jobs_that_wait_for_it(tmp_path: Path) -> None:
     async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
         await crowd(run)
         preview = await asked(run, quota(NOTHING_FOR_DEVOPS, "rnd", "pools: [gpu], reserved: 5, limit: 10"))
@@ -64,7 +64,7 @@ async def test_a_higher_limit_starts_who_waits_for_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("N17", "F45")
-async def test_a_reservation_tells_who_would_leave_for_whom(tmp_path: Path) -> None:
+async def test_a_reservation_names_victims_and_preemptors(tmp_path: Path) -> None:
     async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
         await crowd(run)
         preview = await asked(run, TEXT)
@@ -81,7 +81,7 @@ async def test_a_reservation_tells_who_would_leave_for_whom(tmp_path: Path) -> N
 
 
 @pytest.mark.covers("N17", "F11")
-async def test_a_closed_queue_tells_who_would_wait(tmp_path: Path) -> None:
+async def test_a_closed_queue_names_the_jobs_that_would_wait(tmp_path: Path) -> None:
     before, mark, after = NOTHING_FOR_DEVOPS.partition("- name: gpu1\n")
     closed = before + mark + after.replace("policies: [[rnd, devops]]", "policies: [devops]", 1)
     async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
@@ -93,7 +93,7 @@ async def test_a_closed_queue_tells_who_would_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.covers("N17")
-def test_who_is_moved_leaves_and_who_takes_the_place_starts() -> None:
+def test_a_preview_shows_moves_and_the_starts_that_they_allow() -> None:
     """Golden scenario 5: eight GPUs are free, but not on one node."""
     world = World().pool("p", nodes=4, gpus=10).team("a", reserved=20).team("b", reserved=20)
     world.profile("gpu3", 3).profile("gpu8", 8)
@@ -107,7 +107,7 @@ def test_who_is_moved_leaves_and_who_takes_the_place_starts() -> None:
 
 
 @pytest.mark.covers("N17")
-def test_who_is_on_the_way_out_has_left_and_a_session_is_over() -> None:
+def test_terminating_work_is_gone_in_a_preview_and_a_session_beyond_the_reservation_refused() -> None:
     world = World().pool("p", gpus=4).team("a").team("b", reserved=4)
     world.profile("one", 1).profile("two", 2)
     world.run("old", "a", "two", "p-1").run("guest", "a", "two", "p-1", kind="session", preemptible=True)

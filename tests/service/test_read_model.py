@@ -1,4 +1,4 @@
-"""The read model: equal to what the engine counts, made by deltas, shared by all requests of a moment."""
+"""The read model: equal to what the engine counts, updated by deltas, shared by simultaneous requests."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_random_histories_count_as_the_engine_counts(tmp_path: Path, seed:
     setting.store.close()
 
 
-async def test_requests_of_a_moment_share_one_version(tmp_path: Path) -> None:
+async def test_simultaneous_requests_share_one_version(tmp_path: Path) -> None:
     setting = Setting(tmp_path)
     first = await setting.models.current()
     assert await setting.models.current() is first
@@ -188,7 +188,7 @@ async def test_nodes_that_do_not_change_stay_the_same_objects(tmp_path: Path) ->
     setting.store.close()
 
 
-async def test_a_model_that_was_not_read_for_long_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_model_that_was_not_read_for_long_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_model, "MOST_NEWS", 3)
     setting = Setting(tmp_path)
     random = Random(1)

@@ -1,4 +1,4 @@
-"""Those who wait are told what is news, at a pace that the store can bear, and in the end all of them."""
+"""New reasons of pending workloads are written at a bounded pace, and in the end all of them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Row:
     version: int = 1
 
 
-class ChangeSet:
-    """Rows that wait, and what was written into them; time stands still until it is moved."""
+class Loop:
+    """Pending rows, and the reasons that were written to them; the clock only moves when a test moves it."""
 
     def __init__(self, many: int) -> None:
         self.now = 0.0
@@ -65,75 +65,75 @@ class ChangeSet:
 
 @pytest.mark.covers("F53")
 def test_a_first_reason_is_written_at_once_and_then_no_more() -> None:
-    change_set = ChangeSet(100)
-    group = PendingGroup(1, change_set.members, told("0 of 8 GPUs are free."))
-    assert len(change_set.cycle(group)) == 100
-    assert change_set.cycle(group) == []
-    change_set.now += 60
-    assert change_set.cycle(group) == []
-    assert not change_set.reasons.behind
+    loop = Loop(100)
+    group = PendingGroup(1, loop.members, told("0 of 8 GPUs are free."))
+    assert len(loop.cycle(group)) == 100
+    assert loop.cycle(group) == []
+    loop.now += 60
+    assert loop.cycle(group) == []
+    assert not loop.reasons.behind
 
 
 @pytest.mark.covers("F53")
 def test_new_reasons_reach_all_rows_at_the_pace() -> None:
-    change_set = ChangeSet(100)
-    change_set.cycle(PendingGroup(1, change_set.members, told("0 of 8 GPUs are free.")))
-    group = PendingGroup(1, change_set.members, told("1 of 8 GPUs is free."))
-    assert len(change_set.cycle(group)) == 20, "twice the pace at once"
-    assert change_set.reasons.behind
-    assert change_set.cycle(group) == []
+    loop = Loop(100)
+    loop.cycle(PendingGroup(1, loop.members, told("0 of 8 GPUs are free.")))
+    group = PendingGroup(1, loop.members, told("1 of 8 GPUs is free."))
+    assert len(loop.cycle(group)) == 20, "twice the pace at once"
+    assert loop.reasons.behind
+    assert loop.cycle(group) == []
     for _ in range(9):
-        change_set.now += 1.0
-        change_set.cycle(group)
-    change_set.cycle(group)
-    assert change_set.said() == {"1 of 8 GPUs is free."}
-    change_set.now += 1.0
-    assert change_set.cycle(group) == []
-    assert not change_set.reasons.behind
+        loop.now += 1.0
+        loop.cycle(group)
+    loop.cycle(group)
+    assert loop.said() == {"1 of 8 GPUs is free."}
+    loop.now += 1.0
+    assert loop.cycle(group) == []
+    assert not loop.reasons.behind
 
 
 def test_a_reason_that_another_writer_changed_is_corrected() -> None:
-    change_set = ChangeSet(15)
-    change_set.cycle(PendingGroup(1, change_set.members, told("old")))
-    group = PendingGroup(1, change_set.members, told("new"))
-    change_set.cycle(group)
-    change_set.rows["w003"] = replace(change_set.rows["w003"], reason_message="old", version=9)
-    change_set.now += 1.0
-    assert change_set.cycle(group) == ["w003"]
-    change_set.cycle(group)
-    assert change_set.said() == {"new"}
-    assert not change_set.reasons.behind
+    loop = Loop(15)
+    loop.cycle(PendingGroup(1, loop.members, told("old")))
+    group = PendingGroup(1, loop.members, told("new"))
+    loop.cycle(group)
+    loop.rows["w003"] = replace(loop.rows["w003"], reason_message="old", version=9)
+    loop.now += 1.0
+    assert loop.cycle(group) == ["w003"]
+    loop.cycle(group)
+    assert loop.said() == {"new"}
+    assert not loop.reasons.behind
 
 
 def test_every_queue_has_its_turn() -> None:
-    change_set = ChangeSet(60)
-    split = [change_set.members[:30], change_set.members[30:]]
-    change_set.cycle(*(PendingGroup(at + 1, part, told("old")) for at, part in enumerate(split)))
+    loop = Loop(60)
+    split = [loop.members[:30], loop.members[30:]]
+    loop.cycle(*(PendingGroup(at + 1, part, told("old")) for at, part in enumerate(split)))
     for second in range(12):
-        change_set.now += 1.0
-        change_set.cycle(
+        loop.now += 1.0
+        loop.cycle(
             *(PendingGroup(at + 1, part, told(f"new {second if at == 0 else ''}")) for at, part in enumerate(split))
         )
-    assert {change_set.text(w.id) for w in split[1]} == {"new "}, "though the first queue's words never rest"
+    assert {loop.text(w.id) for w in split[1]} == {"new "}, "though the first queue's words never rest"
 
 
-def test_who_joins_a_queue_and_who_loses_a_claim_are_told_at_once() -> None:
-    change_set = ChangeSet(40)
-    change_set.cycle(PendingGroup(1, change_set.members[:39], told("old")))
+def test_a_first_reason_and_a_lost_nomination_are_written_at_once() -> None:
+    loop = Loop(40)
+    loop.cycle(PendingGroup(1, loop.members[:39], told("old")))
     nomination = (Placed(0, "n1", (0,)),)
     promise = Waiting(
         "w000", "reclaiming", "nomination", (Fact("plain_wait", {"code": "soon"}),), {}, nomination=nomination
     )
-    written = change_set.cycle(PendingGroup(1, change_set.members[1:], told("new")), single={"w000": promise})
+    written = loop.cycle(PendingGroup(1, loop.members[1:], told("new")), single={"w000": promise})
     assert written[:2] == ["w000", "w039"], "a promise and a first reason before all others"
-    assert change_set.rows["w000"].nomination
-    lost = (replace(change_set.members[0], nomination=nomination), *change_set.members[1:])
-    change_set.cycle(PendingGroup(1, lost, told("new")))
-    assert not change_set.rows["w000"].nomination
+    assert loop.rows["w000"].nomination
+    lost = (replace(loop.members[0], nomination=nomination), *loop.members[1:])
+    loop.cycle(PendingGroup(1, lost, told("new")))
+    assert not loop.rows["w000"].nomination
 
 
 def test_a_forecast_that_shifts_by_seconds_is_no_news() -> None:
-    change_set = ChangeSet(5)
-    change_set.cycle(PendingGroup(1, change_set.members, told("wait", 100.0)))
-    assert change_set.cycle(PendingGroup(1, change_set.members, told("wait", 104.0))) == []
-    assert len(change_set.cycle(PendingGroup(1, change_set.members, told("wait", 110.0)))) == 5
+    loop = Loop(5)
+    loop.cycle(PendingGroup(1, loop.members, told("wait", 100.0)))
+    assert loop.cycle(PendingGroup(1, loop.members, told("wait", 104.0))) == []
+    assert len(loop.cycle(PendingGroup(1, loop.members, told("wait", 110.0)))) == 5

@@ -91,7 +91,7 @@ async def state(service: Service, id: str, *states: str) -> Job:
 
 
 @pytest.mark.covers("N24")
-async def test_a_follower_shows_the_leaders_changes_and_the_leader_hears_of_its_requests(
+async def test_a_follower_shows_the_leaders_changes_and_the_leader_sees_its_requests(
     postgres: str, tmp_path: Path
 ) -> None:
     async with pair(postgres, tmp_path) as two:

@@ -13,7 +13,7 @@ ONE_GPU = SAMPLE.read_text(encoding="utf-8").replace("reserved: 5, limit: 9", "r
 
 
 @pytest.mark.covers("F25", "F26")
-async def test_session_in_quota_starts_on_a_full_cluster_and_is_told_at_whose_cost(tmp_path: Path) -> None:
+async def test_session_in_quota_starts_on_a_full_cluster_and_its_reason_names_the_victim(tmp_path: Path) -> None:
     async with running(tmp_path) as run:
         jobs = [await run.submit("ana", f"t{i}", profile="gpu1") for i in range(9)]
         for job in jobs:

@@ -12,7 +12,7 @@ from makeway_quota.wording import Names, count, duration, gpus, names, outcomes,
 from makeway_quota.wording.sentences import SENTENCES, WITH_VICTIMS
 
 
-def test_half_a_gpu_is_said_in_one_way_everywhere() -> None:
+def test_half_a_gpu_is_written_in_one_way() -> None:
     assert [gpus(milli) for milli in (0, 500, 1000, 1500)] == ["0 GPUs", "0.5 GPU", "1 GPU", "1.5 GPUs"]
 
 
@@ -30,7 +30,7 @@ def test_half_a_gpu_is_said_in_one_way_everywhere() -> None:
         (273_600, "3 d 4 h"),
     ],
 )
-def test_a_duration_is_said_in_its_two_largest_units(seconds: float, said: str) -> None:
+def test_a_duration_is_written_in_its_two_largest_units(seconds: float, said: str) -> None:
     assert duration(seconds) == said
 
 
@@ -94,7 +94,7 @@ def test_verbs_agree_with_amounts() -> None:
     assert "0 of the 8 GPUs of pool p are free" in sentence((Fact("no_free_gpus", values | {"free": 0}),))
 
 
-def test_the_end_of_a_job_is_told_with_its_name_the_preemptor_and_what_is_saved() -> None:
+def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_saved() -> None:
     job = outcomes.job_of("train", "ana")
     saved, unsaved = outcomes.Progress(True, 21, 3.0), outcomes.Progress(False, None, 90.0)
     by = outcomes.preemptor("bo", "DevOps")
@@ -111,7 +111,7 @@ def test_the_end_of_a_job_is_told_with_its_name_the_preemptor_and_what_is_saved(
     )
 
 
-def test_the_end_of_a_session_is_told_with_the_gpus_that_it_frees() -> None:
+def test_the_sentence_about_the_end_of_a_session_names_the_gpus_that_it_frees() -> None:
     assert outcomes.session_ended("ana", "released", (3, 4), "n1") == (
         "ana's session ended (released); GPUs 3 and 4 of n1 are free again."
     )

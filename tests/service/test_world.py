@@ -43,7 +43,7 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.covers("F40", "N14")
-async def test_preemptible_session_uses_idle_gpus_and_is_asked_to_leave(tmp_path: Path) -> None:
+async def test_preemptible_session_uses_idle_gpus_and_gets_a_notice(tmp_path: Path) -> None:
     async with running(tmp_path, _short_grace(), MAKEWAY_TICK_SECONDS=0.2) as run:
         refused = await run.granted((await run.session("ana", "gpu8", "rnd")).id)
         assert refused.state == "cancelled"

@@ -72,7 +72,7 @@ def test_what_ended_teaches_how_long_such_work_runs() -> None:
 
 @pytest.mark.parametrize("planner", [IncrementalEngine, WholePasses])
 @pytest.mark.parametrize(("half_life", "second"), [(0.0, "a2"), (24 * HOUR, "b1")])
-def test_who_borrowed_of_late_waits_longer(
+def test_a_team_that_borrowed_recently_waits_longer(
     planner: type[IncrementalEngine] | type[WholePasses], half_life: float, second: str
 ) -> None:
     """No team reserves anything; a has 8 GPUs for a day, then both teams want all of them, a a minute earlier."""
@@ -89,7 +89,7 @@ def test_a_gang_takes_whole_nodes_or_waits() -> None:
     assert delays(played(trace, a=16)) == {"s": 0, "g": 0.9}
 
 
-def test_standing_and_whole_passes_tell_the_same() -> None:
+def test_the_incremental_and_the_full_planner_decide_the_same() -> None:
     """Random traces: totals agree, whichever way the engine is asked."""
     for seed in range(3):
         chance = random.Random(seed)
@@ -135,7 +135,7 @@ def test_the_baselines_by_hand() -> None:
     assert found["borrow"] == {"a1": 0, "b2": 0, "a2": 0.9, "b1": 2.1}
 
 
-def test_what_is_wrong_with_a_trace_is_said() -> None:
+def test_an_invalid_trace_is_refused_with_its_line() -> None:
     made = cluster([job("a1", "a", 1, 0, 1)], a=8)
     with pytest.raises(TraceInvalid, match="team unknown, which the policy does not have"):
         replay(made, [job("x", "unknown", 1, 0, 1)], IncrementalEngine(made))

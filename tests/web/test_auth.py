@@ -106,7 +106,7 @@ async def test_people_see_their_teams_and_administrators_all(web: Portal) -> Non
     problem(await bo.get(f"{API}/offers", params={"user": "ana"}), 403, "forbidden")
 
 
-async def test_team_mates_look_leads_touch(web: Portal) -> None:
+async def test_team_members_may_read_and_leads_may_change(web: Portal) -> None:
     id = await web.running_job(owner="ana")
     problem(await web.as_("eye").post(f"{API}/jobs/{id}/cancel"), 403, "forbidden")
     assert (await web.as_("lead").post(f"{API}/jobs/{id}/cancel")).status_code == 200

@@ -71,7 +71,7 @@ def test_shares_of_a_device_fill_their_part_of_the_cell() -> None:
     assert "0.25 free" in drawn
 
 
-def test_cells_tell_who_what_and_why() -> None:
+def test_cells_show_owner_workload_and_quota() -> None:
     free, down = Device(index=1, free=1), Device(index=2, free=0)
     assert cell_tip(machine(free), free, LOOK) == "GPU 1 on n1: free"
     assert "not ready" in cell_tip(machine(free, ready=False), free, LOOK)

@@ -165,7 +165,7 @@ async def test_groups_come_from_the_hub(hub: tuple[Hub, str]) -> None:
     await people.close()
 
 
-async def test_a_hub_that_is_gone_is_said_so(web: Portal) -> None:
+async def test_a_hub_that_does_not_answer_is_a_503(web: Portal) -> None:
     people = directory("http://127.0.0.1:9/hub/api")
     app = create_app(web.services, WebSettings(prefix=PREFIX, secret=SECRET), people)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://hub.test") as client:

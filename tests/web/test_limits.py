@@ -67,7 +67,7 @@ async def test_a_body_that_is_too_large_names_its_limit(small: Portal) -> None:
         (False, "jobs", 40, 2**4),
     ],
 )
-async def test_who_sends_too_much_may_finish_before_the_answer(token: bool, path: str, sent: int, heard: int) -> None:
+async def test_a_sender_of_too_much_may_finish_before_the_answer(token: bool, path: str, sent: int, heard: int) -> None:
     """A proxy that still sends when the connection closes answers 503 itself, and our sentence is lost."""
     settings = WebSettings(secret=b"x" * 32, job_bytes=3 * 2**20, body_bytes=2**20)
     told: list[dict[str, Any]] = []
@@ -161,7 +161,9 @@ async def test_methods_and_addresses_that_do_not_exist(web: Portal) -> None:
     refused(await root.get(f"{PREFIX}static/hub/components/jquery/dist/jquery.min.js"), 404)
 
 
-async def test_a_bug_is_told_without_its_traceback(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_is_answered_without_its_traceback(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def broken(caller: object) -> None:
         raise RuntimeError("secret detail")
 
@@ -249,7 +251,7 @@ async def test_a_body_that_does_not_arrive_is_a_timeout(silence: float, whole: f
     assert b"did not arrive in time" in told[1]["body"]
 
 
-async def test_bodies_beyond_the_limit_are_asked_to_come_back() -> None:
+async def test_bodies_beyond_the_limit_get_retry_after() -> None:
     settings = WebSettings(secret=b"x" * 32, most_bodies=1)
     told: list[Any] = []
     arriving = asyncio.Event()

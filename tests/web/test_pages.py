@@ -116,7 +116,7 @@ async def test_the_changing_part_comes_alone(web: Portal) -> None:
         assert Reader(part.text).inline == []
 
 
-async def test_the_log_goes_on_at_a_page_of_its_own(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_older_decisions_are_on_a_page_of_their_own(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("makeway_quota.web.pages.panel.LOGGED", 3)
     await busy(web)
     browser = await web.browser("root")

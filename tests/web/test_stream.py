@@ -207,7 +207,7 @@ async def test_the_rights_of_a_stream_come_from_its_token(web: Portal, served: s
 
 
 @pytest.mark.parametrize("after", [1, 10**9])
-async def test_a_reader_from_before_the_oldest_event_is_told_to_read_anew(web: Portal, after: int) -> None:
+async def test_a_reader_from_before_the_oldest_event_gets_a_reset(web: Portal, after: int) -> None:
     await web.running_job()
     store = web.services.context.store
     await asyncio.to_thread(store.pruning.forget_events, web.services.context.clock() + 30 * 86400, 1_000, 1_000)

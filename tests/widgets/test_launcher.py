@@ -162,7 +162,7 @@ def test_files_outside_are_refused_by_the_launcher_too(container: Container) -> 
     assert not (container.root / "evil").exists()
 
 
-def test_its_code_is_plain_enough_for_old_images() -> None:
+def test_the_launcher_runs_on_python_3_8() -> None:
     for file in FOLDER.glob("*.py"):
         ast.parse(file.read_text(), feature_version=(3, 8))
     code = "import sys; sys.path.insert(0, sys.argv[1]); import launcher.run"
