@@ -13,6 +13,7 @@ from .auth import Authenticator, Directory
 from .headers import Headers
 from .limits import Limits
 from .openapi import describe
+from .route_table import RouteTable
 from .settings import WebSettings
 from .stream import Streams
 
@@ -46,6 +47,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     app.include_router(probes.router(settings))
     pages.install(app, settings)
     assets.mount(app, settings)
+    app.router.routes.insert(0, _route_table(settings))
     problems.install(app, _is_page(settings), pages.error_page)
     app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
     app.add_middleware(Headers, settings=settings)
@@ -62,6 +64,13 @@ def _lifespan(directory: Directory) -> Callable[[FastAPI], AbstractAsyncContextM
             await directory.close()
 
     return lifespan
+
+
+def _route_table(settings: WebSettings) -> RouteTable:
+    table = RouteTable()
+    table.add(settings.api, api.ROUTERS)
+    table.add(settings.prefix.rstrip("/"), pages.ROUTERS)
+    return table
 
 
 def _is_page(settings: WebSettings) -> Callable[[Request], bool]:

@@ -117,8 +117,7 @@ class Limits:
         """Read the whole body into `body`; Gone if the connection ends before."""
         try:
             with self._arriving.of(caller.name, caller.holds("reserve")):
-                async with asyncio.timeout(self.settings.body_seconds):
-                    await self._read(body, waiting, receive, limit)
+                await self._read(body, waiting, receive, limit)
         except TooManyBodies:
             detail = "Too many requests are being received, of yours or of all: try again in a moment."
             raise Refused(_busy(detail, 2), unread=True) from None
@@ -132,20 +131,22 @@ class Limits:
     async def _read(
         self, body: SpooledTemporaryFile[bytes], waiting: WaitingBody, receive: Receive, limit: int
     ) -> None:
-        size, more = 0, True
-        while more:
-            async with asyncio.timeout(self.settings.body_silence):
+        size, more, settings, now = 0, True, self.settings, asyncio.get_running_loop().time
+        end = now() + settings.body_seconds
+        async with asyncio.timeout(min(settings.body_silence, settings.body_seconds)) as limited:
+            while more:
                 message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Gone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise Refused(_too_large(limit), unread=True)
-            if size > IN_MEMORY:
-                waiting.grow_to(size)
-            body.write(part)
-            more = message.get("more_body", False)
+                if message["type"] == "http.disconnect":
+                    raise Gone
+                part = message.get("body", b"")
+                size += len(part)
+                if size > limit:
+                    raise Refused(_too_large(limit), unread=True)
+                if size > IN_MEMORY:
+                    waiting.grow_to(size)
+                body.write(part)
+                if more := message.get("more_body", False):
+                    limited.reschedule(min(now() + settings.body_silence, end))
 
     async def _process(self, scope: Scope, body: SpooledTemporaryFile[bytes], receive: Receive, send: Send) -> None:
         if body.tell() <= IN_MEMORY:

@@ -15,11 +15,19 @@ _TOKEN = APIKeyHeader(
 )
 
 
+ROUTERS = (
+    jobs.router,
+    sessions.router,
+    inventory.router,
+    policy.router,
+    retention.router,
+    inventory.open_router,
+)
+
+
 def router() -> APIRouter:
-    """Gather every route below /api/v1."""
+    """Gather every route below /api/v1; the token is declared for the document, and read by `auth.needs`."""
     whole = APIRouter(dependencies=[Security(_TOKEN)])
-    # Routes are tried in this order: what is asked most often comes first.
-    for part in (jobs.router, sessions.router, inventory.router, policy.router, retention.router):
+    for part in ROUTERS:
         whole.include_router(part)
-    whole.include_router(inventory.open_router)
     return whole

@@ -81,9 +81,9 @@ async def jobs(
 @router.get("/{id}", operation_id="job", response_model=Job)
 async def job(
     id: Id, caller: Reader, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
-) -> Job:
+) -> Response:
     """Return one job; with `wait`, as soon as it is newer than `version`."""
-    return await streams.poll(lambda seconds: services.jobs.job(caller, id, seconds, version), wait)
+    return json_of(await streams.poll(lambda seconds: services.jobs.job(caller, id, seconds, version), wait))
 
 
 @router.post("/{id}/cancel", operation_id="cancel_job", response_model=Job, responses=declared(409))
@@ -134,9 +134,10 @@ async def logs(
     offset: Annotated[int, Query(ge=-BIG, le=BIG, description="in bytes; a negative one counts from the end")] = 0,
     limit: Annotated[int, Query(ge=1, le=4 * 2**20, description="bytes")] = 64 * 2**10,
     wait: Wait = 0,
-) -> LogChunk:
+) -> Response:
     """Return part of a job's log; with `wait`, as soon as there is something at `offset`."""
-    return await streams.poll(lambda seconds: services.outputs.log(caller, id, attempt, offset, limit, seconds), wait)
+    outputs = services.outputs
+    return json_of(await streams.poll(lambda seconds: outputs.log(caller, id, attempt, offset, limit, seconds), wait))
 
 
 @router.get(

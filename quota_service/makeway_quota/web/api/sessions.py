@@ -11,7 +11,7 @@ from makeway_api.models import Session, SessionRequest
 from ...services import Caller
 from ..auth import may, needs
 from ..dependencies import Id, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
-from ..problems import declared
+from ..problems import declared, json_of
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404))
 
@@ -24,11 +24,10 @@ Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
 )
 async def request_session(
     caller: Reserver, services: TheServices, authenticator: TheAuthenticator, request: SessionRequest
-) -> Session:
+) -> Response:
     """Request a lease on behalf of a user; wait for it with GET sessions/{id}."""
-    return await services.sessions.request(
-        caller, request, sorted(await authenticator.directory.groups_of(request.user))
-    )
+    groups = sorted(await authenticator.directory.groups_of(request.user))
+    return json_of(await services.sessions.request(caller, request, groups), 201)
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])
@@ -40,24 +39,24 @@ async def sessions(caller: Watcher, services: TheServices, all: bool = False) ->
 @router.get("/{id}", operation_id="session", response_model=Session)
 async def session(
     id: Id, caller: Watcher, services: TheServices, streams: TheStreams, wait: Wait = 0, version: Version = None
-) -> Session:
+) -> Response:
     """Return one session; with `wait`, as soon as it is newer than `version`."""
     if wait > 0 and not sees_all(caller):
         own(caller, await services.sessions.session(id, 0, None))
     found = await streams.poll(lambda seconds: services.sessions.session(id, seconds, version), wait)
-    return own(caller, found)
+    return json_of(own(caller, found))
 
 
 @router.post("/{id}/started", operation_id="session_started", response_model=Session, responses=declared(409, 410))
-async def started(id: Id, caller: Reserver, services: TheServices) -> Session:
+async def started(id: Id, caller: Reserver, services: TheServices) -> Response:
     """Record that the notebook server of this lease is up."""
-    return await services.sessions.started(id)
+    return json_of(await services.sessions.started(id))
 
 
 @router.post("/{id}/renew", operation_id="renew_session", response_model=Session, responses=declared(409, 410))
-async def renew(id: Id, caller: Reserver, services: TheServices) -> Session:
+async def renew(id: Id, caller: Reserver, services: TheServices) -> Response:
     """Renew the lease; 410 when it has ended."""
-    return await services.sessions.renew(id)
+    return json_of(await services.sessions.renew(id))
 
 
 @router.delete("/{id}", operation_id="release_session", status_code=204, response_class=Response)

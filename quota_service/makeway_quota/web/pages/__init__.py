@@ -17,6 +17,8 @@ from .sharing import SharedParts
 
 log = logging.getLogger(__name__)
 
+ROUTERS = tuple(each.router for each in (panel, workloads, nodes, team, decisions, job, policy))
+
 
 def install(app: FastAPI, settings: WebSettings) -> None:
     """Add every page to the app, and the way to the login for visitors who are not logged in."""
@@ -28,8 +30,8 @@ def install(app: FastAPI, settings: WebSettings) -> None:
 def router(settings: WebSettings) -> APIRouter:
     """Return every page, below the prefix."""
     routes = APIRouter(prefix=settings.prefix.rstrip("/"), include_in_schema=False)
-    for each in (panel, workloads, nodes, team, decisions, job, policy):
-        routes.include_router(each.router)
+    for each in ROUTERS:
+        routes.include_router(each)
     routes.add_api_route("/oauth_callback", oauth_callback, methods=["GET"])
     if settings.prefix != "/":
         routes.add_api_route("", to_panel, methods=["GET"])

@@ -1,0 +1,93 @@
+"""Find the route of a request by its path in a few look-ups, however many routes there are.
+
+FastAPI compares a request with the pattern of each route in turn, once for every router that one is included in. The
+table stands before them and knows the same routes by the segments of their paths. What it does not know (another
+method, a path that does not exist, static files) goes on to FastAPI, which also writes the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fastapi.routing import APIRoute, APIRouter
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
+
+ROUTE = "makeway.route"
+"""Key of the route in the scope of a request, from the match to the call"""
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A place in the tree of paths: what may follow it by name, what by any name, and the routes that end here."""
+
+    named: dict[str, _Segment] = field(default_factory=dict)
+    any: _Segment | None = None
+    routes: dict[str, tuple[APIRoute, tuple[str, ...]]] = field(default_factory=dict)
+    """by method: the route, and the names of its parameters in order"""
+
+
+class RouteTable(BaseRoute):
+    """The routes of some routers, by method and path. A name goes before a parameter at the same place of a path."""
+
+    def __init__(self) -> None:
+        self._root = _Segment()
+
+    def add(self, prefix: str, routers: Iterable[APIRouter]) -> None:
+        """Add the routes of routers below a prefix. Parameters are whole segments; others are left to FastAPI."""
+        for router in routers:
+            for route in router.routes:
+                if isinstance(route, APIRoute):
+                    self._add(prefix + route.path, route)
+
+    def _add(self, path: str, route: APIRoute) -> None:
+        place, names = self._root, []
+        for part in path.split("/")[1:]:
+            if part.startswith("{") and part.endswith("}") and ":" not in part:
+                names.append(part[1:-1])
+                place.any = place = place.any or _Segment()
+            elif "{" in part:
+                return
+            else:
+                place = place.named.setdefault(part, _Segment())
+        for method in route.methods or ():
+            place.routes.setdefault(method, (route, tuple(names)))
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return a full match, or none: whether a path has another method is for FastAPI to answer."""
+        if scope["type"] != "http" or scope.get("root_path"):
+            return Match.NONE, {}
+        values: list[str] = []
+        found = _find(self._root, scope["path"].split("/"), 1, scope["method"], values)
+        if found is None:
+            return Match.NONE, {}
+        route, names = found
+        parameters = dict(zip(names, values, strict=True))
+        return Match.FULL, {"endpoint": route.endpoint, "path_params": parameters, ROUTE: route}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the route that `matches` found."""
+        route: APIRoute = scope[ROUTE]
+        scope["route"] = route
+        await route.app(scope, receive, send)
+
+
+def _find(
+    place: _Segment, parts: list[str], at: int, method: str, values: list[str]
+) -> tuple[APIRoute, tuple[str, ...]] | None:
+    """Return the route of a path from its segment `at` on; `values` are those of its parameters."""
+    if at == len(parts):
+        return place.routes.get(method)
+    part = parts[at]
+    if (named := place.named.get(part)) is not None:
+        found = _find(named, parts, at + 1, method, values)
+        if found is not None:
+            return found
+    if place.any is None or not part:
+        return None
+    values.append(part)
+    found = _find(place.any, parts, at + 1, method, values)
+    if found is None:
+        values.pop()
+    return found
