@@ -12,6 +12,8 @@ from pathlib import Path
 
 PORT = 8000
 _PORTS = ("hub", "proxy_api")
+LISTENING = range(20_000, 32_768)
+"""Ports that Linux gives to no outgoing connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +127,15 @@ def is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that is free now."""
+    """Return a port of 127.0.0.1 that is free now.
+
+    It lies below the range from which Linux takes the ports of outgoing connections, so that none of them takes it
+    before a server listens there.
+    """
+    for _ in range(100):
+        port = secrets.choice(LISTENING)
+        if is_free(port):
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+        return int(probe.getsockname()[1])

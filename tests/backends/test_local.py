@@ -302,7 +302,7 @@ async def test_changes_wake_the_loop(shop: Workshop) -> None:
     await shop.running("j-1")
     shop.changed.clear()
     os.kill(shop.launcher("j-1"), signal.SIGKILL)
-    await asyncio.wait_for(shop.changed.wait(), 2)
+    await asyncio.wait_for(shop.changed.wait(), 30)
     assert (await shop.over("j-1")).phase is Phase.LOST
 
 

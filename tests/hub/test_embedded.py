@@ -15,11 +15,11 @@ from hub.portal import Portal, until
 from makeway_hub import checks, node
 from makeway_hub.ports import holder
 from makeway_hub.settings import read
-from makeway_hub.state import State, is_free
+from makeway_hub.state import LISTENING, State, free_port, is_free
 from makeway_spawner.process import marked, start_ticks
 
-LEASE = 3.0
-"""Seconds: the shortest lease that the settings allow."""
+LEASE = 5.0
+"""Seconds: short, and long enough for the renewals of a busy machine."""
 
 
 def settings(root: Path, **env: str) -> object:
@@ -97,6 +97,16 @@ def test_secrets_and_ports_stay_the_same(tmp_path: Path) -> None:
     assert len(said[1]) == 19
 
 
+def test_a_port_is_chosen_that_no_outgoing_connection_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    assert port in LISTENING
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        monkeypatch.setattr("makeway_hub.state.LISTENING", [port])
+        assert free_port() != port
+
+
 def test_two_portals_do_not_share_a_state_directory(tmp_path: Path) -> None:
     State(tmp_path).create()
     first = checks.OneAtATime(settings(tmp_path, PORT="8123"))
@@ -119,7 +129,7 @@ def test_ctrl_c_stops_everything_and_a_second_start_finds_nothing_left(fresh: Po
     fresh.start_server("ana", profile="gpu1", team="rnd")
     assert len(processes_of(fresh)) > 3
     second = subprocess.run(
-        [sys.executable, "-m", "makeway_hub.embedded"], env=fresh.env, capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "makeway_hub.embedded"], env=fresh.env, capture_output=True, text=True, timeout=120
     )
     assert second.returncode == 1
     assert "Makeway already runs" in second.stderr
@@ -142,7 +152,7 @@ def test_a_killed_hub_is_announced_and_its_notebooks_are_adopted(fresh: Portal) 
     notebook = next(iter(marked("MAKEWAY_SESSION", session.id)))
     os.kill(fresh.hub_pid, signal.SIGKILL)
     assert fresh.process
-    assert fresh.process.wait(30) == 1
+    assert fresh.process.wait(90) == 1
     assert "JupyterHub ended unexpectedly" in fresh.said
     assert start_ticks(notebook), "the notebook runs on"
     fresh.start()
@@ -164,9 +174,9 @@ def test_a_hub_killed_during_a_start_leaks_no_lease(fresh: Portal) -> None:
     until(lambda: [s for s in fresh.live_sessions() if s.user == "bo"], "bo waits")
     os.kill(fresh.hub_pid, signal.SIGKILL)
     assert fresh.process
-    fresh.process.wait(30)
+    fresh.process.wait(90)
     fresh.start()
-    until(lambda: [s.user for s in fresh.live_sessions()] == ["ana"], "bo's lease is over, ana's is not", 30)
+    until(lambda: [s.user for s in fresh.live_sessions()] == ["ana"], "bo's lease is over, ana's is not")
     assert not fresh.server("bo")
 
 
@@ -178,8 +188,8 @@ def test_stop_while_the_server_comes_up_leaves_no_lease_and_no_process(portal: P
     session = until(lambda: [s for s in portal.live_sessions() if s.user == "lea"], "asked")[0]
     time.sleep(seconds)
     portal.hub("DELETE", "/users/lea/server")
-    until(lambda: not [s for s in portal.live_sessions() if s.user == "lea"], "given back", 30)
-    until(lambda: not portal.server("lea"), "stopped", 30)
+    until(lambda: not [s for s in portal.live_sessions() if s.user == "lea"], "given back")
+    until(lambda: not portal.server("lea"), "stopped")
     assert list(marked("MAKEWAY_SESSION", session.id)) == []
 
 
@@ -191,7 +201,7 @@ def test_a_killed_starter_takes_the_hub_with_it_and_the_next_start_clears_up(fre
     assert fresh.process
     fresh.process.kill()
     fresh.process.wait()
-    until(lambda: not start_ticks(hub), "the Hub ended", 60)
+    until(lambda: not start_ticks(hub), "the Hub ended")
     fresh.start()
 
 
@@ -204,8 +214,8 @@ def test_a_crashed_notebook_frees_its_gpu_and_leaves_no_process(portal: Portal) 
     child = subprocess.Popen(["sleep", "600"], env={"MAKEWAY_SESSION": session.id, "PATH": os.environ["PATH"]})
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    until(lambda: not [s for s in portal.live_sessions() if s.user == "bo"], "the GPU is free", 60)
-    assert child.wait(10) == -signal.SIGKILL  # a daemon that a kernel left behind would still use the GPU
+    until(lambda: not [s for s in portal.live_sessions() if s.user == "bo"], "the GPU is free")
+    assert child.wait(60) == -signal.SIGKILL  # a daemon that a kernel left behind would still use the GPU
     until(lambda: not portal.server("bo"), "the Hub knows")
 
 
@@ -227,7 +237,7 @@ def test_a_killed_service_is_back_soon_and_notebooks_keep_their_gpus(portal: Por
         except Exception:
             return False
 
-    until(back, "the service is back with the lease", 60)
+    until(back, "the service is back with the lease")
     assert (portal.server("lea") or {})["ready"]
     portal.hub("DELETE", "/users/lea/server")
     until(lambda: not [s for s in portal.live_sessions() if s.user == "lea"], "given back")

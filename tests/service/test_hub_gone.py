@@ -31,7 +31,7 @@ def gone() -> int:
 
 async def test_a_service_stops_if_its_hub_was_gone_at_its_start(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_HUB_PID", str(gone))
-    assert await _serve(_Server(uvicorn.Config("nothing:app"), lambda: None), 10)
+    assert await _serve(_Server(uvicorn.Config("nothing:app"), lambda: None), 30)
 
 
 async def test_a_service_keeps_running_while_its_hub_runs(monkeypatch: pytest.MonkeyPatch) -> None:

