@@ -24,7 +24,7 @@ from makeway_quota.engine.state import GPU, Settings
 from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import baseline
 from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name
-from makeway_quota.simulate.incremental import Forecasts, IncrementalEngine
+from makeway_quota.simulate.incremental import Forecasts, IncrementalPlanner
 from makeway_quota.simulate.meter import HOUR
 from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary
@@ -91,7 +91,7 @@ def played(
     inventory: SimulatedCluster, arrivals: Sequence[Arrival], restart: float = 60.0, forecasts: Forecasts | None = None
 ) -> Outcome:
     """Play a trace through the engine, with a word on how far it is."""
-    planner = IncrementalEngine(inventory, Counter(profile_name(a.gpus) for a in arrivals), forecasts)
+    planner = IncrementalPlanner(inventory, Counter(profile_name(a.gpus) for a in arrivals), forecasts)
     learns = forecasts.durations if forecasts else None
     return replay(inventory, arrivals, planner, restart=restart, durations=learns, progress=_progress(inventory.name))
 

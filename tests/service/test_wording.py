@@ -96,7 +96,7 @@ def test_verbs_agree_with_amounts() -> None:
 
 def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_saved() -> None:
     job = outcomes.job_of("train", "ana")
-    saved, unsaved = outcomes.Progress(True, 21, 3.0), outcomes.Progress(False, None, 90.0)
+    saved, unsaved = outcomes.SavedWork(True, 21, 3.0), outcomes.SavedWork(False, None, 90.0)
     by = outcomes.preemptor("bo", "DevOps")
     goes_on = "It waits for GPUs again and goes on from there."
     assert outcomes.made_way(job, by, saved) == f"“train” of ana made way for bo (DevOps); saved at step 21. {goes_on}"

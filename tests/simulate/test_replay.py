@@ -9,8 +9,8 @@ from makeway_quota.engine.state import GPU, Settings
 from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import NAMES, baseline
 from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name
-from makeway_quota.simulate.incremental import Forecasts, IncrementalEngine
-from makeway_quota.simulate.planner import Planner, WholePasses
+from makeway_quota.simulate.incremental import Forecasts, IncrementalPlanner
+from makeway_quota.simulate.planner import FullPlanner, Planner
 from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary, text
 from makeway_quota.simulate.trace import Arrival, TraceInvalid
@@ -28,7 +28,7 @@ def cluster(arrivals: list[Arrival], **quotas: int) -> SimulatedCluster:
 
 
 def played(
-    arrivals: list[Arrival], planner: type[IncrementalEngine] | type[WholePasses] = IncrementalEngine, **quotas: int
+    arrivals: list[Arrival], planner: type[IncrementalPlanner] | type[FullPlanner] = IncrementalPlanner, **quotas: int
 ) -> Outcome:
     made = cluster(arrivals, **quotas)
     chosen: Planner = planner(made)
@@ -40,8 +40,8 @@ def delays(outcome: Outcome) -> dict[str, float]:
 
 
 @pytest.mark.covers("N23", "F48")
-@pytest.mark.parametrize("planner", [IncrementalEngine, WholePasses])
-def test_idle_is_lent_and_given_back(planner: type[IncrementalEngine] | type[WholePasses]) -> None:
+@pytest.mark.parametrize("planner", [IncrementalPlanner, FullPlanner])
+def test_idle_is_lent_and_given_back(planner: type[IncrementalPlanner] | type[FullPlanner]) -> None:
     """A borrows B's 8 GPUs; an hour later B comes: A's newer job saves (60 s), waits an hour, loads (60 s) and ends."""
     trace = [job("a1", "a", 8, 0, 3), job("a2", "a", 8, 0.001, 3), job("b1", "b", 8, 1, 1)]
     outcome = played(trace, planner, a=8, b=8)
@@ -62,18 +62,18 @@ def test_what_ended_teaches_how_long_such_work_runs() -> None:
     trace = [job("a1", "a", 8, 0, 3), job("a2", "a", 8, 0.001, 3), job("b1", "b", 8, 1, 1)]
     trace += [job("a3", "a", 8, 10, 2)]
     made, known = cluster(trace, a=8, b=8), Durations()
-    replay(made, trace, WholePasses(made, known), durations=known)
+    replay(made, trace, FullPlanner(made, known), durations=known)
     assert known.expected("a", "a", "gpu8") == 2 * HOUR
     assert known.expected("b", "b", "gpu8") is None
-    replay(made, trace[:3], IncrementalEngine(made), durations=(two := Durations()))
+    replay(made, trace[:3], IncrementalPlanner(made), durations=(two := Durations()))
     two.add([PastRun("a", "a", "gpu8", 9 * HOUR)])
     assert two.expected("a", "a", "gpu8") == pytest.approx(3 * HOUR, abs=1)
 
 
-@pytest.mark.parametrize("planner", [IncrementalEngine, WholePasses])
+@pytest.mark.parametrize("planner", [IncrementalPlanner, FullPlanner])
 @pytest.mark.parametrize(("half_life", "second"), [(0.0, "a2"), (24 * HOUR, "b1")])
 def test_a_team_that_borrowed_recently_waits_longer(
-    planner: type[IncrementalEngine] | type[WholePasses], half_life: float, second: str
+    planner: type[IncrementalPlanner] | type[FullPlanner], half_life: float, second: str
 ) -> None:
     """No team reserves anything; a has 8 GPUs for a day, then both teams want all of them, a a minute earlier."""
     trace = [job("a1", "a", 8, 0, 24), job("a2", "a", 8, 23.9, 1), job("b1", "b", 8, 23.95, 1)]
@@ -103,7 +103,7 @@ def test_the_incremental_and_the_full_planner_decide_the_same() -> None:
             )
             for at in range(80)
         ]
-        one, other = played(trace, IncrementalEngine, a=8, b=8), played(trace, WholePasses, a=8, b=8)
+        one, other = played(trace, IncrementalPlanner, a=8, b=8), played(trace, FullPlanner, a=8, b=8)
         assert len(one.meter.finished) == len(other.meter.finished) == 80
         first, second = summary(one), summary(other)
         assert first["delay_mean_h"] == pytest.approx(second["delay_mean_h"], rel=0.25, abs=0.05)
@@ -117,7 +117,7 @@ def test_demand_that_is_withdrawn_leaves_at_once() -> None:
         Arrival("b1", "b", 8 * GPU, 2 * HOUR, 0, "b", until=3 * HOUR),
     ]
     made = of_quotas("made", {"a": 8, "b": 8}, {8 * GPU}, grace=0.0)
-    outcome = replay(made, trace, IncrementalEngine(made, {profile_name(8 * GPU): 3}), restart=0.0)
+    outcome = replay(made, trace, IncrementalPlanner(made, {profile_name(8 * GPU): 3}), restart=0.0)
     assert outcome.meter.unserved == 0
     assert outcome.meter.waited / GPU / HOUR == pytest.approx(8.0, abs=0.01), "a2 waits while b1 is there"
 
@@ -138,9 +138,9 @@ def test_the_baselines_by_hand() -> None:
 def test_an_invalid_trace_is_refused_with_its_line() -> None:
     made = cluster([job("a1", "a", 1, 0, 1)], a=8)
     with pytest.raises(TraceInvalid, match="team unknown, which the policy does not have"):
-        replay(made, [job("x", "unknown", 1, 0, 1)], IncrementalEngine(made))
+        replay(made, [job("x", "unknown", 1, 0, 1)], IncrementalPlanner(made))
     with pytest.raises(TraceInvalid, match="wants profile gpu3"):
-        replay(made, [job("x", "a", 3, 0, 1)], IncrementalEngine(made))
+        replay(made, [job("x", "a", 3, 0, 1)], IncrementalPlanner(made))
     with pytest.raises(ValueError, match="no baseline magic"):
         baseline("magic", made, [])
 
@@ -158,7 +158,7 @@ def test_promised_times_are_compared_with_the_starts() -> None:
     made = cluster(trace, a=8)
     durations = Durations()
     forecasts = Forecasts(durations)
-    replay(made, trace, IncrementalEngine(made, forecasts=forecasts), durations=durations)
+    replay(made, trace, IncrementalPlanner(made, forecasts=forecasts), durations=durations)
     assert forecasts.early, "some job got a forecast"
     assert min(forecasts.early) >= 0, "all jobs are alike, so none starts before its forecast"
     assert not forecasts.given, "all of them have started"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from makeway import connection, follow, submit, training
-from makeway.problems import Left, Refused, StillRunning
+from makeway.problems import Refused, StillRunning, WatchStopped
 from makeway_api.client import Client
 from makeway_api.models import JobRequest, State
 from samples import EVIL, job
@@ -87,7 +87,7 @@ def test_waiting_has_an_end(ana: Client) -> None:
 
 
 def test_an_interrupt_says_that_the_job_continues() -> None:
-    with pytest.raises(Left) as caught:
+    with pytest.raises(WatchStopped) as caught:
         with follow.leaving_alone("j-1", "waiting"):
             raise KeyboardInterrupt
     assert caught.value._render_traceback_() == [

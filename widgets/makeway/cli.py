@@ -14,8 +14,8 @@ from makeway_api.quantities import count, gpus, listed, number
 
 from . import options, preemption, submission, teams, training
 from .connection import client, explain
-from .problems import JobError, Left, Refused
-from .submission import Plan, Submission
+from .problems import JobError, Refused, WatchStopped
+from .submission import DryRunResult, Submission
 from .words import table
 
 Run = Callable[[argparse.Namespace], int]
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except MakewayError as error:
         print(f"makeway: {explain(error).message}", file=sys.stderr)
-    except (Left, JobError, TimeoutError) as error:
+    except (WatchStopped, JobError, TimeoutError) as error:
         print(f"makeway: {error}", file=sys.stderr)
     except KeyboardInterrupt:
         print("makeway: stopped.", file=sys.stderr)
@@ -115,7 +115,7 @@ def _submit(args: argparse.Namespace) -> int:
     wanted = Submission(**fields)
     job = submission.send(wanted, dry_run=args.dry_run)
     print(job)
-    if isinstance(job, Plan):
+    if isinstance(job, DryRunResult):
         return 0
     if note := submission.risk(job, wanted):
         print(note)

@@ -11,14 +11,14 @@ from makeway_api.models import Priority, State
 
 from . import options
 from .connection import client, configured
-from .options import Line
+from .options import MagicParser
 
 PATIENCE = 0.8
 """Seconds that one completion may wait for the service."""
 KEPT = 15.0
 """Seconds for which an answer is cached."""
 
-LINES: dict[str, Callable[[], Line]] = {
+LINES: dict[str, Callable[[], MagicParser]] = {
     "%%train": options.train,
     "%gpus": options.gpus,
     "%jobs": options.jobs,

@@ -15,7 +15,7 @@ from makeway_api.quantities import count, listed
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 from .connection import client, explain
-from .problems import Left, Refused
+from .problems import Refused, WatchStopped
 from .words import clock, plain, since, state_word
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def leaving_alone(id: str, doing: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Left(
+        raise WatchStopped(
             f"Stopped {doing}. Job {id} continues; "
             f"`%job {id}` shows it, `%logs -f {id}` follows it, `%cancel {id}` ends it."
         ) from None

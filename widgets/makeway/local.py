@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .problems import JobError, Left, Refused
+from .problems import JobError, Refused, WatchStopped
 from .submission import Submission
 
 JOB_ONLY = (
@@ -56,7 +56,7 @@ def _watch(command: list[str], folder: Path, env: dict[str, str]) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        raise Left("Stopped. The cell ran in this notebook, so it has ended.") from None
+        raise WatchStopped("Stopped. The cell ran in this notebook, so it has ended.") from None
 
 
 def _failure(code: int, error: Path) -> JobError:

@@ -11,12 +11,12 @@ from makeway_api.errors import MakewayError
 
 from . import completion, local, options, payload, preemption, submission, teams, training
 from .connection import explain
-from .options import Line
+from .options import MagicParser
 from .problems import Refused
-from .submission import Plan, Submission
+from .submission import DryRunResult, Submission
 
 
-def _magic(line: Callable[[], Line]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _magic(line: Callable[[], MagicParser]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that parses the line, shows errors as their message, and puts the options into `?`."""
 
     def around(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +65,7 @@ class MakewayMagics(Magics):
         if args.local and not args.dry_run:
             return local.run(wanted)
         job = submission.send(wanted, dry_run=args.dry_run)
-        if isinstance(job, Plan):
+        if isinstance(job, DryRunResult):
             return job
         self.last = job.id
         if note := submission.risk(job, wanted):

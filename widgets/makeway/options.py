@@ -11,7 +11,7 @@ from .problems import Refused
 from .words import did_you_mean
 
 
-class Line(argparse.ArgumentParser):
+class MagicParser(argparse.ArgumentParser):
     """An argument parser that raises Refused with one sentence and never exits."""
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
@@ -64,7 +64,7 @@ class Pairs(argparse.Action):
         setattr(into, self.dest, pairs)
 
 
-class Names(argparse.Action):
+class VariableNames(argparse.Action):
     """Collects comma- or space-separated names."""
 
     def __call__(
@@ -108,9 +108,9 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
     add("--wait", "-w", action="store_true", help="wait until it has ended")
 
 
-def train() -> Line:
+def train() -> MagicParser:
     """Return the parser of `%%train`."""
-    line = Line(
+    line = MagicParser(
         "%%train",
         "Submit this cell as a training job and return the Job at once.",
         "The job runs on its own GPUs, also after this notebook has ended. Its result is the cell's last expression,\n"
@@ -125,7 +125,7 @@ def train() -> Line:
         metavar="VAR",
         dest="variables",
         nargs="+",
-        action=Names,
+        action=VariableNames,
         default=[],
         help="variables of this notebook that the cell needs",
     )
@@ -138,18 +138,18 @@ def train() -> Line:
     return line
 
 
-def gpus() -> Line:
+def gpus() -> MagicParser:
     """Return the parser of `%gpus`."""
-    line = Line(
+    line = MagicParser(
         "%gpus", "Show my teams' GPUs (reserved, limit, used, mine, borrowed, lent, free) and what I can have now."
     )
     line.add_argument("--live", action="store_true", help="a widget that follows every change")
     return line
 
 
-def jobs() -> Line:
+def jobs() -> MagicParser:
     """Return the parser of `%jobs`."""
-    line = Line("%jobs", "List my newest jobs.")
+    line = MagicParser("%jobs", "List my newest jobs.")
     line.add_argument("--all", "-a", action="store_true", help="all jobs of my teams")
     line.add_argument("--team", "-t", metavar="TEAM", help="all jobs of this team")
     line.add_argument("--state", "-s", metavar="STATE", help="only those in this state, e.g. running")
@@ -157,9 +157,9 @@ def jobs() -> Line:
     return line
 
 
-def job() -> Line:
+def job() -> MagicParser:
     """Return the parser of `%job`."""
-    line = Line("%job", "Show one job; without an ID the last one submitted here.")
+    line = MagicParser("%job", "Show one job; without an ID the last one submitted here.")
     _id(line)
     line.add_argument(
         "--preempt-test",
@@ -169,9 +169,9 @@ def job() -> Line:
     return line
 
 
-def logs() -> Line:
+def logs() -> MagicParser:
     """Return the parser of `%logs`."""
-    line = Line("%logs", "Print a job's log; without an ID that of the last one submitted here.")
+    line = MagicParser("%logs", "Print a job's log; without an ID that of the last one submitted here.")
     _id(line)
     line.add_argument(
         "--follow", "-f", action="store_true", help="follow it as it grows, over all attempts, until the job ends"
@@ -181,14 +181,16 @@ def logs() -> Line:
     return line
 
 
-def cancel() -> Line:
+def cancel() -> MagicParser:
     """Return the parser of `%cancel`."""
-    line = Line("%cancel", "Cancel jobs; their GPUs are free at once. Without an ID the last one submitted here.")
+    line = MagicParser(
+        "%cancel", "Cancel jobs; their GPUs are free at once. Without an ID the last one submitted here."
+    )
     line.add_argument("ids", metavar="ID", nargs="*", help="ids or names")
     return line
 
 
-def _id(line: Line) -> None:
+def _id(line: MagicParser) -> None:
     line.add_argument("id", metavar="ID", nargs="?", help="an id or a name, see %%jobs")
 
 

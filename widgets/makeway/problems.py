@@ -15,7 +15,7 @@ class Refused(MakewayError):
         return [f"Makeway: {self.message}"]
 
 
-class Left(KeyboardInterrupt):
+class WatchStopped(KeyboardInterrupt):
     """The user stopped watching; the job that was watched continues."""
 
     def _render_traceback_(self) -> list[str]:

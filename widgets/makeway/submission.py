@@ -73,7 +73,7 @@ class Submission:
 
 
 @dataclass(frozen=True)
-class Plan:
+class DryRunResult:
     """The answer of a dry run: what submitting would do now."""
 
     answer: DryRun
@@ -102,11 +102,11 @@ def submit(
     script: str | Path | None = None,
     args: Sequence[str] = (),
     **details: Any,
-) -> Job | Plan:
+) -> Job | DryRunResult:
     """Submit code (a string), a `script` with `args`, or a `command=[…]`, and return the Job at once.
 
     Details: name, team, profile, files (globs), variables (a dict), env, time_limit, priority, workers, retries.
-    With `dry_run=True` nothing is submitted, and the plan is returned.
+    With `dry_run=True` nothing is submitted, and what would happen is returned.
     """
     if script is not None:
         details["files"] = [str(script), *details.get("files", ())]
@@ -122,15 +122,15 @@ def submit(
     return send(Submission(source=source, **details), dry_run=dry_run)
 
 
-def send(submission: Submission, *, dry_run: bool = False) -> Job | Plan:
-    """Send one submission; return the Job, or the Plan of a dry run."""
+def send(submission: Submission, *, dry_run: bool = False) -> Job | DryRunResult:
+    """Send one submission; return the Job, or the result of a dry run."""
     from .training import Job
 
     service = client()
     request = submission.request()
     try:
         if dry_run:
-            return Plan(service.dry_run(request))
+            return DryRunResult(service.dry_run(request))
         return Job(service.submit(request))
     except MakewayError as error:
         raise _with_hint(error, request) from None

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .base import BackendError, JobFile
-from .users import Account
+from .users import UnixAccount
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 SMALL = 256 * 1024
@@ -58,7 +58,7 @@ class Layout:
             raise BackendError(f"{workload!r} is not a valid job id.")
         return self.jobs / workload
 
-    def make_job(self, workload: str, account: Account) -> Path:
+    def make_job(self, workload: str, account: UnixAccount) -> Path:
         """Create a job's folder for its account, or check that it is that account's."""
         folder = self.job(workload)
         with suppress(FileExistsError):

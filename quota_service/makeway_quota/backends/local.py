@@ -21,7 +21,7 @@ from .gpus import nodes_here
 from .jobdir import AttemptFiles, Layout, read_order, write_order
 from .processes import Process, sweep
 from .starting import check_shared, install_launcher, spawn, spool
-from .users import Account, account_of, this_account
+from .users import UnixAccount, account_of, this_account
 from .versions import Changes
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class LocalBackend:
         """
         self._layout = Layout(Path(state_dir), shared=system_users)
         self._nodes = tuple(nodes) if nodes is not None else nodes_here(pool, virtual_gpus, virtual_nodes)
-        self._account_of: Callable[[str], Account] = account_of if system_users else lambda owner: this_account()
+        self._account_of: Callable[[str], UnixAccount] = account_of if system_users else lambda owner: this_account()
         self._system_users = system_users
         self._python = launcher_python or sys.executable
         self._launcher = Path()

@@ -16,7 +16,7 @@ from typing import Any
 from .attempts import LocalAttempt
 from .base import BackendError, NodeSeen, StartOrder
 from .jobdir import Layout, beside, check_files, write_order
-from .users import Account, closed_folder
+from .users import UnixAccount, closed_folder
 
 SPAWN_SECONDS = 120.0
 
@@ -55,7 +55,7 @@ def check_shared(layout: Layout, python: str) -> None:
             )
 
 
-def spool(layout: Layout, order: StartOrder, account: Account, nodes: Sequence[NodeSeen], log_limit: int) -> None:
+def spool(layout: Layout, order: StartOrder, account: UnixAccount, nodes: Sequence[NodeSeen], log_limit: int) -> None:
     """Write down all that the launcher needs; BackendError when the order can never be carried out."""
     if not order.command or any("\0" in word for word in order.command):
         raise BackendError("There is no command to run.")
@@ -113,7 +113,7 @@ def _free_port() -> int:
 
 
 def spawn(
-    attempt: LocalAttempt, order: Path, launcher: Path, python: str, account_of: Callable[[str], Account]
+    attempt: LocalAttempt, order: Path, launcher: Path, python: str, account_of: Callable[[str], UnixAccount]
 ) -> str | None:
     """Start a launcher and wait until it has started the job; answers why it did not come up, if it did not.
 

@@ -28,7 +28,7 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class UnixAccount:
     """A Unix account; `switch` is true where a process has to change to it."""
 
     name: str
@@ -48,13 +48,13 @@ class Account:
         return {**kept, "PATH": os.pathsep.join(filter(None, path)), **self.personal}
 
 
-def this_account() -> Account:
+def this_account() -> UnixAccount:
     """Return the account that Makeway runs under (demo mode)."""
     personal = {name: os.environ[name] for name in OWN if name in os.environ}
-    return Account(personal.get("USER", ""), os.geteuid(), os.getegid(), (), personal, switch=False)
+    return UnixAccount(personal.get("USER", ""), os.geteuid(), os.getegid(), (), personal, switch=False)
 
 
-def account_of(owner: str) -> Account:
+def account_of(owner: str) -> UnixAccount:
     """Return a job owner's account; BackendError where there is none, or where it is root."""
     try:
         entry = pwd.getpwnam(owner)
@@ -68,7 +68,7 @@ def account_of(owner: str) -> Account:
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
     shell = entry.pw_shell or "/bin/sh"
     personal = {"HOME": entry.pw_dir, "USER": entry.pw_name, "LOGNAME": entry.pw_name, "SHELL": shell}
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, personal, switch=True)
+    return UnixAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, personal, switch=True)
 
 
 def closed_folder(path: Path) -> Path | None:

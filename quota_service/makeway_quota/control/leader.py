@@ -45,7 +45,7 @@ class Instant:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Leadership:
     """A term that this replica holds: when its last renewal was sent, and from when on it may act."""
 
     term: int
@@ -61,7 +61,7 @@ class Leader:
     def __init__(self, lock: LeaderLock, deadline: float) -> None:
         self._lock = lock
         self._deadline = deadline
-        self._lease: Lease | None = None
+        self._leadership: Leadership | None = None
         self._changed: Callable[[], None] = lambda: None
         self._given_up = asyncio.Event()
         self._hand = ThreadPoolExecutor(1, thread_name_prefix="makeway-leader")
@@ -70,10 +70,10 @@ class Leader:
     @property
     def term(self) -> int | None:
         """The term that this replica may act in now, None while it follows."""
-        lease = self._lease
-        if lease is None or self._left(lease) <= 0 or lease.taken.age() < lease.acts_in:
+        leadership = self._leadership
+        if leadership is None or self._left(leadership) <= 0 or leadership.taken.age() < leadership.acts_in:
             return None
-        return lease.term
+        return leadership.term
 
     def on_change(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever this replica begins or ceases to lead."""
@@ -92,20 +92,20 @@ class Leader:
     async def acting(self, term: int | None = None) -> AsyncIterator[None]:
         """Guard one action: NotLeading unless this replica leads (in `term`), and as soon as it could lead no more."""
         self.check(term)
-        lease = self._lease
-        if lease is None or not self._lock.expires:
+        leadership = self._leadership
+        if leadership is None or not self._lock.expires:
             yield
             return
         try:
-            async with asyncio.timeout(self._left(lease)) as limit:
+            async with asyncio.timeout(self._left(leadership)) as limit:
                 yield
         except TimeoutError:
             if limit.expired():
                 raise NotLeading("the leader's lock was not renewed in time") from None
             raise
 
-    def _left(self, lease: Lease) -> float:
-        return self._deadline - lease.renewed.age() if self._lock.expires else self._deadline
+    def _left(self, leadership: Leadership) -> float:
+        return self._deadline - leadership.renewed.age() if self._lock.expires else self._deadline
 
     async def acquire(self) -> bool:
         """Try once to take the lock; return whether this replica holds it."""
@@ -120,59 +120,59 @@ class Leader:
             return False
         log.info("This replica leads, term %s%s", acquired.term, f", in {acquired.wait:.1f} s" * bool(acquired.wait))
         self._given_up.clear()
-        self._lease = Lease(acquired.term, sent, acquired.wait, Instant.now())
+        self._leadership = Leadership(acquired.term, sent, acquired.wait, Instant.now())
         self._changed()
         return True
 
     async def run(self) -> None:
         """Stay a candidate or the leader until cancelled."""
         while True:
-            if self._lease is None and not await self.acquire():
+            if self._leadership is None and not await self.acquire():
                 await asyncio.sleep(RETRY)
                 continue
             await self._lead()
 
     async def _lead(self) -> None:
         """Renew the lock until it is lost or given up."""
-        while (lease := self._lease) is not None:
+        while (leadership := self._leadership) is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pause(lease)):
+                async with asyncio.timeout(self._pause(leadership)):
                     await self._given_up.wait()
-            if self._lease is None:
+            if self._leadership is None:
                 break
-            if self.term is not None and lease.acts_in:
-                lease = self._lease = replace(lease, acts_in=0.0)
+            if self.term is not None and leadership.acts_in:
+                leadership = self._leadership = replace(leadership, acts_in=0.0)
                 self._changed()
             sent = Instant.now()
             try:
-                await self._call(self._lock.renew, lease.term)
+                await self._call(self._lock.renew, leadership.term)
             except StoreError as error:
                 self.step_down(str(error))
                 continue
-            if self._lease is lease:
-                self._lease = replace(lease, renewed=sent)
+            if self._leadership is leadership:
+                self._leadership = replace(leadership, renewed=sent)
         await self._release(None)
 
-    def _pause(self, lease: Lease) -> float | None:
+    def _pause(self, leadership: Leadership) -> float | None:
         """Return the seconds until the next renewal, None where a lock need not be renewed."""
         if not self._lock.expires:
             return None
-        waiting = lease.acts_in - lease.taken.age() if lease.acts_in else self._deadline
+        waiting = leadership.acts_in - leadership.taken.age() if leadership.acts_in else self._deadline
         return max(0.01, min(self._deadline / 3, waiting))
 
     def step_down(self, why: str, term: int | None = None) -> None:
         """Cease to lead at once (in `term`, if given); this replica is a candidate again, and touches nothing."""
-        if self._lease is None or term not in (None, self._lease.term):
+        if self._leadership is None or term not in (None, self._leadership.term):
             return
-        log.warning("This replica leads no more (term %s): %s", self._lease.term, why)
-        self._lease = None
+        log.warning("This replica leads no more (term %s): %s", self._leadership.term, why)
+        self._leadership = None
         self._given_up.set()
         self._changed()
 
     async def close(self) -> None:
         """Release the lock for good; the next leader need not wait."""
-        lease, self._lease = self._lease, None
-        await self._release(lease.term if lease else None)
+        leadership, self._leadership = self._leadership, None
+        await self._release(leadership.term if leadership else None)
         self._hand.shutdown(wait=False)
 
     async def _release(self, term: int | None) -> None:

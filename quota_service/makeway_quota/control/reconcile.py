@@ -270,14 +270,14 @@ def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
     return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
 
 
-def _saved(row: Workload, seen: AttemptSeen, now: float) -> outcomes.Progress:
+def _saved(row: Workload, seen: AttemptSeen, now: float) -> outcomes.SavedWork:
     """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
     step = seen.step if seen.step is not None else row.checkpoint_step
     saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
     ended = seen.ended_at or now
     since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, row.started_at or ended)
     lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
-    return outcomes.Progress(saved, step, lost)
+    return outcomes.SavedWork(saved, step, lost)
 
 
 def _cause(seen: AttemptSeen) -> str:

@@ -28,7 +28,7 @@ STATES: Mapping[str, tuple[str, ...]] = {"waiting": WAITING, "running": HOLDS}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WorkloadLine:
     """A session or a job as one line of a table. `gpus` are devices, times are UTC."""
 
     id: str
@@ -77,7 +77,7 @@ class Listing:
     """One page of a table, with the true number of workloads that match. Page 0 has no lines: nothing matches."""
 
     query: ListQuery
-    lines: Sequence[Line]
+    lines: Sequence[WorkloadLine]
     total: int
 
     @property
@@ -157,10 +157,10 @@ def _started(row: Workload) -> tuple[bool, str, float, str]:
     return (row.kind == "job", row.team or "", row.started_at or row.submitted_at, row.id)
 
 
-def line(row: Workload) -> Line:
+def line(row: Workload) -> WorkloadLine:
     """Return a row as a line."""
     job = row.kind == "job"
-    return Line(
+    return WorkloadLine(
         id=row.id,
         kind=Kind(row.kind),
         name=(row.name or row.id) if job else f"Notebook {row.server}".rstrip(),

@@ -15,7 +15,7 @@ from ..engine.state import GPU
 from ..policy import read
 from .baselines import NAMES, baseline
 from .cluster import SimulatedCluster, of_document
-from .incremental import IncrementalEngine
+from .incremental import IncrementalPlanner
 from .page import page
 from .replay import Outcome, replay
 from .report import summary, text
@@ -41,7 +41,7 @@ def simulate_command(
     for file in policies:
         cluster = _cluster(file, arrivals, gpus, node_gpus)
         mix = Counter(_profile_of(cluster, arrival) for arrival in arrivals)
-        planner = IncrementalEngine(cluster, {name: count for name, count in mix.items() if name})
+        planner = IncrementalPlanner(cluster, {name: count for name, count in mix.items() if name})
         outcomes.append(replay(cluster, arrivals, planner, restart=restart, progress=_bar(progress, cluster.name)))
     if policies:
         first = _cluster(policies[0], arrivals, gpus, node_gpus)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..control.engine_view import as_workload
-from ..engine.incremental import IncrementalEngine as Engine
+from ..engine.incremental import IncrementalEngine
 from ..engine.index.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.request import need_of
@@ -47,7 +47,7 @@ class Forecasts:
                 self.early.append(now - forecast)
 
 
-class IncrementalEngine:
+class IncrementalPlanner:
     """A planner whose cluster lives on. `mix` counts the jobs to come by profile, for the packing.
 
     With `forecasts`, waiting jobs are given a forecast at every ASK_EVERYth decision.
@@ -59,7 +59,7 @@ class IncrementalEngine:
         self.forecasts = forecasts
         self._passes = 0
         self._ends: list[tuple[float, str]] = []
-        self.engine = Engine(
+        self.engine = IncrementalEngine(
             Snapshot(0.0, cluster.settings, cluster.pools, cluster.nodes, cluster.profiles, cluster.policies)
         )
         for name, count in (mix or {}).items():

@@ -24,7 +24,7 @@ class Planner(Protocol):
         """Decide once."""
 
 
-class WholePasses:
+class FullPlanner:
     """Builds a snapshot of everything for each decision.
 
     `durations` are what forecasts are made from: those that the replay learns from.

@@ -66,7 +66,7 @@ class Database:
         self.engine = engine_for(url)
         self.origin = uuid.uuid4().hex
         self._writing = threading.Lock()
-        self._wrote = Outcome()
+        self._wrote = WriteHealth()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
         self._unanswered: Unanswered | None = None
         self._closed = False
@@ -218,7 +218,7 @@ class Database:
             raise StoreError(explain(self.url, error)) from error
 
 
-class Outcome:
+class WriteHealth:
     """How the last write ended, and since when the present one is under way."""
 
     STUCK_SECONDS = 30.0

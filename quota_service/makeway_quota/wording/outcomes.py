@@ -14,7 +14,7 @@ from .amounts import duration, gpus_are, names
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SavedWork:
     """How much of an attempt's work is saved: the step of the last checkpoint, and the seconds of work lost since."""
 
     saved: bool
@@ -75,21 +75,21 @@ def failed_and_retried(job: str, cause: str, left: int) -> str:
     return f"{job} failed ({cause}) and is tried again, {count(left, 'more try', 'more tries')} left."
 
 
-def made_way(job: str, preemptor: str, progress: Progress) -> str:
+def made_way(job: str, preemptor: str, progress: SavedWork) -> str:
     """Return that a job left within its grace."""
     return f"{job} made way for {preemptor}; {progress}. {_goes_on(progress)}"
 
 
-def killed_at_deadline(job: str, grace: float, progress: Progress) -> str:
+def killed_at_deadline(job: str, grace: float, progress: SavedWork) -> str:
     """Return that a job was killed because it was still there after its grace."""
     return f"{job} did not leave within {duration(grace)} and was killed; {progress.with_loss}. {_goes_on(progress)}"
 
 
-def _goes_on(progress: Progress) -> str:
+def _goes_on(progress: SavedWork) -> str:
     return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 
-def lost(job: str, nodes: Sequence[str], progress: Progress) -> str:
+def lost(job: str, nodes: Sequence[str], progress: SavedWork) -> str:
     """Return that a job was lost with its nodes and starts again."""
     return f"{job} vanished from {_nodes(nodes)} without a report and is started again; {progress.with_loss}."
 
