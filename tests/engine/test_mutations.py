@@ -76,8 +76,8 @@ EDITS = (
     ),
     Edit(
         "placement/fit.py",
-        "if free - amount < wanted:",
-        "if free < wanted:",
+        "if free - amount < kept_free(within, later):",
+        "if free < kept_free(within, later):",
         "what asks must leave the static quota of others",
     ),
     Edit(

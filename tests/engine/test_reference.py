@@ -116,19 +116,15 @@ def test_unavoidable_cascades_are_distinguished_from_the_others(seed: int, engin
     assert come_to_rest(contended_world(Random(seed)), ENGINES[engine])
 
 
-OPEN = (4000324,)
-"""Seeds of contended worlds in which the engines still differ."""
-
-
-@pytest.mark.xfail(strict=True, reason="an open difference between the engines")
-@pytest.mark.parametrize("seed", OPEN)
-def test_open_differences(seed: int) -> None:
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("seed", [4000324])
+def test_both_engines_decide_the_same_in_contended_worlds_that_once_differed(seed: int) -> None:
     compare(contended_world(Random(seed)))
 
 
-@pytest.mark.xfail(strict=True, reason="an open difference between the engines")
-@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "open").glob("*.yaml")), ids=lambda file: file.stem)
-def test_open_worlds(file: Path) -> None:
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "worlds").glob("*.yaml")), ids=lambda file: file.stem)
+def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -> None:
     snapshot = read_snapshot(file.read_text(encoding="utf-8"))
     found = differences(schedule(snapshot), reference.schedule(snapshot))
     assert not found, f"fast and reference differ: {found}"
@@ -144,8 +140,6 @@ def test_both_engines_decide_the_same_at_length(part: int) -> None:
         live_through("mixed" if seed % 3 else "plain", seed, 60)
         keep_the_invariants("mixed", seed, 20, "fast" if seed % 2 else "reference")
         for each in range(4 * seed, 4 * seed + 4):
-            if each in OPEN:
-                continue
             compare(contended_world(Random(each)))
             check(contended_world(Random(each)), ENGINES["fast" if each % 2 else "reference"], Random(7))
             come_to_rest(contended_world(Random(each)), ENGINES["reference" if each % 2 else "fast"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from engine.engines import ENGINES
 from makeway_quota.engine import Placed, QuotaLine
 from worlds import World
 
@@ -32,6 +33,19 @@ def test_low_priority_policies_and_jobs_are_evicted_first() -> None:
     world.jobs("a1 a2", "a", "one").reconcile()
     plan = world.jobs("b1 b2 b3 b4", "b", "one").step()
     assert [e.id for e in plan.evict] == ["d4", "d3", "d2", "d1"]
+
+
+@pytest.mark.covers("F32")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("department", "started"), [(4, 4), (6, 2)])
+def test_a_department_and_its_teams_keep_the_larger_of_both_free(engine: str, department: int, started: int) -> None:
+    world = World().pool("p", gpus=8).team("top", reserved=department, lend=0)
+    world.team("a", reserved=2, lend=0, parent="top").team("b", reserved=2, lend=0, parent="top").team("c")
+    world.profile("one", 1).jobs("c1 c2 c3 c4 c5 c6", "c", "one")
+    world.engine = ENGINES[engine]
+    plan = world.plan()
+    assert len(plan.start) == started
+    assert {(w.code, w.rule) for w in plan.pending} == {("held", "lend")}
 
 
 def test_min_runtime_protects_from_jobs_but_not_from_sessions() -> None:

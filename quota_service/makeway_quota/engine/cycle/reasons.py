@@ -10,7 +10,7 @@ from ..index.ledger import Line
 from ..index.nodes import UNLIMITED, NodeState, PoolState, hosts
 from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
-from ..placement.fit import kept_back
+from ..placement.fit import static_quota
 from ..plan import Code, Fact, Facts, Number, Refusal
 from ..plan_builder import PlanBuilder, quota_numbers
 from ..request import Need
@@ -205,7 +205,7 @@ def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     need, name = queue.need, pool.pool.name
     line = _keeper(cluster, queue, pool)
     if line is not None and _fits(cluster, pool, need, "free"):
-        kept = max(line.held(False), line.held(True))
+        kept = max(line.kept_free(False), line.kept_free(True))
         numbers: dict[str, Number] = {"needs": number(need.total), "kept": number(kept)}
         numbers["team"] = line.account.policy.name
         code = "kept_partly" if line.spare < line.quota.reserved else "kept"
@@ -215,8 +215,8 @@ def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
 
 def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> Line | None:
     account, amount = queue.account, queue.need.total
-    now = kept_back(cluster, account, pool, amount, False) if amount else None
-    return now or (kept_back(cluster, account, pool, amount, True) if amount else None)
+    now = static_quota(cluster, account, pool, amount, False) if amount else None
+    return now or (static_quota(cluster, account, pool, amount, True) if amount else None)
 
 
 def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:

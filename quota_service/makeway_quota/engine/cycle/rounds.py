@@ -94,7 +94,7 @@ class Rounds:
         where a start used GPUs that were about to be free.
         """
         builder, cluster = self.builder, self.cluster
-        released = builder.progress.releases != before.releases
+        released = builder.progress.releases != before.releases or cluster.ledger.counts_twice
         if released or builder.nominated or cluster.settings.fair_share == "reclaim":
             return False
         return not (cluster.terminating or builder.evicted or builder.moved)

@@ -13,7 +13,7 @@ from ..index.cluster import Cluster
 from ..index.nodes import Allocation, Part, placement_of
 from ..index.nominations import fits_later
 from ..index.queues import Queue
-from ..placement.fit import allowed, find, kept_back
+from ..placement.fit import allowed, find, static_quota
 from ..plan_builder import PlanBuilder
 from ..rules.victims import order_of
 from ..state import Workload
@@ -148,7 +148,7 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
         return True
     if cluster.over_capacity(pool, 0, True):
         return True
-    return kept_back(cluster, account, pool, 0, True) is not None
+    return static_quota(cluster, account, pool, 0, True) is not None
 
 
 def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:

@@ -62,7 +62,7 @@ class Line:
         else:
             self.allocations[name] = allocation
 
-    def held(self, later: bool) -> int:
+    def kept_free(self, later: bool) -> int:
         """Return how much of the static quota other teams' work must leave free now (`later`: in the future)."""
         return max(0, self.spare - (self.future if later else self.now))
 
@@ -174,6 +174,8 @@ class Ledger:
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with the names of their policies, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
+        self.counts_twice = len({line.account for line in self.holding}) < len(self.holding)
+        """Whether a start can count on several static quotas, so that other teams may use more GPUs after it."""
 
     @property
     def teams(self) -> list[Account]:
@@ -260,10 +262,29 @@ class Ledger:
                 return False
         return True
 
-    def kept_for(self, account: Account, pool: str, later: bool = False) -> list[tuple[Line, tuple[str, ...]]]:
+    def static_quotas(self, account: Account, pool: str, later: bool = False) -> list[tuple[Line, tuple[str, ...]]]:
         """Return the other teams' lines whose static quotas keep GPUs of `pool` free, with the pools they cover."""
         return [
             (line, line.quota.pools)
             for line in self.holding
-            if line.held(later) and line.quota.covers(pool) and line.account not in account.chain
+            if line.kept_free(later) and line.quota.covers(pool) and line.account not in account.chain
         ]
+
+
+def kept_free(lines: Iterable[Line], later: bool) -> int:
+    """Return the milli-GPUs that static quotas keep free together.
+
+    A department and its teams keep the larger of what the department keeps and what its teams keep in sum: what is
+    kept for a team is kept for its department, too.
+    """
+    own: dict[Account, int] = {}
+    for line in lines:
+        own[line.account] = own.get(line.account, 0) + line.kept_free(later)
+    if all(account.parent is None for account in own):
+        return sum(own.values())
+    below: dict[Account | None, int] = {}
+    levels = {level for account in own for level in account.chain}
+    for account in sorted(levels, key=lambda level: -len(level.chain)):
+        above = account.chain[1] if len(account.chain) > 1 else None
+        below[above] = below.get(above, 0) + max(own.get(account, 0), below.get(account, 0))
+    return below.get(None, 0)

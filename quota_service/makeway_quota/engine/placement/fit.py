@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, islice
 
 from ..index.cluster import Cluster
-from ..index.ledger import Account, Line
+from ..index.ledger import Account, Line, kept_free
 from ..index.nodes import NodeState, Part, PoolState, pick
 from ..request import Need
 from ..state import GPU
@@ -111,13 +111,13 @@ def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) 
     return tuple(parts)
 
 
-def kept_back(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> Line | None:
+def static_quota(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> Line | None:
     """Return the static quota of another team whose idle GPUs `amount` more would use; None if there is none."""
-    kept = cluster.ledger.kept_for(account, pool.pool.name, later)
+    kept = cluster.ledger.static_quotas(account, pool.pool.name, later)
     for line, names in kept:
         free = sum(_available(cluster, p, later) for n, p in cluster.pools.items() if not names or n in names)
-        wanted = sum(ln.held(later) for ln, others in kept if not names or (others and set(others) <= set(names)))
-        if free - amount < wanted:
+        within = [ln for ln, others in kept if not names or (others and set(others) <= set(names))]
+        if free - amount < kept_free(within, later):
             return line
     return None
 
@@ -136,6 +136,6 @@ def allowed(cluster: Cluster, account: Account, pool: PoolState, amount: int, la
     return not amount or (
         not cluster.over_capacity(pool, amount, later)
         and cluster.ledger.over_limit(account, pool.pool.name, amount, later) is None
-        and (later or kept_back(cluster, account, pool, amount, False) is None)
-        and kept_back(cluster, account, pool, amount, True) is None
+        and (later or static_quota(cluster, account, pool, amount, False) is None)
+        and static_quota(cluster, account, pool, amount, True) is None
     )

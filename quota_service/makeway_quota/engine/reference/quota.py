@@ -169,8 +169,23 @@ def spare(line: Line) -> int:
     return max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
 
 
-def kept_free(cluster: Cluster, line: Line, later: bool) -> int:
-    """Return how much a static quota keeps free of other teams, beyond what its own team uses."""
+def kept_free(cluster: Cluster, lines: Sequence[Line], later: bool) -> int:
+    """Return what static quotas keep free of other teams together, beyond what their own teams use.
+
+    A department and its teams keep the larger of what the department keeps and what its teams keep in sum.
+    """
+    reached = {level for line in lines for level in cluster.levels(line.policy)}
+    return sum(_kept_within(cluster, name, lines, later) for name in reached if len(cluster.levels(name)) == 1)
+
+
+def _kept_within(cluster: Cluster, policy: str, lines: Sequence[Line], later: bool) -> int:
+    """Return what a policy and the teams below it keep free together."""
+    own = sum(_kept_by(cluster, line, later) for line in lines if line.policy == policy)
+    teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
+    return max(own, sum(_kept_within(cluster, name, lines, later) for name in teams))
+
+
+def _kept_by(cluster: Cluster, line: Line, later: bool) -> int:
     each = counts(cluster, line)
     return max(0, spare(line) - (each.future if later else each.now))
 
@@ -179,12 +194,12 @@ def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int
     """Return another team's static quota whose idle GPUs `amount` more would use."""
     every = [Line(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
     others = [ln for ln in every if spare(ln) and ln.quota.covers(pool) and ln.policy not in levels]
-    lines = [line for line in others if kept_free(cluster, line, later)]
+    lines = [line for line in others if _kept_by(cluster, line, later)]
     for line in lines:
         names = line.quota.pools
         free = sum(_available(cluster, name, later) for name in cluster.pools if not names or name in names)
         within = [ln for ln in lines if not names or (ln.quota.pools and set(ln.quota.pools) <= set(names))]
-        if free - amount < sum(kept_free(cluster, ln, later) for ln in within):
+        if free - amount < kept_free(cluster, within, later):
             return line
     return None
 

@@ -214,7 +214,7 @@ def set_key(p: Preemptor, victims: Sequence[Member]) -> Key:
     """Return the order of victim sets but for cascades: rules 5.5 and 5.4 (b) to (e), the best set first."""
     evicted = [m for m in victims if m.kind >= 0]
     ordered = sorted(((m.kind, *order(p, m.allocation)) for m in victims), reverse=True)
-    workers = sorted(((m.allocation.id, -part.worker) for m in victims if m.kind == 0 for part in m.gone), reverse=True)
+    workers = sorted(((m.allocation.id, part.worker) for m in victims if m.kind == 0 for part in m.gone), reverse=True)
     return (
         any(m.kind == 1 for m in victims),
         sum(m.amount for m in evicted),
@@ -222,5 +222,5 @@ def set_key(p: Preemptor, victims: Sequence[Member]) -> Key:
         [each[:4] for each in ordered],
         len(victims),
         ordered,
-        workers,
+        [(name, -worker) for name, worker in workers],
     )

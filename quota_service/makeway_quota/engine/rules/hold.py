@@ -16,7 +16,7 @@ from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
 from ..index.rooms import hosts_emptied
-from ..placement.fit import kept_back
+from ..placement.fit import static_quota
 from ..request import Need
 from ..state import GPU, Workload
 from .fair_share import within_fair_share
@@ -208,7 +208,7 @@ def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.non_preemptible)
     if not in_quota and (queue.non_preemptible or queue.account.policy.weight == "None"):
         return False
-    if kept_back(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
+    if static_quota(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return False
     # over its fair share it would be evicted at once
     return (

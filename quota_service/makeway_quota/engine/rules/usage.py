@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
-from ..index.ledger import Account, Ledger, Line
+from ..index.ledger import Account, Ledger, Line, kept_free
 from ..index.nodes import Allocation
-from ..placement.fit import kept_back
+from ..placement.fit import static_quota
 from ..plan import LineUsage, TeamUsage
 from ..state import Snapshot
 
@@ -172,6 +172,6 @@ def _free(cluster: Cluster, account: Account, pool: str) -> int:
                 free = min(free, max(0, line.quota.limit - line.now))
     if state.pool.capacity is not None:
         free = min(free, max(0, state.pool.capacity - cluster.pool_now[pool]))
-    if free and kept_back(cluster, account, state, free, False):
-        free -= min(free, sum(line.held(False) for line, _ in cluster.ledger.kept_for(account, pool)))
+    if free and static_quota(cluster, account, state, free, False):
+        free -= min(free, kept_free((line for line, _ in cluster.ledger.static_quotas(account, pool)), False))
     return free
