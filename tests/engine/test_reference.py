@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -117,7 +118,7 @@ def test_unavoidable_cascades_are_distinguished_from_the_others(seed: int, engin
 
 
 @pytest.mark.covers(*ROWS)
-@pytest.mark.parametrize("seed", [4000324])
+@pytest.mark.parametrize("seed", [4000324, 4000838])
 def test_both_engines_decide_the_same_in_contended_worlds_that_once_differed(seed: int) -> None:
     compare(contended_world(Random(seed)))
 
@@ -128,6 +129,21 @@ def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -
     snapshot = read_snapshot(file.read_text(encoding="utf-8"))
     found = differences(schedule(snapshot), reference.schedule(snapshot))
     assert not found, f"fast and reference differ: {found}"
+
+
+def with_lost_nodes(world: World, random: Random) -> World:
+    """Return a world some of whose nodes are not ready, cordoned or no longer in the inventory."""
+    for name in random.sample(list(world.nodes), random.randint(1, len(world.nodes) // 2)):
+        node = world.nodes.pop(name)
+        if kept := random.choice([replace(node, ready=False), replace(node, cordoned=True), None]):
+            world.nodes[name] = kept
+    return world
+
+
+@pytest.mark.covers(*ROWS)
+def test_both_engines_decide_the_same_with_lost_nodes() -> None:
+    for seed in (*range(60), 1416):
+        compare(with_lost_nodes(contended_world(Random(seed)), Random(seed + 9)))
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ class PlanBuilder:
         """Id of a workload that this plan starts, to its queue."""
         self.returned: list[tuple[Queue, str]] = []
         """The queue and owner of each start that was withdrawn since the last time that the queues were served."""
+        self.lowered: list[tuple[Account, str]] = []
+        """The account and owner of each victim and withdrawn start since then, which use less than before."""
         self.groups: list[PendingGroup] = []
         """The reasons to wait, each with the workloads that share it."""
         self._instead: dict[str, Waiting] = {}
@@ -106,6 +108,7 @@ class PlanBuilder:
     def withdraw(self, workload: Workload) -> None:
         """Withdraw a start of this plan: a workload that may reclaim needs these GPUs."""
         start = self.started.pop(workload.id)
+        self.lowered.append((self.cluster.account(workload), workload.owner))
         self.ahead[start.pool].remove(workload.id)
         self.progress.decisions += 1
         self.progress.releases += 1
@@ -119,9 +122,9 @@ class PlanBuilder:
         for each, amount in zip(victims, frees, strict=True):
             allocation = each.allocation
             victim, account = allocation.workload, cluster.account(allocation.workload)
+            self.lowered.append((account, victim.owner))
             rule = self._rule(preemptor, account)
-            pool = allocation.pool.pool.name
-            reserved, used = quota_numbers(account, pool, False)
+            reserved, used = quota_numbers(account, allocation.pool.pool.name, False)
             used += later[victim.policy]
             later[victim.policy] -= amount
             deadline = cluster.now + cluster.grace(victim)
@@ -133,7 +136,7 @@ class PlanBuilder:
                 "victim_uses": number(used),
                 "victim_reserved": number(reserved),
                 "for_team": preemptor.account.policy.name,
-                "pool": pool,
+                "pool": allocation.pool.pool.name,
             }
             if each.kind != SHRINK:
                 self.evicted[victim.id] = Evict(victim.id, preemptor.workload.id, deadline, rule, why, numbers)
@@ -183,13 +186,12 @@ class PlanBuilder:
         for moving in moves:
             victim = moving.allocation.workload
             source, to = placement_of(moving.allocation.parts), placement_of(moving.to)
-            old, new = moving.changes
-            left, taken = (tuple(sorted({part.node.node.name for part in parts})) for parts in (old, new))
+            left, taken = (tuple(sorted({part.node.node.name for part in parts})) for parts in moving.changes)
             values: dict[str, Number] = {
                 **preemptor_values(workload, account),
                 "from": left,
                 "to": taken,
-                "moving": len(old),
+                "moving": len(moving.changes[0]),
                 "workers": len(to),
             }
             self.moved[victim.id] = Move(
@@ -214,9 +216,10 @@ class PlanBuilder:
     def _write_nominations(self) -> None:
         """Write placement, time and terminating workloads of each nomination."""
         victims: dict[str, list[Allocation]] = {}
-        leaves: list[Evict | Move] = [*self.evicted.values(), *self.moved.values()]
-        for each in leaves:
+        for each in self.evicted.values():
             victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
+        for move in self.moved.values():
+            victims.setdefault(move.beneficiary, []).append(self.cluster.allocations[move.id])
         for workload, _ in self.nominated.values():
             nomination = self.cluster.nominations.get(workload.id)
             if nomination is not None:
@@ -323,9 +326,8 @@ def _goes_on(workers: int, of: int) -> Fact:
 
 def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
     """Return the values by which a sentence names the preemptor."""
-    values: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
-    values["team"] = account.policy.name
-    return values
+    known: dict[str, Number] = {"preemptor": workload.id, "kind": workload.kind, "owner": workload.owner}
+    return {**known, "team": account.policy.name}
 
 
 def _touches(allocation: Allocation, part: Part) -> bool:

@@ -41,6 +41,7 @@ def serve(
         return
     turn = QueueHeads(cluster, entered, over, unschedulable)
     builder.returned.clear()
+    builder.lowered.clear()
     releases = builder.progress.releases
     for queue, workload, at in turn:
         pool = queue.pools[at]
@@ -65,6 +66,10 @@ def serve(
             elif held:
                 builder.progress.decisions += 1  # the nomination no longer fits: its GPUs are free for others
                 builder.progress.releases += 1
+        if held:
+            builder.lowered.append((queue.account, workload.owner))
+        while builder.lowered:
+            turn.lower(*builder.lowered.pop())
         while builder.returned:
             back, owner = builder.returned.pop()
             if any(each is back for each in waiting):

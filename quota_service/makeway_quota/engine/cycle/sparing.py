@@ -38,9 +38,10 @@ def spare(builder: PlanBuilder, spared: set[str]) -> bool:
 def _could_stay(cluster: Cluster, victim: Allocation) -> bool:
     """Whether the pool has as many free GPUs in the future as the victim, or one more worker of it, would hold."""
     target = cluster.nominations.get(victim.workload.id)
+    holds = sum(part.milli * len(part.devices) for part in victim.parts if part.node.usable)
     if target is None:
-        return victim.pool.future >= victim.amount
-    return victim.pool.future + target.amount >= min(victim.amount, target.amount + victim.need.gpus)
+        return victim.pool.future >= holds
+    return victim.pool.future + target.amount >= min(holds, target.amount + victim.need.gpus)
 
 
 def _spared(builder: PlanBuilder, victim: Allocation) -> bool:

@@ -223,12 +223,11 @@ def _extra_workers(p: Preemptor, victim: Allocation, node: str | None) -> Iterat
     here = [part for part in victim.parts if node is None or part.node == node]
     gone: list[Part] = []
     for part in sorted(here, key=lambda each: -each.worker):
-        gone.append(part)
-        if len(victim.parts) - len(gone) < victim.need.least or shrunk(p.cluster, victim, gone) is None:
-            return
+        more = len(victim.parts) - len(gone) > victim.need.least
         unit = shrunk(p.cluster, victim, [part])
-        assert unit is not None
-        yield unit
+        if more and unit is not None and shrunk(p.cluster, victim, [*gone, part]) is not None:
+            gone.append(part)
+            yield unit
 
 
 def _by_amount(p: Preemptor, units: Sequence[Member]) -> list[Member]:

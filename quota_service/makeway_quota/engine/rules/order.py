@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 from ..index.cluster import Cluster
+from ..index.ledger import Account
 from ..index.nodes import PoolState
 from ..index.queues import Queue
 from ..state import Profile, Workload
@@ -54,10 +55,10 @@ def key(cluster: Cluster, queue: Queue, pool: PoolState, workload: Workload, ove
 class QueueHeads:
     """The heads of one class's queues in order; each decision may change the order of the rest.
 
-    A queue competes in one pool at a time: `at` says in which of its pools. Keys only grow while a plan is
-    made, so an entry whose key is stale is pushed again with its new one. A queue enters as one; its members only do
-    when it is the queue's turn (what they share is the beginning of their keys), and not where the queue is
-    `unschedulable`: then none of its workloads can start or evict.
+    A queue competes in one pool at a time: `at` says in which of its pools. An entry whose key has grown is pushed
+    again with its new one, one whose key has fallen by `lower`. A queue enters as one; its members only do when it is
+    the queue's turn (what they share is the beginning of their keys), and not where the queue is `unschedulable`: then
+    none of its workloads can start or evict.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class QueueHeads:
         self.in_vain = 0
         """The number of unschedulable queues in a row."""
         self.at: dict[int, int] = {}
+        self.queues: list[Queue] = []
+        self._by_account: dict[Account, list[Queue]] | None = None
         for queue in queues:
+            self.queues.append(queue)
             self.at[id(queue)] = 0
             self.pushed += 1
             self.heap.append((common(queue, queue.pools[0], over), 0, self.pushed, queue, None))
@@ -81,6 +85,7 @@ class QueueHeads:
 
     def enter(self, queue: Queue, at: int) -> None:
         """Push a queue, competing in its pool number `at`."""
+        self._know(queue)
         self.at[id(queue)] = at
         self._push(queue, at, None)
 
@@ -92,8 +97,36 @@ class QueueHeads:
 
     def enter_again(self, queue: Queue, owner: str) -> None:
         """Push an owner's first workload after a requeue, unless the queue was removed."""
+        self._know(queue)
         if self.at.setdefault(id(queue), 0 if len(queue.members()) == 1 else -1) >= 0:
             self.again(queue, owner)
+
+    def lower(self, account: Account, owner: str) -> None:
+        """Push the entries whose keys may have fallen: an owner uses less of an account than before."""
+        if self.over:
+            for queue in self._family(account):
+                self._push(queue, self.at[id(queue)], None)
+        elif self.cluster.settings.user_fairness:
+            for queue in self._of_account().get(account, ()):
+                if self.at[id(queue)] >= 0:
+                    self.again(queue, owner)
+
+    def _know(self, queue: Queue) -> None:
+        if id(queue) not in self.at:
+            self.queues.append(queue)
+            self._by_account = None
+
+    def _of_account(self) -> dict[Account, list[Queue]]:
+        if self._by_account is None:
+            self._by_account = {}
+            for queue in self.queues:
+                self._by_account.setdefault(queue.account, []).append(queue)
+        return self._by_account
+
+    def _family(self, account: Account) -> list[Queue]:
+        """Return the queues that compete and whose shares depend on an account."""
+        accounts = self.cluster.ledger.affected(account)
+        return [q for each in accounts for q in self._of_account().get(each, ()) if self.at[id(q)] >= 0]
 
     def leave(self, queue: Queue) -> None:
         """Remove a queue: no workload in it can start or evict."""

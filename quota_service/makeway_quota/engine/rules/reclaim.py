@@ -23,6 +23,7 @@ from .victim_sets import (
     SHRINK,
     Key,
     Scored,
+    Victim,
     Victims,
     combinations_of,
     in_legal_order,
@@ -60,7 +61,7 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
     one = preemptor.need.least == 1 and not capped
     if one and preemptor.right in _SHARED:
         return _by_node(preemptor, returns)  # quick enough without that check
-    if not preemptor.where() or _impossible(preemptor):
+    if not preemptor.candidates() or _impossible(preemptor):
         return None
     return _by_node(preemptor, returns) if one else _in_pool(preemptor, capped, returns)
 
@@ -89,7 +90,7 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
     first: Choice | None = None
     tried: list[frozenset[tuple[str, int]]] = []
     for victims in sets:
-        leaving = frozenset((v.allocation.workload.id, part.worker) for v in victims for part in v.gone)
+        leaving = frozenset((v.allocation.workload.id, at) for v in victims for at in _gone(v))
         if any(fewer <= leaving for fewer in tried):
             continue
         choice = _evicted(preemptor, victims)
@@ -104,6 +105,11 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         if len(tried) == _MOST_RETURNS:
             break
     return _evicted(preemptor, first.victims) if first else None
+
+
+def _gone(victim: Victim) -> list[int]:
+    """Return the workers that a victim gives up; -1 where none of its nodes is in the inventory."""
+    return [part.worker for part in victim.gone] or [-1]
 
 
 def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:
@@ -186,7 +192,7 @@ def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
 
 
 def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None:
-    able = list({a.workload.id: a for here in preemptor.where().values() for a in here}.values())
+    able = preemptor.candidates()
     for allocation in able:
         preemptor.order(allocation)  # before any eviction
     if combinations_of(able, None) <= MOST_SETS:

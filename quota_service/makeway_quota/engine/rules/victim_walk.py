@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from ..index.nodes import Allocation, NodeState
+from ..index.nodes import Allocation, NodeState, Part
 from .victim_sets import SHRINK, Victim, Victims, extra_workers, items_of, protection, whole
 from .victims import Preemptor
 
@@ -90,11 +90,12 @@ def _uncount(preemptor: Preemptor, counted: list[tuple[Allocation, int]], keep: 
 def steps_of(allocation: Allocation, nodes: Sequence[NodeState] | None = None) -> Iterator[Victim]:
     """Return the steps of a candidate: extra workers on these nodes one by one, the last ones first, then all of it."""
     extra = extra_workers(allocation)
-    if extra:
-        parts = sorted(allocation.parts, key=lambda part: -part.worker)
-        for part in [part for part in parts if nodes is None or part.node in nodes][:extra]:
-            if Victim(allocation, SHRINK, (part,)).kept:
-                yield Victim(allocation, SHRINK, (part,))
+    gone: list[Part] = []
+    for part in sorted(allocation.parts, key=lambda part: -part.worker) if extra else ():
+        here = nodes is None or part.node in nodes
+        if here and len(gone) < extra and Victim(allocation, SHRINK, (*gone, part)).kept:
+            gone.append(part)
+            yield Victim(allocation, SHRINK, (part,))
     yield whole(allocation)
 
 

@@ -47,6 +47,7 @@ class Preemptor:
     """Policy to whether its work is a candidate before any victim is chosen."""
     _fair: dict[Account, int] = field(default_factory=dict)
     _orders: dict[str, Order] = field(default_factory=dict)
+    _able: list[Allocation] | None = None
     _where: dict[int, list[Allocation]] | None = None
     _own_rank: tuple[int, int] | None = None
 
@@ -88,13 +89,19 @@ class Preemptor:
         """Return the candidates by position of their node; computed once."""
         if self._where is None:
             found: dict[int, list[Allocation]] = {}
-            for allocation in self._candidates():
+            for allocation in self.candidates():
                 for part in allocation.parts:
                     here = found.setdefault(part.node.position, [])
                     if not here or here[-1] is not allocation:
                         here.append(allocation)
             self._where = found
         return self._where
+
+    def candidates(self) -> list[Allocation]:
+        """Return all candidates; those on nodes outside the inventory hold quota, but no GPUs. Computed once."""
+        if self._able is None:
+            self._able = list(self._candidates())
+        return self._able
 
     def _candidates(self) -> Iterator[Allocation]:
         cluster, pool = self.cluster, self.pool.pool.name
