@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 import httpx2
+from tenacity import AsyncRetrying, Retrying
 
 from . import API_PREFIX
 from .errors import MakewayError, Unreachable
 from .models import Event
+from .retries import retries
 from .routes import TIMEOUT, Call, Routes, raise_for
 
 T = TypeVar("T")
@@ -57,9 +59,17 @@ class Client(Routes[Any]):
         self.http.close()
 
     def _do(self, call: Call[T]) -> T:
+        return Retrying(**retries())(self._send, call) if call.headers else self._send(call)
+
+    def _send(self, call: Call[T]) -> T:
         try:
             response = self.http.request(
-                call.method, call.path, params=call.params, content=call.content, timeout=call.timeout
+                call.method,
+                call.path,
+                params=call.params,
+                content=call.content,
+                headers=call.headers,
+                timeout=call.timeout,
             )
         except httpx2.TransportError as error:
             raise Unreachable(self.url, _why(error)) from error
@@ -100,9 +110,17 @@ class AsyncClient(Routes[Awaitable[Any]]):
         await self.http.aclose()
 
     async def _do(self, call: Call[T]) -> T:
+        return await (AsyncRetrying(**retries())(self._send, call) if call.headers else self._send(call))
+
+    async def _send(self, call: Call[T]) -> T:
         try:
             response = await self.http.request(
-                call.method, call.path, params=call.params, content=call.content, timeout=call.timeout
+                call.method,
+                call.path,
+                params=call.params,
+                content=call.content,
+                headers=call.headers,
+                timeout=call.timeout,
             )
         except httpx2.TransportError as error:
             raise Unreachable(self.url, _why(error)) from error

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx2
 from pydantic import TypeAdapter, ValidationError
@@ -52,13 +53,16 @@ class Call(Generic[T]):
         params: Mapping[str, Any] | None = None,
         body: Any = None,
         wait: float = 0,
+        once: bool = False,
     ) -> None:
+        """`once`: send a random Idempotency-Key along, so that the request may be repeated and is carried out once."""
         self.method = method
         self.path = path
         self.read = read
         self.params = {k: v for k, v in (params or {}).items() if v is not None}
         self.content = None if body is None else _dump(body)
         self.timeout = TIMEOUT + wait
+        self.headers = {"Idempotency-Key": uuid4().hex} if once else {}
 
 
 def _dump(body: Any) -> bytes:
@@ -129,7 +133,7 @@ class Routes(Generic[J]):
 
     def request_session(self, request: SessionRequest) -> Any:
         """Request a lease → Session (scope `reserve`)."""
-        return self._do(Call("POST", "/sessions", _as(Session), body=request))
+        return self._do(Call("POST", "/sessions", _as(Session), body=request, once=True))
 
     def sessions(self, all: bool = False) -> Any:
         """Return the caller's sessions → list[Session]."""
@@ -153,8 +157,8 @@ class Routes(Generic[J]):
         return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing))
 
     def submit(self, request: JobRequest) -> Any:
-        """Submit a training job → Job."""
-        return self._do(Call("POST", "/jobs", _as(Job), body=request))
+        """Submit a training job → Job; repeated where no answer comes, without submitting it twice."""
+        return self._do(Call("POST", "/jobs", _as(Job), body=request, once=True))
 
     def dry_run(self, request: JobRequest) -> Any:
         """Return what submitting would do → DryRun."""
@@ -188,7 +192,7 @@ class Routes(Generic[J]):
     def clone(self, id: str, n: int = 1, overrides: Mapping[str, Any] | None = None) -> Any:
         """Submit n copies, changed by `overrides` → list[Job]."""
         body = {"n": n, "overrides": dict(overrides or {})}
-        return self._do(Call("POST", f"/jobs/{_q(id)}/clone", _as(list[Job]), body=body))
+        return self._do(Call("POST", f"/jobs/{_q(id)}/clone", _as(list[Job]), body=body, once=True))
 
     def preempt_test(self, id: str) -> Any:
         """Test the preemption of the caller's own job → Job."""

@@ -38,6 +38,7 @@ class ServiceConfig:
     keep_decisions_days: float
     keep_events_days: float
     keep_events: int
+    keep_keys_hours: float
     start_deadline_seconds: float
     host: str
     port: int
@@ -144,6 +145,13 @@ class QuotaService(Configurable):
     keep_events = Int(
         500_000, min=1000, help="Events of the live stream that are kept at most (MAKEWAY_KEEP_EVENTS)."
     ).tag(config=True, env="MAKEWAY_KEEP_EVENTS")
+    keep_keys_hours = Float(
+        24.0,
+        min=0.1,
+        max=8760.0,
+        help="Hours in which a submission that is repeated with its Idempotency-Key is known again "
+        "(MAKEWAY_KEEP_KEYS_HOURS).",
+    ).tag(config=True, env="MAKEWAY_KEEP_KEYS_HOURS")
     start_deadline_seconds = Float(
         120.0,
         min=5.0,
@@ -191,6 +199,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         keep_decisions_days=service.keep_decisions_days,
         keep_events_days=service.keep_events_days,
         keep_events=service.keep_events,
+        keep_keys_hours=service.keep_keys_hours,
         start_deadline_seconds=service.start_deadline_seconds,
         host=host,
         port=port,

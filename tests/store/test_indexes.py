@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from makeway_quota.history.retention import Keep, Retention
 from makeway_quota.store import Store, open_store
-from makeway_quota.store.records import ENDED, LIVE, Cap, Change, NewDecision, NewWorkload
+from makeway_quota.store.records import ENDED, LIVE, Cap, Change, NewDecision, NewWorkload, SubmissionKey
 from sqlalchemy import event
 
 CURSOR = "50.0~j50"
@@ -26,6 +26,7 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
         for states in (None, LIVE, ENDED, ("pending", "failed"))
         for cursor in (None, CURSOR)
     ],
+    "submitted": [lambda s: s.submitted([SubmissionKey("k", "ana", "")])],
     "files": [lambda s: s.files("j1")],
     "attempts": [lambda s: s.attempts("j1")],
     "decisions": [
@@ -45,7 +46,7 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
     "policy_version": [lambda s: s.policy_version(1)],
     "policy_history": [lambda s: s.policy_history(10)],
 }
-LONG = {"workloads", "attempts", "files", "blobs", "sources", "decisions", "events"}
+LONG = {"workloads", "attempts", "files", "blobs", "sources", "decisions", "events", "submission_keys"}
 """Tables that grow with the history; a scan of the others reads a few rows."""
 
 ORDERED = {"ix_workloads_submitted_at_id", "ix_workloads_live"}

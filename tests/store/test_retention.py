@@ -63,7 +63,7 @@ async def test_what_is_old_goes_with_everything_it_left(store: Store, job) -> No
     store.commit([Change("new", {"state": "failed", "ended_at": 900.0})], now=900.0)
     folders = Folders()
     sweep = await retention(store, 1000.0, Keep(500.0, 500.0, 500.0), folders.purge).sweep()
-    assert sweep.report["removed"] == {"workloads": 2, "decisions": 1, "events": 7, "files": 1, "folders": 1}
+    assert sweep.report["removed"] == {"workloads": 2, "decisions": 1, "events": 7, "keys": 0, "files": 1, "folders": 1}
     assert folders.purged == ["old"], "a session has no folder"
     assert store.workload("old") is None
     assert rows(store) == {"workloads": 2, "attempts": 0, "files": 4, "sources": 2, "blobs": 3, "purges": 0}

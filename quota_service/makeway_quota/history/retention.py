@@ -41,19 +41,23 @@ PAGES_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many seconds are kept, 0 for ever: of workloads from their end; and how many events at most."""
+    """How many seconds are kept, 0 for ever: of workloads from their end; and how many events at most.
+
+    Keys of submissions are kept for `keys` seconds.
+    """
 
     workloads: float = 90 * DAY
     decisions: float = 90 * DAY
     events: float = 7 * DAY
     most_events: int = 500_000
+    keys: float = DAY
 
 
 def keep_of(config: ServiceConfig) -> Keep:
     """Return what the settings say is kept."""
     days = config.keep_workloads_days, config.keep_decisions_days, config.keep_events_days
     workloads, decisions, events = (each * DAY for each in days)
-    return Keep(workloads, decisions, events, config.keep_events)
+    return Keep(workloads, decisions, events, config.keep_events, config.keep_keys_hours * 3600)
 
 
 @dataclass(slots=True)
@@ -159,6 +163,7 @@ class Retention:
                 1.0,
                 lambda n: pruning.forget_events(now - keep.events if keep.events else 0.0, keep.most_events, n, term),
             ),
+            "keys": await self._all(keep.keys, lambda n: pruning.forget_keys(now - keep.keys, n, term)),
             "files": await self._forget_blobs(term),
             "folders": await self._purge_folders(term),
         }

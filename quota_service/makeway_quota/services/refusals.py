@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from makeway_api.errors import MakewayError
 
-from ..store.errors import Conflict, NotLeading, OutcomeUnknown, StoreError, TooMany
+from ..store.errors import Conflict, KeyReused, NotLeading, OutcomeUnknown, Removed, StoreError, TooMany
 
 log = logging.getLogger("makeway.requests")
 
@@ -35,6 +35,15 @@ def database_errors() -> Iterator[None]:
         yield
     except (Conflict, TooMany, NotLeading):
         raise
+    except KeyReused as error:
+        message = (
+            "This Idempotency-Key was used for another submission: repeat a request with the same content, and give "
+            "each new submission a key of its own."
+        )
+        raise refuse(message, "key_reused", 422) from error
+    except Removed as error:
+        message = f"The submission with this Idempotency-Key was taken as {error.workload}, which was removed since."
+        raise refuse(message, "removed", 410, workload=error.workload) from error
     except OutcomeUnknown as error:
         log.warning("A request was answered without its outcome: %s", error)
         message = (

@@ -19,6 +19,7 @@ from .caller import Caller
 from .context import Context
 from .eligibility import check_queue, find_profile, title_of
 from .refusals import refuse
+from .repeated import key_of
 
 
 class SessionService:
@@ -27,18 +28,27 @@ class SessionService:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def request(self, caller: Caller, request: SessionRequest, groups: Sequence[str]) -> Session:
-        """Queue a session; the lease of an earlier server of the same name ends."""
+    async def request(
+        self, caller: Caller, request: SessionRequest, groups: Sequence[str], key: str | None = None
+    ) -> Session:
+        """Queue a session; the lease of an earlier server of the same name ends.
+
+        A request that is repeated with the same `key` (Idempotency-Key) returns the session of the first one.
+        """
         context = self._context
+        known = await key_of(context, caller, key, "session", request)
+        live = await self._live()  # before the key: what the same request has queued is found by its key then
+        if known is not None and (before := await context.call(context.store.submitted, [known])) is not None:
+            return await self._queued(before[0])
         profile = self._session_profile(request, groups)
-        await self._end_earlier(await self._live(), request)
+        await self._end_earlier(live, request)
         new = self._new_session(request, profile)
         team = context.title(request.team) if request.team else None
         said = outcomes.session_requested(request.user, title_of(context.document, profile), team)
         decision = NewDecision("submit", new.id, request.team, request.user, "session", said)
         cap = Cap(context.document.sessions_per_user, "session", with_gpus=True) if profile.gpus else None
         try:
-            row = await context.call(context.store.add_workload, new, (), decision, cap, now=context.clock())
+            row = await context.call(context.store.add_workload, new, (), decision, cap, known, now=context.clock())
         except TooMany as full:
             raise _beyond_cap(request.user, full) from full
         except Conflict as conflict:
@@ -47,6 +57,13 @@ class SessionService:
                 "already_starting",
                 409,
             ) from conflict
+        return await self._queued(row)
+
+    async def _queued(self, row: Workload) -> Session:
+        """Return a session that was requested just now, or before by the same request; one without a team starts."""
+        context = self._context
+        if not row.live:
+            return self._session(row)
         if row.team is None:
             row = await self._grant_without_gpus(row)
         context.leases.renew(row.id)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
-from ..store.records import FilesOf, NewDecision, NewWorkload, Workload
+from ..store.records import FilesOf, NewDecision, NewWorkload, Submission, SubmissionKey, Workload
 from ..store.store import Store
 
 MOST_AT_ONCE = 200
 """Submissions in one transaction, so that none waits long for it."""
 
 Files = Sequence[tuple[str, bytes, bool]] | FilesOf
-Submission = tuple[NewWorkload, Files, NewDecision | None]
 
 
 class SubmissionBatcher:
@@ -27,10 +26,16 @@ class SubmissionBatcher:
         self._waiting: list[tuple[Submission, asyncio.Future[Workload]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    async def take(self, new: NewWorkload, files: Files = (), decision: NewDecision | None = None) -> Workload:
-        """Write a submission; raises what `Store.add_workload` would."""
+    async def take(
+        self,
+        new: NewWorkload,
+        files: Files = (),
+        decision: NewDecision | None = None,
+        key: SubmissionKey | None = None,
+    ) -> Workload:
+        """Write a submission, or return what its key submitted before; raises what `Store.add_workload` would."""
         answer: asyncio.Future[Workload] = asyncio.get_running_loop().create_future()
-        self._waiting.append(((new, files, decision), answer))
+        self._waiting.append((Submission(new, files, decision, key=key), answer))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.create_task(self._write())
         return await answer

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from makeway_api.errors import MakewayError
 from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
 from ..control.followers import Follower
 from ..engine.state import Profile
 from ..store.errors import Conflict
-from ..store.records import FilesOf, NewDecision, Workload
+from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..wording import gpus
 from .caller import Caller
 from .context import Context
@@ -21,6 +22,7 @@ from .eligibility import pick_profile, pick_team
 from .job_access import JobAccess
 from .offers import OfferService
 from .refusals import database_errors, refuse
+from .repeated import clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import check_process, new_job, read_files
 from .user_limits import Reservation, bytes_of
@@ -44,8 +46,21 @@ class SubmissionService:
         """End the thread that writes."""
         self._batcher.close()
 
-    async def submit(self, caller: Caller, request: JobRequest) -> Job | DryRun:
-        """Take a job into the queue, or return what would happen (`dry_run`)."""
+    async def submit(self, caller: Caller, request: JobRequest, key: str | None = None) -> Job | DryRun:
+        """Take a job into the queue, or return what would happen (`dry_run`).
+
+        A request that is repeated with the same `key` (Idempotency-Key) returns the job of the first one.
+        """
+        known = await key_of(self._context, caller, key, "submit", request)
+        try:
+            return await self._submit(caller, request, known)
+        except MakewayError as refused:
+            before = await submitted_before(self._context, caller, [known] if known else [], refused)
+            if before is None:
+                raise
+            return await self._access.shown(caller, before[0])
+
+    async def _submit(self, caller: Caller, request: JobRequest, key: SubmissionKey | None) -> Job | DryRun:
         context = self._context
         team, profile = self._place(caller, request)
         check_process(request)
@@ -56,13 +71,29 @@ class SubmissionService:
             return await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
         await context.learn_limits()
         with context.limits.submitting(caller.name, 1, bytes_of(request.command, request.env)) as reservation:
-            return await self._add(caller, request, team, profile, files, reservation)
+            return await self._add(caller, request, team, profile, files, reservation, key)
 
-    async def clone(self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any]) -> list[Job]:
+    async def clone(
+        self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any], key: str | None = None
+    ) -> list[Job]:
         """Submit copies of a job, changed by `overrides` (fields of a submission).
 
-        Files are copied by digest. The environment is copied for the owner only: it may hold secrets.
+        Files are copied by digest. The environment is copied for the owner only: it may hold secrets. A request that
+        is repeated with the same `key` submits the copies that are missing, and returns all.
         """
+        known = await clone_key(self._context, caller, key, id, many, overrides)
+        keys = [known and known._replace(number=number) for number in range(many)]
+        try:
+            return await self._clone(caller, id, overrides, keys)
+        except MakewayError as refused:
+            before = await submitted_before(self._context, caller, [each for each in keys if each], refused)
+            if before is None:
+                raise
+            return [await self._access.shown(caller, row) for row in before]
+
+    async def _clone(
+        self, caller: Caller, id: str, overrides: Mapping[str, Any], keys: Sequence[SubmissionKey | None]
+    ) -> list[Job]:
         context = self._context
         await self._access.readable(caller, id)
         original = await context.call(context.store.workload, id)
@@ -75,9 +106,11 @@ class SubmissionService:
         if "files" in overrides:
             files = await context.call(read_files, request, context.config.max_files_bytes)
         await context.learn_limits()
-        with context.limits.submitting(caller.name, many, bytes_of(request.command, request.env)) as reservation:
-            first = await self._add(caller, request, team, profile, files, reservation)
-            rest = [self._add(caller, request, team, profile, FilesOf(first.id), reservation) for _ in range(many - 1)]
+        size = bytes_of(request.command, request.env)
+        with context.limits.submitting(caller.name, len(keys), size) as reservation:
+            first = await self._add(caller, request, team, profile, files, reservation, keys[0])
+            shared = FilesOf(first.id)
+            rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
             return [first, *await asyncio.gather(*rest)]
 
     def _place(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
@@ -86,7 +119,14 @@ class SubmissionService:
         return team, pick_profile(document, caller.name, team, request.profile)
 
     async def _add(
-        self, caller: Caller, request: JobRequest, team: str, profile: Profile, files: Files, reservation: Reservation
+        self,
+        caller: Caller,
+        request: JobRequest,
+        team: str,
+        profile: Profile,
+        files: Files,
+        reservation: Reservation,
+        key: SubmissionKey | None,
     ) -> Job:
         context = self._context
         while True:
@@ -98,11 +138,13 @@ class SubmissionService:
             with context.world.follow(new.id) as follower:
                 try:
                     with database_errors():
-                        row = await self._batcher.take(new, files, decision)
+                        row = await self._batcher.take(new, files, decision, key)
                 except Conflict:  # the id is taken, which another try mends, or the job whose files it shares is gone
                     if isinstance(files, FilesOf):
                         await self._access.visible(caller, files.workload)
                     continue
+                if row.id != new.id:
+                    return await self._access.shown(caller, row)
                 context.wake()
                 if context.limits.waiting <= SHORT_QUEUE:
                     row = await _first_decision(row, follower)

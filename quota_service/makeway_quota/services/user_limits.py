@@ -29,6 +29,13 @@ class Bucket:
     at: float
 
 
+MOST_BUCKETS = 10_000
+"""Token buckets that are kept without looking for unused ones"""
+
+LOOK_UPS = 30
+"""Times a minute that a refused submission of one person is looked for in the database"""
+
+
 class Reservation:
     """Room for jobs that are being written: each takes its part until the store has it."""
 
@@ -67,6 +74,7 @@ class UserLimits:
         self._arriving: Counter[str] = Counter()
         self._expected: dict[str, Reservation] = {}
         self._buckets: dict[str, Bucket] = {}
+        self._look_ups: dict[str, Bucket] = {}
         self._followers: Counter[str] = Counter()
         self._known = False
         self._ended_unlearned: set[str] = set()
@@ -164,10 +172,8 @@ class UserLimits:
     def _check_rate(self, user: str, many: int) -> None:
         if not self._per_minute:
             return
-        now, most = self._clock(), float(self._per_minute)
-        bucket = self._buckets.setdefault(user, Bucket(most, now))
-        bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / 60)
-        bucket.at = max(bucket.at, now)
+        most = float(self._per_minute)
+        bucket = self._filled(self._buckets, user, most)
         if bucket.left < min(many, most):
             wait = (min(many, most) - bucket.left) * 60 / most
             raise busy(
@@ -179,8 +185,6 @@ class UserLimits:
                 per_minute=self._per_minute,
             )
         bucket.left -= many
-        if len(self._buckets) > 10_000:
-            self._buckets = {name: b for name, b in self._buckets.items() if now - b.at < 60}
 
     @contextmanager
     def following(self, user: str) -> Iterator[None]:
@@ -201,6 +205,26 @@ class UserLimits:
         finally:
             with self._guard:
                 self._less(self._followers, user)
+
+    def may_look_up(self, user: str) -> bool:
+        """Whether the database may be asked once more about a refused submission of this person; counts it."""
+        with self._guard:
+            bucket = self._filled(self._look_ups, user, LOOK_UPS)
+            if bucket.left < 1:
+                return False
+            bucket.left -= 1
+            return True
+
+    def _filled(self, buckets: dict[str, Bucket], user: str, most: float) -> Bucket:
+        """Return the bucket of a user, with what a minute's `most` has added since the last time."""
+        now = self._clock()
+        bucket = buckets.setdefault(user, Bucket(most, now))
+        bucket.left = min(most, bucket.left + max(0.0, now - bucket.at) * most / 60)
+        bucket.at = max(bucket.at, now)
+        if len(buckets) > MOST_BUCKETS:  # one that was not used for a minute is full
+            for name in [name for name, each in buckets.items() if now - each.at >= 60]:
+                del buckets[name]
+        return bucket
 
     @staticmethod
     def _less(counter: Counter[str], name: str, by: int = 1) -> None:

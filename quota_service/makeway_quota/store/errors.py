@@ -38,6 +38,21 @@ class TooMany(StoreError):
         self.most = most
 
 
+class KeyReused(StoreError):
+    """The key of a submission was used for another one."""
+
+    def __init__(self) -> None:
+        super().__init__("the key was used for another submission; give every submission a key of its own")
+
+
+class Removed(StoreError):
+    """The workload that is asked for was removed."""
+
+    def __init__(self, workload: str) -> None:
+        super().__init__(f"the workload {workload} was removed")
+        self.workload = workload
+
+
 class NotLeading(StoreError):
     """This replica does not lead (any more), so it must neither decide nor act."""
 

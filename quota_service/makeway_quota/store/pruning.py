@@ -16,9 +16,10 @@ from sqlalchemy import Connection, Table, delete, exists, func, insert, select
 from . import rows, writes
 from .database import Database
 from .space import give_back
-from .tables import blobs, decisions, events, files, purges, retention, workloads
+from .tables import blobs, decisions, events, files, purges, retention, submission_keys, workloads
 
 W = workloads.c
+K = submission_keys.c
 USED = exists().where(files.c.blob == blobs.c.digest)
 
 
@@ -63,6 +64,13 @@ class Pruning:
         """Remove the oldest decisions made before a time."""
         with self._writing(term) as connection:
             return _oldest(connection, decisions, before, limit)
+
+    def forget_keys(self, before: float, limit: int, term: int | None = None) -> int:
+        """Remove the oldest keys of submissions that were made before a time."""
+        with self._writing(term) as connection:
+            first = select(K.at).where(K.at < before).order_by(K.at).limit(limit).subquery()
+            last = connection.execute(select(func.max(first.c.at))).scalar_one()
+            return 0 if last is None else connection.execute(delete(submission_keys).where(K.at <= last)).rowcount
 
     def forget_events(self, before: float, most: int, limit: int, term: int | None = None) -> int:
         """Remove the oldest events from before a time or beyond the newest `most`, never the newest one.

@@ -101,13 +101,25 @@ class Cap:
     """count only workloads that ask for GPUs"""
 
 
+class SubmissionKey(NamedTuple):
+    """The key of a request that may be repeated: one key with one digest submits its workloads once."""
+
+    key: str
+    sender: str
+    digest: str
+    """SHA-256 of what is requested"""
+    number: int = 0
+    """which of the workloads that the request submits"""
+
+
 class Submission(NamedTuple):
-    """A workload to add, with its files (path, content, executable), its line for the decision log, and a cap."""
+    """A workload to add: its files (path, content, executable), its line for the decision log, a cap, and its key."""
 
     new: NewWorkload
     files: Sequence[tuple[str, bytes, bool]] | FilesOf = ()
     decision: NewDecision | None = None
     cap: Cap | None = None
+    key: SubmissionKey | None = None
 
 
 class Workload(NamedTuple):

@@ -7,9 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from . import pages, reads, replicas, rows, writes
+from . import pages, reads, replicas, rows, submission_keys, writes
 from .database import Database, parse
-from .errors import Conflict, TooMany
 from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
@@ -27,6 +26,7 @@ from .records import (
     PastRun,
     PolicyVersion,
     Submission,
+    SubmissionKey,
     Workload,
 )
 from .replicas import Followed, Notifications
@@ -83,11 +83,16 @@ class Store:
         files: Sequence[tuple[str, bytes, bool]] = (),
         decision: NewDecision | None = None,
         cap: Cap | None = None,
+        key: SubmissionKey | None = None,
         *,
         now: float,
     ) -> Workload:
-        """Add a submission; Conflict if its id is taken or its owner's server has a live session, TooMany by a cap."""
-        [answer] = self.add_workloads([(new, files, decision, cap)], now=now)
+        """Add a submission, or return what its key submitted before.
+
+        Conflict if its id is taken or its owner's server has a live session, TooMany by a cap, KeyReused and Removed
+        by its key.
+        """
+        [answer] = self.add_workloads([(new, files, decision, cap, key)], now=now)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -97,21 +102,22 @@ class Store:
         submissions: Sequence[Submission | tuple[Any, ...]],
         *,
         now: float,
-    ) -> list[Workload | ValueError | Conflict | TooMany]:
+    ) -> list[Workload | ValueError | writes.Refused]:
         """Add many submissions in one transaction; one that is refused does not hinder the others.
 
-        They are a microsecond apart, so that their order stays. Each is a Submission or a tuple of its fields.
+        They are a microsecond apart, so that their order stays. Each is a Submission or a tuple of its fields. One
+        whose key has submitted a workload before is answered with that workload, as it is now.
         """
-        answers: list[Workload | ValueError | Conflict | TooMany] = []
+        answers: list[Workload | ValueError | writes.Refused] = []
         able: dict[int, writes.Checked] = {}
         for at, given in enumerate(submissions):
-            new, files, decision, cap = Submission(*given)
+            new, files, decision, cap, key = Submission(*given)
             try:
                 first = rows.submitted(new, now + at / 1e6)
                 if isinstance(files, FilesOf):
-                    able[at] = writes.Checked(first, {}, decision, cap, files.workload)
+                    able[at] = writes.Checked(first, {}, decision, cap, files.workload, key)
                 else:
-                    able[at] = writes.Checked(first, writes.digests(files), decision, cap)
+                    able[at] = writes.Checked(first, writes.digests(files), decision, cap, key=key)
                 answers.append(first)
             except ValueError as error:
                 answers.append(error)
@@ -119,16 +125,21 @@ class Store:
             return answers
         changed: list[Workload] = []
         with self._database.write(changed) as connection:
-            refusals = writes.add_workloads(connection, list(able.values()))
-            for (at, submission), refusal in zip(able.items(), refusals, strict=True):
-                if refusal is None:
+            found = writes.add_workloads(connection, list(able.values()), now)
+            for (at, submission), answer in zip(able.items(), found, strict=True):
+                if answer is None:
                     changed.append(submission.workload._replace(source=""))
                 else:
-                    answers[at] = refusal
+                    answers[at] = answer
             added = {workload.id for workload in changed}
             decided = [s.decision for s in able.values() if s.decision is not None and s.workload.id in added]
             writes.log(connection, changed, decided, now)
         return answers
+
+    def submitted(self, keys: Sequence[SubmissionKey]) -> list[Workload] | None:
+        """Return what requests with these keys submitted, None if one is new; KeyReused, Removed as `add_workload`."""
+        with self._database.read() as connection:
+            return submission_keys.earlier(connection, keys)
 
     def workload(self, id: str) -> Workload | None:
         """Return one workload with its source, or None."""

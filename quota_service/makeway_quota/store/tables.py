@@ -197,6 +197,18 @@ policies = Table(
     Column("document", Text, nullable=False),
 )
 
+submission_keys = Table(
+    "submission_keys",
+    metadata,
+    Column("key", Text, primary_key=True, comment="the header Idempotency-Key"),
+    Column("sender", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False, comment="counts the copies of one request"),
+    Column("digest", Text, nullable=False, comment="SHA-256 of what was requested"),
+    Column("workload", Text, nullable=False, comment="what was submitted; it may be removed by now"),
+    Column("at", Double, nullable=False),
+    Index("ix_submission_keys_at", "at"),
+)
+
 purges = Table(
     "purges",
     metadata,

@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Text, bindparam, delete, func, insert, select
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from . import reads, rows
-from .errors import Conflict, Deposed, TooMany
+from . import reads, rows, submission_keys
+from .errors import Conflict, Deposed, KeyReused, Removed, TooMany
 from .many import Lookup, Many
-from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, Workload
+from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, SubmissionKey, Workload
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c
@@ -53,13 +53,24 @@ class Checked:
     cap: Cap | None = None
     files_of: str | None = None
     """the workload that it shares its files with, instead of having `blobs`"""
+    key: SubmissionKey | None = None
 
 
-def add_workloads(connection: Connection, submissions: Sequence[Checked]) -> list[Conflict | TooMany | None]:
-    """Insert submissions with their sources and files; for each, return None or why it was refused."""
+Refused = Conflict | TooMany | KeyReused | Removed
+
+
+def add_workloads(
+    connection: Connection, submissions: Sequence[Checked], now: float
+) -> list[Refused | Workload | None]:
+    """Insert submissions with their sources, files and keys.
+
+    Return for each None, or why it was refused, or the workload that an earlier request with its key submitted.
+    """
     gate = _Gate(connection, submissions)
-    answers = [gate.refusal(submission) for submission in submissions]
-    _insert(connection, [s for s, refused in zip(submissions, answers, strict=True) if refused is None])
+    answers = [gate.answer(submission) for submission in submissions]
+    admitted = [s for s, answer in zip(submissions, answers, strict=True) if answer is None]
+    _insert(connection, admitted)
+    submission_keys.add(connection, {s.workload.id: s.key for s in admitted if s.key is not None}, now)
     return answers
 
 
@@ -70,11 +81,21 @@ class _Gate:
         self._connection = connection
         self._taken = reads.ids_taken(connection, [s.workload.id for s in submissions])
         self._originals = reads.ids_taken(connection, list({s.files_of for s in submissions if s.files_of is not None}))
+        self._keys = submission_keys.UsedKeys(connection, [s.key for s in submissions if s.key is not None])
         self._servers: dict[tuple[str, str], Workload] = {}
         self._counts: dict[tuple[str, Cap], int] = {}
 
-    def refusal(self, submission: Checked) -> Conflict | TooMany | None:
-        """Admit a submission (None), or return why it cannot be taken."""
+    def answer(self, submission: Checked) -> Refused | Workload | None:
+        """Admit a submission (None), or return why it cannot be taken, or what its key submitted before."""
+        new, key = submission.workload, submission.key
+        if key is not None and (before := self._keys.repeated(key)) is not None:
+            return before
+        refused = self._refusal(submission)
+        if refused is None and key is not None:
+            self._keys.use(key, new)
+        return refused
+
+    def _refusal(self, submission: Checked) -> Conflict | TooMany | None:
         new = submission.workload
         if new.id in self._taken:
             return _id_taken(self._connection, new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 
 from ..services import Caller, Services
 from .auth import Authenticator, needs
@@ -52,4 +52,14 @@ Reserver = Annotated[Caller, Depends(needs("reserve"))]
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a workload's id")]
 Name = Annotated[str | None, Query(max_length=63)]
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False, description="seconds to wait for news")]
+Key = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="a random text for each submission: a request that is repeated with it submits nothing anew",
+    ),
+]
 Version = Annotated[int | None, Query(ge=0, le=BIG, description="the version that the caller already has")]

@@ -10,7 +10,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import Decision, DryRun, FileIn, Job, JobPage, JobRequest, LogChunk, Priority, RequestBody
 from pydantic import BaseModel, Field
 
-from ..dependencies import BIG, Id, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
+from ..dependencies import BIG, Id, Key, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
 from ..problems import declared, json_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
@@ -55,9 +55,9 @@ class Failure(BaseModel):
     response_model=Job,
     responses={**declared(404, 409, 413, 415), 200: {"model": DryRun, "description": "What submitting would do now"}},
 )
-async def submit(caller: Submitter, services: TheServices, request: JobRequest) -> Response:
+async def submit(caller: Submitter, services: TheServices, request: JobRequest, key: Key = None) -> Response:
     """Submit a job; with `dry_run`, only return what would happen."""
-    answer = await services.submissions.submit(caller, request)
+    answer = await services.submissions.submit(caller, request, key)
     return json_of(answer, 200 if isinstance(answer, DryRun) else 201)
 
 
@@ -105,11 +105,10 @@ async def resume(id: Id, caller: Toucher, services: TheServices) -> Job:
     response_model=list[Job],
     responses=declared(409, 413, 415),
 )
-async def clone(id: Id, caller: Submitter, services: TheServices, request: CloneRequest) -> list[Job]:
+async def clone(id: Id, caller: Submitter, services: TheServices, request: CloneRequest, key: Key = None) -> list[Job]:
     """Submit copies of a job. Its files are shared; its environment is copied for its owner only."""
-    return await services.submissions.clone(
-        caller, id, request.n, request.overrides.model_dump(exclude_unset=True, exclude_none=True)
-    )
+    overrides = request.overrides.model_dump(exclude_unset=True, exclude_none=True)
+    return await services.submissions.clone(caller, id, request.n, overrides, key)
 
 
 @router.post("/{id}/preempt-test", operation_id="preempt_test", response_model=Job, responses=declared(409))

@@ -10,7 +10,7 @@ from makeway_api.models import Session, SessionRequest
 
 from ...services import Caller
 from ..auth import may, needs
-from ..dependencies import Id, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
+from ..dependencies import Id, Key, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
 from ..problems import declared, json_of
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404))
@@ -23,11 +23,15 @@ Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
     "", operation_id="request_session", status_code=201, response_model=Session, responses=declared(409, 413, 415)
 )
 async def request_session(
-    caller: Reserver, services: TheServices, authenticator: TheAuthenticator, request: SessionRequest
+    caller: Reserver,
+    services: TheServices,
+    authenticator: TheAuthenticator,
+    request: SessionRequest,
+    key: Key = None,
 ) -> Response:
     """Request a lease on behalf of a user; wait for it with GET sessions/{id}."""
     groups = sorted(await authenticator.directory.groups_of(request.user))
-    return json_of(await services.sessions.request(caller, request, groups), 201)
+    return json_of(await services.sessions.request(caller, request, groups, key), 201)
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])
