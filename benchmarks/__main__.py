@@ -8,7 +8,21 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from . import again, changes, demand, engine_size, idle, lease, queue_mix, reclaim, requests, soak, train, world_cycle
+from . import (
+    again,
+    changes,
+    demand,
+    engine_size,
+    idle,
+    lease,
+    offers,
+    queue_mix,
+    reclaim,
+    requests,
+    soak,
+    train,
+    world_cycle,
+)
 from .measure import Measured, machine, page, report
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
@@ -23,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "engine": engine_size.measure,
     "demand": demand.measure,
     "nodes": world_cycle.measure,
+    "offers": offers.measure,
     "requests": requests.measure,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"

@@ -21,14 +21,19 @@ from .state import Node, Policy, Snapshot, Workload
 
 
 class IncrementalEngine:
-    """One cluster and its queues. Not for several threads at once."""
+    """One cluster and its queues. Not for several threads at once.
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    `keeps_bounds`: the next decision is likely to search victims for the same requests.
+    """
+
+    def __init__(self, snapshot: Snapshot, keeps_bounds: bool = False) -> None:
+        self._keeps_bounds = keeps_bounds
         self._build(snapshot)
 
     def _build(self, snapshot: Snapshot) -> None:
         self.shown = replace(snapshot, nodes=(), workloads=())
         self.cluster = Cluster(snapshot)
+        self.cluster.keeps_bounds = self._keeps_bounds
         self.cluster.take_back()
         self.queues = PendingQueues(self.cluster)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 from .incremental import IncrementalEngine
+from .index.cluster import Cluster
 from .index.pending import Pending
 from .plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
 from .state import ADMITTED, Kind, Profile, Snapshot, Workload, number
@@ -62,7 +63,7 @@ class WhatIf:
         incremental.change([request])
         try:
             plan = incremental.plan(self.snapshot.now)
-            return _read(self.snapshot, request, plan, incremental.in_quota(request))
+            return _read(incremental.cluster, request, plan, incremental.in_quota(request))
         finally:
             incremental.change((), [ASKING])
 
@@ -71,7 +72,7 @@ class WhatIf:
         if non_preemptible not in self._incremental:
             others = self._shown[non_preemptible] = self._others(non_preemptible)
             self._incremental[non_preemptible] = IncrementalEngine(
-                replace(self.snapshot, workloads=tuple(others.values()))
+                replace(self.snapshot, workloads=tuple(others.values())), keeps_bounds=True
             )
         return self._incremental[non_preemptible]
 
@@ -88,7 +89,7 @@ def _first(workload: Workload, non_preemptible: bool) -> bool:
     return not non_preemptible or workload.non_preemptible or bool(workload.nomination)
 
 
-def _read(snapshot: Snapshot, request: Workload, plan: Plan, in_quota: bool) -> Offer:
+def _read(cluster: Cluster, request: Workload, plan: Plan, in_quota: bool) -> Offer:
     """Return the plan's decision for the added workload as an offer; `in_quota` holds if it waits."""
     for start in plan.start:
         if start.id == ASKING:
@@ -98,31 +99,31 @@ def _read(snapshot: Snapshot, request: Workload, plan: Plan, in_quota: bool) -> 
         if refusal.id == ASKING:
             found = _answer(request, refusal.facts, refusal.numbers, False)
             return replace(found, code="refused", reason=refusal.code)
-    waiting = _waiting(plan)
+    waiting = _waiting(plan, request)
     found = _answer(request, waiting.facts, waiting.numbers, in_quota)
     if waiting.code == "reclaiming":
-        return _reclaiming(snapshot, found, plan, waiting)
+        return _reclaiming(cluster, found, plan, waiting)
     code: Literal["refused", "wait"] = "refused" if waiting.code in ("queue_closed", "too_large") else "wait"
     return replace(found, code=code, reason=waiting.code)
 
 
-def _waiting(plan: Plan) -> Waiting:
+def _waiting(plan: Plan, request: Workload) -> Waiting:
     """Return why the request waits, without writing the reasons of all others."""
     pending = plan.pending
     if isinstance(pending, Pending):
-        return pending.of(ASKING)
-    return next(each for each in pending if each.id == ASKING)
+        return pending.of(request)
+    return next(each for each in pending if each.id == request.id)
 
 
 def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -> Offer:
     return Offer(request.policy, request.profile, "wait", "no_free_gpus", facts, in_quota=in_quota, numbers=numbers)
 
 
-def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
-    wait = max(0.0, (waiting.not_before or snapshot.now) - snapshot.now)
-    victims = _named(snapshot, [each for each in plan.evict if each.beneficiary == ASKING])
+def _reclaiming(cluster: Cluster, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
+    wait = max(0.0, (waiting.not_before or cluster.now) - cluster.now)
+    victims = _named(cluster, [each for each in plan.evict if each.beneficiary == ASKING])
     moves = [each for each in plan.move if each.beneficiary == ASKING]
-    moved = _named(snapshot, moves)
+    moved = _named(cluster, moves)
     smaller = sum(each.rule == "shrink" for each in moves)
     return replace(
         found,
@@ -135,11 +136,9 @@ def _reclaiming(snapshot: Snapshot, found: Offer, plan: Plan, waiting: Waiting) 
     )
 
 
-def _named(snapshot: Snapshot, terminating: Sequence[Evict | Move]) -> tuple[Victim, ...]:
-    by_id = {w.id: w for w in snapshot.workloads}
-    profiles = {p.name: p for p in snapshot.profiles}
-    found = [by_id[each.id] for each in terminating]
-    return tuple(Victim(w.id, w.owner, w.policy, _held(w, profiles.get(w.profile))) for w in found)
+def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[Victim, ...]:
+    found = [cluster.workloads[each.id] for each in terminating]
+    return tuple(Victim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in found)
 
 
 def _held(workload: Workload, profile: Profile | None) -> int:

@@ -23,5 +23,7 @@ class Cluster(ClusterState):
         self.ledger.grown.clear()
         self.rooms.begin()
         for pool in self.pools.values():
+            if not self.keeps_bounds:
+                pool.bounds.clear()
             pool.begin()
         restore_nominations(self)

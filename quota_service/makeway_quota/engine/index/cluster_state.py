@@ -47,6 +47,8 @@ class ClusterState:
         """The profiles with a `min_runtime`."""
         self.rankings: dict[tuple[object, ...], Any] = {}
         """Rankings of nodes by the cost of their victims, kept for the next search."""
+        self.keeps_bounds = False
+        """Whether the bounds of victims are kept from one decision to the next, as for many questions in a row."""
         self.answers: dict[tuple[object, ...], Any] = {}
         """Results about the finished plan, shared by workloads with the same request."""
         self.rooms = Rooms()

@@ -87,6 +87,7 @@ def remove(cluster: Cluster, name: str) -> set[str]:
         _catch_up(pool)
         pool.drop(state)
         pool.touched.clear()
+        pool.bounds.clear()
         pool.first.clear()
         state.indexed = state.listed = False
         del pool.nodes[state.position], cluster.nodes[name]
@@ -111,6 +112,7 @@ def _catch_up(pool: PoolState) -> None:
         pool.packing.catch_up()
         pool.packing.seen = 0
     pool.touched.clear()
+    pool.bounds.clear()
     pool.first.clear()
 
 

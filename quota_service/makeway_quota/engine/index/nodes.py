@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..request import Need, Shape
 from ..state import GPU, Node, Placed, Placement, Pool, Workload
@@ -199,6 +199,7 @@ class PoolState:
     """One pool during a decision: its nodes, indexed by the number of their untouched devices."""
 
     __slots__ = (
+        "bounds",
         "by_free",
         "by_future",
         "first",
@@ -235,6 +236,8 @@ class PoolState:
         self.mixed = 0
         """How many times the mix has changed."""
         self.packing: PoolPacking | None = None
+        self.bounds: dict[Need, Any] = {}
+        """Request to what room for it costs at least on each node (rules/victim_bounds.py)."""
 
     def index(self) -> None:
         """Build the index from the nodes."""
@@ -259,6 +262,9 @@ class PoolState:
             if self.packing is not None:
                 self.packing.catch_up()
                 self.packing.seen = 0
+            for bounds in self.bounds.values():
+                bounds.catch_up()
+                bounds.restart()
             self.touched.clear()
             self.moved.clear()
             self.rounds += 1

@@ -59,15 +59,16 @@ class Pending(Sequence[Waiting]):
             self._all = tuple(sorted(found, key=lambda waiting: waiting.id))
         return self._all
 
-    def of(self, id: str) -> Waiting:
+    def of(self, workload: Workload) -> Waiting:
         """Return the reason of one workload; KeyError if it does not wait."""
-        if id in self.single:
-            return self.single[id]
-        for group in self.groups:
-            for workload in group.members:
-                if workload.id == id:
-                    return group.reason.to(workload)
-        raise KeyError(id)
+        if workload.id in self.single:
+            return self.single[workload.id]
+        for _, members, reason in self.groups:
+            first = members[0]  # a group has one policy and profile
+            alike = first.policy == workload.policy and first.profile == workload.profile
+            if alike and any(each.id == workload.id for each in members):
+                return reason.to(workload)
+        raise KeyError(workload.id)
 
     @overload
     def __getitem__(self, at: int) -> Waiting: ...

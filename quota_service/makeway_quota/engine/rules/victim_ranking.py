@@ -1,9 +1,10 @@
 """Rank the nodes of a pool by their best set of victims, cached from one preemptor to the next equivalent one.
 
-Called by the search for victims (rules/reclaim.py). A node where only one policy has candidates keeps its rank within
-that policy until it is touched: the policy's share moves all its nodes alike. Such nodes are kept in one heap
-per policy and are scored again only when touched, or when more of the policy's work may be evicted than before. Nodes
-with candidates of several policies are scored for every preemptor, those with a higher bound than the best not at all.
+Called by the search for victims (rules/reclaim.py). Nodes are scored in the order of their lower bounds
+(victim_bounds.py), until no bound is below the best set found. A node where only one policy has candidates keeps its
+score within that policy until it is touched: the policy's share moves all its nodes alike. Such nodes are kept in one
+heap per policy, with their bound until they are scored. Nodes with candidates of several policies are ordered by their
+bounds for every preemptor, and only those that may be the best are scored.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from ..index.nodes import Allocation, NodeState
-from ..state import GPU
+from .victim_bounds import VictimBounds, bounds_of
 from .victim_sets import Key, Scored, Victims, extra_workers, key
-from .victims import Preemptor
+from .victims import LIGHT, Preemptor
 
-Bound = tuple[bool, int]
-"""A lower bound of the first two parts of a node's best key: stops and milli-GPUs."""
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
 """Returns the best set on a node, given the candidates there; None if there is none."""
 
@@ -37,39 +36,64 @@ class Ranking:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self.heaps: dict[str, list[tuple[Key, int]]] = {}
-        self.scores: dict[int, tuple[str, Key, Victims]] = {}
-        self.unseen: list[tuple[Bound, int]] = []
-        """A heap of nodes to score: new ones, and those with candidates of several policies."""
-        self.bounds: dict[int, Bound] = {}
+        """Policy to the plain scores, or bounds, of the nodes where only it has candidates, and their positions."""
+        self.scores: dict[int, tuple[str, Key, Victims | None]] = {}
+        """Position of such a node to its policy, its plain score and its best set; None while it is a bound."""
+        self.mixed: set[int] = set()
+        """The positions of nodes with candidates of several policies."""
         self.touched = self.grown = -1
 
     def best(self, preemptor: Preemptor, without: Collection[int] = ()) -> Ranked | None:
         """Return the best set of victims on one node, `without` the nodes at these positions; None if there is none."""
-        self._catch_up(preemptor)
-        found = [ranked for name in list(self.heaps) if (ranked := self._top(preemptor, name, without)) is not None]
-        best = min(found, key=lambda ranked: ranked[:2], default=None)
-        again: list[tuple[Bound, int]] = []
-        while self.unseen and (best is None or self.unseen[0][0] <= best.key[:2]):
-            bound, position = heapq.heappop(self.unseen)
-            if self.bounds.get(position) != bound:
-                continue
-            if position in without:
-                again.append((bound, position))
-                continue
-            scored = self._score(preemptor, position, again)
-            if scored is not None and (best is None or (scored[0], position) < best[:2]):
-                best = Ranked(scored[0], position, scored[1])
-        for entry in again:
-            self.bounds[entry[1]] = entry[0]
-            heapq.heappush(self.unseen, entry)
+        bounds = bounds_of(preemptor.cluster, preemptor.pool, preemptor.need)
+        self._catch_up(preemptor, bounds)
+        best: Ranked | None = None
+        for bound, name in self._tops(preemptor):
+            if best is not None and bound > best.key:
+                break
+            best = _better(best, self._top(preemptor, name, without))
+        return self._best_mixed(preemptor, bounds, without, best) if self.mixed else best
+
+    def _tops(self, preemptor: Preemptor) -> list[tuple[Key, str]]:
+        """Return the least score or bound in each policy's heap and the policy, the best first."""
+        found = [(heap[0][0], name) for name, heap in self.heaps.items() if heap]
+        if len(found) < 2:
+            return found
+        ledger, pool = preemptor.cluster.ledger, preemptor.pool.pool.name
+        return sorted([(_with_share(plain, ledger.account(name).share(pool)), name) for plain, name in found])
+
+    def _best_mixed(
+        self,
+        preemptor: Preemptor,
+        bounds: VictimBounds,
+        without: Collection[int],
+        best: Ranked | None,
+    ) -> Ranked | None:
+        """Return the best of this set and of the nodes with candidates of several policies."""
+        shares = preemptor.shares()
+        found: list[tuple[Key, int]] = []
+        for position in self.mixed.difference(without):
+            bound = bounds.at(position)
+            least = bound.key(shares) if bound is not None else None
+            if least is not None and (best is None or least <= best.key):
+                found.append((least, position))
+        heapq.heapify(found)
+        while found:
+            least, position = heapq.heappop(found)
+            if best is not None and least > best.key:
+                break
+            scored = self._judge(preemptor, position)
+            if scored is not None:
+                best = _better(best, Ranked(scored[0], position, scored[1]))
         return best
 
-    def _catch_up(self, preemptor: Preemptor) -> None:
-        """Drop the scores of touched nodes, and of policies with more candidates than before."""
+    def _catch_up(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
+        """Drop the scores of touched nodes, and of nodes of policies with more candidates than before."""
         pool, grown = preemptor.pool, preemptor.cluster.ledger.grown
         if self.grown < 0 or (preemptor.right == "fair_share" and len(grown) > self.grown):
-            self.heaps, self.scores, self.unseen, self.bounds = {}, {}, [], {}
-            positions = set(preemptor.where())
+            self.heaps, self.scores, self.mixed = {}, {}, set()
+            own = preemptor.right == "own_team"
+            positions = set(preemptor.where()) if own else {node.position for node in pool.nodes if node.allocations}
         else:
             positions = set(pool.touched[self.touched :])
             policies = preemptor.became_candidates(grown[self.grown :]) if len(grown) > self.grown else ()
@@ -77,33 +101,29 @@ class Ranking:
                 positions.update(node.position for node in pool.nodes if _hosts_any(node, policies))
         for position in positions:
             self.scores.pop(position, None)
-            self.bounds.pop(position, None)
-            able = self._able(preemptor, position)
-            if able:
-                bound = self.bounds[position] = _bound(preemptor, pool.nodes[position], able)
-                heapq.heappush(self.unseen, (bound, position))
+            self.mixed.discard(position)
+            bound = bounds.at(position)
+            if bound is None:
+                continue
+            if bound.only is not None:
+                if preemptor.is_candidate_policy(bound.only[0]):
+                    self._enter(position, *bound.only, None)
+                continue
+            names = {each.policy for each in bound.candidates if preemptor.is_candidate_policy(each.policy)}
+            if len(names) > 1 or LIGHT in names:
+                self.mixed.add(position)
+            elif names:
+                (name,) = names
+                self._enter(position, name, bound.plain_key(name), None)
         self.touched, self.grown = len(pool.touched), len(grown)
 
-    def _score(self, preemptor: Preemptor, position: int, again: list[tuple[Bound, int]]) -> Scored | None:
-        """Score a node; with candidates of several policies it is added to `again`, as their shares change."""
-        policies, scored = self._judge(preemptor, position)
-        self.bounds.pop(position, None)
-        if scored is None:
-            return None
-        if len(policies) > 1:
-            again.append((scored[0][:2], position))
-        else:
-            (policy,) = policies
-            plain = _without_share(scored[0])
-            self.scores[position] = policy, plain, scored[1]
-            heapq.heappush(self.heaps.setdefault(policy, []), (plain, position))
-        return scored
+    def _enter(self, position: int, policy: str, plain: Key, victims: Victims | None) -> None:
+        self.scores[position] = policy, plain, victims
+        heapq.heappush(self.heaps.setdefault(policy, []), (plain, position))
 
-    def _judge(self, preemptor: Preemptor, position: int) -> tuple[set[str], Scored | None]:
+    def _judge(self, preemptor: Preemptor, position: int) -> Scored | None:
         able = self._able(preemptor, position)
-        if not able:
-            return set(), None
-        return {a.workload.policy for a in able}, self.judge(preemptor, preemptor.pool.nodes[position], able)
+        return self.judge(preemptor, preemptor.pool.nodes[position], able) if able else None
 
     def _able(self, preemptor: Preemptor, position: int) -> list[Allocation]:
         """Return the candidates on a node; none if they are not enough."""
@@ -125,39 +145,39 @@ class Ranking:
             elif position in without:
                 aside.append(heapq.heappop(heap))
             else:
-                found = self._still(preemptor, position, known[2], plain)
+                found = self._still(preemptor, position, known)
         for entry in aside:
             heapq.heappush(heap, entry)
         return found
 
-    def _still(self, preemptor: Preemptor, position: int, victims: Victims, plain: Key) -> Ranked | None:
-        """Return a node's best set with its present key if it is still the best; else score the node again."""
-        first = victims[0].allocation
-        if len(victims) == 1 and not extra_workers(first) and preemptor.is_candidate(first):
-            return Ranked(key(preemptor, victims), position, victims)
-        scored = self._judge(preemptor, position)[1]
-        if scored is not None and _without_share(scored[0]) == plain:
+    def _still(self, preemptor: Preemptor, position: int, known: tuple[str, Key, Victims | None]) -> Ranked | None:
+        """Return a node's best set with its present key if the node has its score still; else enter what it has."""
+        policy, plain, victims = known
+        if victims is not None:
+            first = victims[0].allocation
+            if len(victims) == 1 and not extra_workers(first) and preemptor.is_candidate(first):
+                return Ranked(key(preemptor, victims), position, victims)
+        scored = self._judge(preemptor, position)
+        if scored is None:
+            del self.scores[position]
+            return None
+        now = _without_share(scored[0])
+        if now == plain:
+            self.scores[position] = policy, plain, scored[1]
             return Ranked(scored[0], position, scored[1])
-        del self.scores[position]
-        if scored is not None:
-            self.bounds[position] = scored[0][:2]
-            heapq.heappush(self.unseen, (self.bounds[position], position))
+        self._enter(position, policy, now, scored[1])
         return None
+
+
+def _better(one: Ranked | None, other: Ranked | None) -> Ranked | None:
+    """Return the one that costs less, of equal ones the first node."""
+    if one is None or other is None:
+        return one or other
+    return min(one, other, key=lambda ranked: ranked[:2])
 
 
 def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
     return any(a.workload.policy in policies for a in node.allocations.values())
-
-
-def _bound(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> Bound:
-    """Return a lower bound of the cost of room on a node: the milli-GPUs in use on the devices that are needed."""
-    if any(a.fresh for a in able):
-        return False, 0
-    missing = preemptor.need.whole - node.whole_future
-    used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
-    if any(map(extra_workers, able)):
-        return False, sum(used)
-    return True, max(sum(used), min([a.amount for a in able]))
 
 
 def enough_devices(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> bool:
@@ -179,3 +199,10 @@ def _without_share(key: Key) -> Key:
     stops, gpus, withdrawn, protections, many, orders, given = key
     plain = [tuple((*order[:2], *order[3:]) for order in each) for each in (protections, orders)]
     return stops, gpus, withdrawn, plain[0], many, plain[1], tuple(given)
+
+
+def _with_share(plain: Key, share: int) -> Key:
+    """Return a plain key with its policy's share, as `key` would."""
+    stops, gpus, withdrawn, protections, many, orders, given = plain
+    full = [[(*order[:2], -share, *order[2:]) for order in each] for each in (protections, orders)]
+    return stops, gpus, withdrawn, full[0], many, full[1], list(given)

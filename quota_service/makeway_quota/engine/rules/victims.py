@@ -21,7 +21,9 @@ Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 """The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
 _IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
 """The rights of work in quota."""
-_FIRST = -(1 << 30)
+LIGHT = ""
+"""Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
+FIRST = -(1 << 30)
 """Lower than every priority: a start of this very plan is withdrawn before any running workload is evicted."""
 Order = tuple[int, int, int, float, float, float, str]
 """The sort key of protection; its first three parts decide before the number of victims does."""
@@ -64,7 +66,7 @@ class Preemptor:
             return self.cluster.lowest(self.workload.policy, (self.pool,)) < self.cluster.priority(self.workload)
         if self._without_gpus():
             return True
-        return any(map(self._is_candidate_policy, self.cluster.lowest_priorities.get(self.pool.pool.name, {})))
+        return any(map(self.is_candidate_policy, self.cluster.lowest_priorities.get(self.pool.pool.name, {})))
 
     def is_candidate(self, allocation: Allocation) -> bool:
         """Whether an allocation may be evicted first; if not, it may not be evicted after other victims either."""
@@ -72,8 +74,15 @@ class Preemptor:
         if allocation.terminating or victim.non_preemptible or allocation.pool is not self.pool:
             return False
         if allocation.amount:
-            return self._is_candidate_policy(victim.policy) and self._may_evict(victim)
+            return self.is_candidate_policy(victim.policy) and self._may_evict(victim)
         return victim.id in self._without_gpus() and self._frees(allocation) and self._may_evict(victim)
+
+    def shares(self) -> dict[str, int]:
+        """Return the share of each policy with candidates."""
+        pool, ledger = self.pool.pool.name, self.cluster.ledger
+        names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
+        found = {name: ledger.account(name).share(pool) for name in names}
+        return found | {LIGHT: 0} if self.is_candidate_policy(LIGHT) else found
 
     def candidates_on(self, node: NodeState) -> list[Allocation]:
         """Return the candidates on a node."""
@@ -105,7 +114,7 @@ class Preemptor:
 
     def _candidates(self) -> Iterator[Allocation]:
         cluster, pool = self.cluster, self.pool.pool.name
-        names = [name for name in cluster.lowest_priorities.get(pool, {}) if self._is_candidate_policy(name)]
+        names = [name for name in cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
         checked = self.right == "own_team" or bool(cluster.protecting)
         light = {name: a for name, a in self._without_gpus().items() if self._frees(a)}
         for known in (*(cluster.preemptible[pool, name] for name in names), light):
@@ -158,10 +167,12 @@ class Preemptor:
             return account is not self.account and self._above_fair_share(account)
         return self.cluster.ledger.above(account, self.pool.pool.name, self.account, self.amount, self.gone)
 
-    def _is_candidate_policy(self, name: str) -> bool:
+    def is_candidate_policy(self, name: str) -> bool:
+        """Whether work of a policy (or `LIGHT`: work without GPUs) is a candidate before any victim is chosen."""
         known = self._entitled_first.get(name)
         if known is None:
-            known = self._entitled_first[name] = self.entitled(self.cluster.ledger.account(name))
+            entitled = bool(self._without_gpus()) if name == LIGHT else self.entitled(self.cluster.ledger.account(name))
+            known = self._entitled_first[name] = entitled
         return known
 
     def _above_fair_share(self, account: Account) -> bool:
@@ -204,17 +215,17 @@ def order_of(cluster: Cluster, allocation: Allocation) -> Order:
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
-        _FIRST if allocation.fresh else account.policy.priority,
+        FIRST if allocation.fresh else account.policy.priority,
         -account.share(allocation.pool.pool.name),
         cluster.priority(victim),
-        _lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
+        lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
         -started,
         -victim.submitted_at,
         victim.id,
     )
 
 
-def _lost_work(cluster: Cluster, allocation: Allocation) -> float:
+def lost_work(cluster: Cluster, allocation: Allocation) -> float:
     """Return the work that an eviction now would lose, in milli-GPU seconds."""
     victim = allocation.workload
     since = [t for t in (victim.last_checkpoint_at, victim.started_at) if t is not None]

@@ -1,0 +1,184 @@
+"""Bound from below what room on each node costs, for all preemptors of one pool with the same request.
+
+Read by the ranking of nodes (victim_ranking.py), which scores only nodes whose bound is not above the best set found.
+A bound counts every preemptible workload as a candidate whose policy may be; what the preemptor may evict is a subset,
+so the best set of a node is never better than its bound. Follows the nodes that are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from ..index.cluster import Cluster
+from ..index.nodes import Allocation, NodeState, Part, PoolState
+from ..request import Need
+from ..state import GPU, Workload
+from .victim_sets import STOP, Key, extra_workers
+from .victims import FIRST, LIGHT, lost_work
+
+_MOST = 64
+"""The number of requests whose bounds are kept from one decision to the next."""
+
+Plain = tuple[int, int, int, float, float, float, str]
+"""The order of a candidate without its policy's share, which moves all candidates of the policy alike; kind first."""
+_STAYS, _SHRINKS, _FRESH = range(3)
+
+
+class Candidate(NamedTuple):
+    """A preemptible workload on a node. `soft`: an elastic gang may shrink, a start of this very plan is withdrawn."""
+
+    policy: str
+    order: Plain
+    amount: int
+    soft: int
+
+
+class NodeBound(NamedTuple):
+    """What room on one node costs at least.
+
+    `used`: the milli-GPUs in use on the devices that are missing; `least`: the number of victims that hold as many.
+    """
+
+    used: int
+    least: int
+    candidates: tuple[Candidate, ...]
+    only: tuple[str, Key] | None = None
+    """The policy and the plain key where all candidates are of one policy."""
+
+    def plain_key(self, policy: str) -> Key:
+        """Return the bound where only this policy may be evicted, without its share (see victim_ranking.py)."""
+        return _plain_key(self.used, self.least, [each for each in self.candidates if each.policy == policy])
+
+    def key(self, shares: Mapping[str, int]) -> Key | None:
+        """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
+        able = [each for each in self.candidates if each.policy in shares]
+        if len(able) < self.least:
+            return None
+        soft = max([each.soft for each in able])
+        if soft:
+            return False, 0 if soft == _FRESH else self.used, 0, [], 0, [], []
+        gpus = max(self.used, min([each.amount for each in able]))
+        if any(each.policy == LIGHT for each in able):
+            return True, gpus, 0, [], 0, [], []
+        orders = [(each.order[0], each.order[1], -shares[each.policy], *each.order[2:]) for each in able]
+        orders = _first(orders, self.least)
+        return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
+
+
+class VictimBounds:
+    """The bounds of one pool for one request, by position of the node; None where no eviction makes room."""
+
+    def __init__(self, cluster: Cluster, pool: PoolState, need: Need) -> None:
+        self.cluster, self.pool, self.need = cluster, pool, need
+        self._known: dict[int, NodeBound | None] = {}
+        self._candidates: dict[str, tuple[Allocation, Workload, tuple[Part, ...], bool, Candidate]] = {}
+        """Workload to its record, and what that was made from."""
+        self._touched, self._moved, self._now = len(pool.touched), len(pool.moved), cluster.now
+
+    def at(self, position: int) -> NodeBound | None:
+        """Return the bound of the node at a position; `catch_up` has been called since anything changed."""
+        if position in self._known:
+            return self._known[position]
+        found = self._known[position] = self._bound(self.pool.nodes[position])
+        return found
+
+    def catch_up(self) -> None:
+        """Drop the bounds of nodes that were touched since the last call."""
+        pool, cluster = self.pool, self.cluster
+        if self._now != cluster.now and cluster.settings.victim_order == "cheapest":
+            self._candidates.clear()
+            self._known.clear()  # what an eviction would lose grows with time
+        for position in pool.touched[self._touched :]:
+            self._known.pop(position, None)
+        for node in pool.moved[self._moved :]:
+            self._known.pop(node.position, None)
+        self._touched, self._moved, self._now = len(pool.touched), len(pool.moved), cluster.now
+
+    def restart(self) -> None:
+        """Follow the pool's lists of touched nodes from their beginning, once they are cleared."""
+        self._touched = self._moved = 0
+
+    def _bound(self, node: NodeState) -> NodeBound | None:
+        if not node.allocations or not node.suits(self.need):
+            return None
+        able = [a for a in node.allocations.values() if not (a.terminating or a.workload.non_preemptible)]
+        missing = self.need.whole - node.whole_future
+        least = _fewest(node, able, missing)
+        if not able or least > len(able):
+            return None
+        used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
+        candidates = tuple([self._candidate(allocation) for allocation in able])
+        policy = candidates[0].policy
+        if policy == LIGHT or any(each.policy != policy for each in candidates):
+            return NodeBound(sum(used), least, candidates)
+        return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
+
+    def _candidate(self, allocation: Allocation) -> Candidate:
+        """Return a candidate's record, kept while its allocation is the same."""
+        known = self._candidates.get(allocation.workload.id)
+        if known is not None:
+            of, workload, parts, fresh, found = known
+            if of is allocation and workload is of.workload and parts is of.parts and fresh is of.fresh:
+                return found
+        found = self._record(allocation)
+        same = allocation, allocation.workload, allocation.parts, allocation.fresh, found
+        self._candidates[allocation.workload.id] = same
+        if len(self._candidates) > 2 * len(self.cluster.allocations) + _MOST:
+            self._candidates.clear()  # most of them are gone
+        return found
+
+    def _record(self, allocation: Allocation) -> Candidate:
+        """Return the order of protection (rule 5.3) without the share; a start that is not dated comes first."""
+        cluster, victim = self.cluster, allocation.workload
+        order = (
+            STOP,
+            FIRST if allocation.fresh else cluster.account(victim).policy.priority,
+            cluster.priority(victim),
+            lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
+            -victim.started_at if victim.started_at is not None else -inf,
+            -victim.submitted_at,
+            victim.id,
+        )
+        soft = _FRESH if allocation.fresh else _SHRINKS if extra_workers(allocation) else _STAYS
+        return Candidate(victim.policy if allocation.amount else LIGHT, order, allocation.amount, soft)
+
+
+def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
+    """Return the bounds for a request, up to date; those that were read longest ago are dropped first."""
+    found: VictimBounds = pool.bounds.pop(need, None) or VictimBounds(cluster, pool, need)
+    pool.bounds[need] = found
+    if len(pool.bounds) > _MOST:
+        del pool.bounds[next(iter(pool.bounds))]
+    found.catch_up()
+    return found
+
+
+def _plain_key(used: int, least: int, able: Sequence[Candidate]) -> Key:
+    soft = max([each.soft for each in able])
+    if soft:
+        return False, 0 if soft == _FRESH else used, 0, (), 0, (), ()
+    gpus = max(used, min([each.amount for each in able]))
+    if least == 1:
+        order = min([each.order for each in able])
+        return True, gpus, 0, (order[:3],), 1, (order,), ()
+    orders = _first([each.order for each in able], least)
+    return True, gpus, 0, tuple([order[:3] for order in orders]), len(orders), tuple(orders), ()
+
+
+def _first(orders: list[Any], many: int) -> list[Any]:
+    """Return so many of these, the smallest ones, in descending order: no set of as many members is before them."""
+    return [min(orders)] if many == 1 else sorted(orders)[:many][::-1]
+
+
+def _fewest(node: NodeState, able: list[Allocation], missing: int) -> int:
+    """Return the least number of workloads on as many devices as are missing; more than there are if all have fewer."""
+    if missing <= 0:
+        return 1
+    sizes = sorted([sum(len(p.devices) for p in a.parts if p.node is node) for a in able], reverse=True)
+    for many, size in enumerate(sizes, 1):
+        missing -= size
+        if missing <= 0:
+            return many
+    return len(able) + 1
