@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from makeway_api.models import Offer, OfferTable, Profile, Reason
-from makeway_api.quantities import gpus
+from makeway_api.quantities import gpus, listed
 
 from .refusal import Refused
 
@@ -133,16 +133,21 @@ def _refused(offer: Offer, message: str) -> Offer:
 
 
 def _unknown_profile(choice: Choice, table: OfferTable) -> str:
-    yours = ", ".join(p.name for p in table.profiles) or "none"
-    groups = f"you are in {', '.join(table.teams)}" if table.teams else "you are in no team"
-    return f"The profile {choice.profile} is not available to {table.user}: {groups}. Your profiles: {yours}."
+    yours = ", ".join(f"{p.title} ({p.name})" if p.title not in ("", p.name) else p.name for p in table.profiles)
+    groups = f"you are in {listed(_team(table, team) for team in table.teams)}" if table.teams else "you are in no team"
+    return f"The profile {choice.profile} is not available to {table.user}: {groups}. Your profiles: {yours or 'none'}."
 
 
 def _not_in_team(choice: Choice, profile: Profile, table: OfferTable) -> str:
     if choice.team not in table.teams:
         teams = ", ".join(table.teams) or "none"
         return f"{table.user} is not a member of the team {choice.team}. Teams to choose from: {teams}."
-    return f"The team {choice.team} cannot use the profile {profile.name}: its queue is not open."
+    return f"{_team(table, choice.team)} cannot use {profile.title or profile.name}: its queue is not open."
+
+
+def _team(table: OfferTable, name: str | None) -> str:
+    """Return the title of a team, else its name."""
+    return next((usage.title for usage in table.usage if usage.team == name and usage.title), name or "")
 
 
 def _only_team(profile: Profile, offers: list[Offer]) -> str:
@@ -150,7 +155,7 @@ def _only_team(profile: Profile, offers: list[Offer]) -> str:
     if len(teams) == 1:
         return teams[0]
     raise Refused(
-        f"Choose a team for the profile {profile.name}: {', '.join(teams) or 'none is open to you'}.",
+        f"Choose a team for {profile.title or profile.name}: {', '.join(teams) or 'none is open to you'}.",
         code="team_missing",
         status=400,
     )

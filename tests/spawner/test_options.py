@@ -84,7 +84,7 @@ def test_any_json_is_read_or_refused_and_never_an_error_of_ours(options: Any) ->
 
 def test_the_only_team_is_filled_in_and_two_have_to_be_chosen_from() -> None:
     assert check(Choice("gpu1"), QuotaFake().offers("bo")) == Choice("gpu1", "devops")
-    with pytest.raises(Refused, match="Choose a team for the profile gpu1: devops, rnd"):
+    with pytest.raises(Refused, match="Choose a team for One GPU: devops, rnd"):
         check(Choice("gpu1"), LEA)
 
 

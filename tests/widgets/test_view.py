@@ -180,8 +180,8 @@ def test_banners_for_both_sides_of_a_reclaim() -> None:
 def test_borrowing_names_both_teams() -> None:
     devops = team("devops", lent_to=[], borrowed_from=[Lending(team="rnd", gpus=1)])
     assert teams.borrowing([team(), devops]) == [
-        "RND lends 1 GPU to devops; a job within its quota gets them back.",
-        "DEVOPS borrows 1 GPU from rnd.",
+        "RND lends 1 GPU to DEVOPS; a job within its quota gets them back.",
+        "DEVOPS borrows 1 GPU from RND.",
     ]
 
 

@@ -82,13 +82,15 @@ def row(team: TeamUsage) -> tuple[str, ...]:
 
 def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
     """Return a sentence for each team that borrows, and for each that lends."""
-    lines = []
-    for team in teams:
-        name = team.title or team.team
+    lines, known = [], list(teams)
+    titles = {team.team: team.title or team.team for team in known}
+    for team in known:
+        name = titles[team.team]
         if team.borrowed_from:
-            lines.append(f"{name} borrows {listed(f'{gpus(x.gpus)} from {x.team}' for x in team.borrowed_from)}.")
+            borrowed = listed(f"{gpus(x.gpus)} from {titles.get(x.team, x.team)}" for x in team.borrowed_from)
+            lines.append(f"{name} borrows {borrowed}.")
         if team.lent_to:
-            lent = listed(f"{gpus(x.gpus)} to {x.team}" for x in team.lent_to)
+            lent = listed(f"{gpus(x.gpus)} to {titles.get(x.team, x.team)}" for x in team.lent_to)
             lines.append(f"{name} lends {lent}; a job within its quota gets them back.")
     return lines
 

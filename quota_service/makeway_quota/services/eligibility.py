@@ -15,6 +15,17 @@ def title_of(document: Document, profile: Profile) -> str:
     return document.profile_facts[profile.name].title
 
 
+def titled(document: Document, profile: str) -> str:
+    """Return a profile as a refusal lists it, for people who have to type its name: `1 GPU (gpu1)`."""
+    title = document.profile_facts[profile].title
+    return title if title == profile else f"{title} ({profile})"
+
+
+def _team(document: Document, team: str) -> str:
+    policy = document.policy(team)
+    return policy.label if policy else team
+
+
 def find_profile(document: Document, name: str) -> Profile:
     """Return a profile by name; the refusal lists the known ones."""
     profile = document.profile(name)
@@ -23,7 +34,11 @@ def find_profile(document: Document, name: str) -> Profile:
         meant = closest(name, known)
         raise refuse(
             f"There is no profile “{name[:80]}”."
-            + (f" Did you mean “{meant}”?" if meant else f" There are {names(known, 20)}."),
+            + (
+                f" Did you mean “{meant}”?"
+                if meant
+                else f" There are {names([titled(document, p) for p in known], 20)}."
+            ),
             "unknown_profile",
             404,
         )
@@ -42,9 +57,9 @@ def check_queue(document: Document, user: str, teams: Sequence[str], team: str, 
         )
         raise refuse(f"{user} is not in the team “{team[:80]}”: {yours}.", "foreign_team", 403)
     if not document.queue_open(team, profile.name):
-        open_to = [p.name for p in document.profiles if document.queue_open(team, p.name)]
+        open_to = [titled(document, p.name) for p in document.profiles if document.queue_open(team, p.name)]
         raise refuse(
-            f"The team “{team}” cannot use {title_of(document, profile)}; "
+            f"{_team(document, team)} cannot use {title_of(document, profile)}; "
             f"it can use {names(open_to, 20) or 'no profile at all'}.",
             "queue_closed",
             403,
@@ -73,7 +88,7 @@ def pick_profile(document: Document, user: str, team: str, named: str | None) ->
     if named is None:
         usable = document.profiles_for(team, "job")
         if not usable:
-            raise refuse(f"The team “{team}” has no profile for training jobs.", "no_profile", 409)
+            raise refuse(f"{_team(document, team)} has no profile for training jobs.", "no_profile", 409)
         return find_profile(document, usable[0])
     profile = find_profile(document, named)
     if "job" not in document.profile_facts[profile.name].kinds:
