@@ -34,7 +34,7 @@ async def test_after_a_failed_decision_the_engine_is_rebuilt(tmp_path: Path, mon
         await run.until(lambda: _stood(planner), "the loop decides")
         before = planner._incremental
 
-        def broken(self: IncrementalEngine, now: float) -> None:
+        def broken(self: IncrementalEngine, now: float, why: bool = True) -> None:
             raise RuntimeError("half way through")
 
         with monkeypatch.context() as patch:
@@ -43,6 +43,19 @@ async def test_after_a_failed_decision_the_engine_is_rebuilt(tmp_path: Path, mon
         job = await run.submit("ana", "train", profile="gpu3")
         await run.job(job.id, "running")
         assert planner._incremental is not before
+
+
+@pytest.mark.covers("F53")
+async def test_a_reason_that_a_cycle_leaves_out_is_written_without_another_change(tmp_path: Path) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
+        for at in range(3):
+            await run.submit("ana", f"train {at}", profile="gpu3")
+        await _rest(run)
+        run.service.loop._explaining.done(3600.0)  # as after a plan that took an hour
+        job = await run.submit("ana", "the next", profile="gpu3")
+        shown = await run.job(job.id, seconds=30.0)
+        assert shown.state.value == "pending"
+        assert shown.reason is not None
 
 
 async def _rest(run: Running) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from makeway_quota.control.reasons import Reasons
+from makeway_quota.control.reasons import LONGEST, SHARE, Explaining, Reasons
 from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingReason
 from makeway_quota.engine.plan import Fact, Waiting
 from makeway_quota.engine.state import Placed
@@ -137,3 +137,33 @@ def test_a_forecast_that_shifts_by_seconds_is_no_news() -> None:
     loop.cycle(PendingGroup(1, loop.members, told("wait", 100.0)))
     assert loop.cycle(PendingGroup(1, loop.members, told("wait", 104.0))) == []
     assert len(loop.cycle(PendingGroup(1, loop.members, told("wait", 110.0)))) == 5
+
+
+@pytest.mark.covers("F53")
+def test_a_cycle_after_a_costly_explanation_leaves_reasons_out_and_a_later_one_makes_up_for_it() -> None:
+    loop = Loop(0)
+    explaining = Explaining(lambda: loop.now)
+    assert explaining.due()
+    assert explaining.wait() is None
+    explaining.done(0.01)
+    assert not explaining.due()
+    assert explaining.wait() is None, "nothing was left out yet, so no cycle is needed for it"
+    explaining.skipped()
+    assert explaining.wait() == pytest.approx(0.01 * (1 / SHARE - 1))
+    loop.now += 0.1
+    assert explaining.due()
+    assert explaining.wait() == 0
+    explaining.done(60.0)
+    explaining.skipped()
+    assert explaining.wait() == LONGEST
+
+
+@pytest.mark.covers("F53")
+def test_a_plan_without_reasons_leaves_those_in_the_store_and_writes_nominations() -> None:
+    loop = Loop(3)
+    group = PendingGroup(1, loop.members, told("0 of 8 GPUs are free."))
+    loop.cycle(group)
+    nominated = Waiting("w000", "held", "place", (), {}, nomination=(Placed(0, "n1", (0,), 1000),))
+    found = loop.reasons.news(Pending({"w000": nominated}, ()), loop.rows, explained=False)
+    assert found == [nominated]
+    assert loop.cycle(group) == [], "the group is known still, and nothing of it is news"

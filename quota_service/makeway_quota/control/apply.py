@@ -24,10 +24,16 @@ def change_set_of(
     lease_seconds: float,
     reasons: Reasons | None = None,
     names: Names = IDS,
+    explained: bool = True,
 ) -> ChangeSet:
-    """Return a plan as changes and decisions; it was made from `rows`, and `names` is how sentences call them."""
+    """Return a plan as changes and decisions; it was made from `rows`, and `names` is how sentences call them.
+
+    `explained`: whether the plan has the reasons of all pending workloads.
+    """
     change_set = ChangeSet()
-    pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows, names) if reasons or plan.pending else []
+    pending: list[Waiting] = []
+    if reasons or plan.pending:
+        pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows, names, explained=explained)
     for start in plan.start:
         message = sentence(start.facts, names)
         _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))

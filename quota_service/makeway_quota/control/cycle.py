@@ -26,16 +26,13 @@ from .components import Components
 from .garbage import collect_less
 from .names import names_of
 from .planner import Planner
-from .reasons import Reasons
+from .reasons import CATCH_UP, Explaining, Reasons
 from .reconcile import ChangeSet, note_launched, reconcile
 
 log = logging.getLogger("makeway.loop")
 
 MIN_CYCLE_SECONDS = 0.01
 """Seconds from one cycle to the next: what happens within them is decided together."""
-
-CATCH_UP = 0.5
-"""Seconds after which reasons that could not all be written are looked at again."""
 
 PART = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
@@ -71,6 +68,7 @@ class Loop:
 
         self._planner = Planner(parts.world, parts.threads)
         self._reasons = Reasons()
+        self._explaining = Explaining()
         self._wake = asyncio.Event()
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,7 +95,7 @@ class Loop:
         self._wake.set()
         while not self._stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CATCH_UP if self._reasons.behind else self.tick):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
             if self._stopping:
                 break
@@ -116,6 +114,11 @@ class Loop:
                 await asyncio.sleep(1.0)
                 self._wake.set()
 
+    def _pause(self) -> float:
+        """Return the seconds until the next cycle, if nothing wakes the loop before."""
+        left_out = self._explaining.wait()
+        return min(CATCH_UP if self._reasons.behind else self.tick, self.tick if left_out is None else left_out)
+
     async def _once(self) -> None:
         """Run cycles as the leader, else observe as a follower."""
         term = self.leader.term
@@ -131,7 +134,7 @@ class Loop:
         if self.feed is not None:
             await self.feed.catch_up()
         self._planner.restart()
-        self._reasons = Reasons()
+        self._reasons, self._explaining = Reasons(), Explaining()
         self.world.attention.everything()
         self.actuator.restart(term)
         self.leases.restart()
@@ -142,7 +145,7 @@ class Loop:
         """Observe without acting, where observing changes nothing, and drop what only a cycle would use."""
         self.term = None
         LEADER.set(0)
-        self._reasons.behind = False
+        self._reasons.behind, self._explaining = False, Explaining()
         if self.servers is not None:
             self.servers.stop({})
         if self.backend.shared:
@@ -161,13 +164,16 @@ class Loop:
         """Run cycles until nothing changes any more (at most MOST_ROUNDS times)."""
         for _ in range(MOST_ROUNDS):
             started_at = time.monotonic()
-            if not await self.cycle():
+            if not await self.cycle(self._explaining.due()):
                 return
             await asyncio.sleep(max(0.0, started_at + MIN_CYCLE_SECONDS - time.monotonic()))
         self._wake.set()
 
-    async def cycle(self) -> bool:
-        """Observe, reconcile, plan, apply and actuate once; return whether the store changed."""
+    async def cycle(self, explain: bool = True) -> bool:
+        """Observe, reconcile, plan, apply and actuate once; return whether the store changed.
+
+        Without `explain` the reasons of workloads that wait stay as they are, for a later cycle.
+        """
         started_at = time.perf_counter()
         attention = self.world.attention
         self.world.see(await self.backend.observe(self.world.since))
@@ -179,7 +185,8 @@ class Loop:
         expired = self.leases.reconcile((await self.world.attended()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
-        plan = await self._planner.plan(rows, now)
+        planned_at = time.perf_counter()
+        plan = await self._planner.plan(rows, now, explain)
         names = self._names(rows)
         change_set = change_set_of(
             plan,
@@ -188,7 +195,12 @@ class Loop:
             lease_seconds=self.leases.seconds,
             reasons=self._reasons,
             names=names,
+            explained=explain,
         )
+        if explain:
+            self._explaining.done(time.perf_counter() - planned_at)
+        else:
+            self._explaining.skipped()
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
         await self.world.attended()  # with the commits so far

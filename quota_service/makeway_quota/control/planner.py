@@ -34,12 +34,15 @@ class Planner:
         """Drop the engine: this replica did not plan for a while, so the next decision reads everything."""
         self._incremental = None
 
-    async def plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
-        """Return the plan for the world as it is now. After a failure the engine's state is rebuilt."""
-        async with self._one:
-            return await self._plan(rows, now)
+    async def plan(self, rows: Mapping[str, Workload], now: float, explain: bool = True) -> Plan:
+        """Return the plan for the world as it is now. After a failure the engine's state is rebuilt.
 
-    async def _plan(self, rows: Mapping[str, Workload], now: float) -> Plan:
+        Without `explain` only nominated workloads have a reason for waiting; the decisions are the same.
+        """
+        async with self._one:
+            return await self._plan(rows, now, explain)
+
+    async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> Plan:
         incremental, self._incremental = self._incremental, None
         loop = asyncio.get_running_loop()
         if self._clock() - self._built_at > RENEW_AFTER:
@@ -48,15 +51,15 @@ class Planner:
         if incremental is None or news.whole:
             self._built_at = self._clock()
             incremental = await loop.run_in_executor(self._threads, IncrementalEngine, news.snapshot)
-        plan = await loop.run_in_executor(self._threads, _decide, incremental, news, now)
+        plan = await loop.run_in_executor(self._threads, _decide, incremental, news, now, explain)
         self._incremental = incremental
         return plan
 
 
-def _decide(incremental: IncrementalEngine, news: News, now: float) -> Plan:
+def _decide(incremental: IncrementalEngine, news: News, now: float, explain: bool) -> Plan:
     if not news.whole:
         incremental.use(news.snapshot)
         if news.nodes or news.gone_nodes:
             incremental.change_nodes(news.nodes, news.gone_nodes)
         incremental.change(news.changed, news.gone)
-    return incremental.plan(now)
+    return incremental.plan(now, explain)

@@ -1,4 +1,4 @@
-"""Choose which reasons of pending workloads are written to the store: only those with news."""
+"""Choose which reasons of pending workloads are written to the store (only those with news), and when to explain."""
 
 from __future__ import annotations
 
@@ -25,6 +25,44 @@ NOT_BEFORE_SLACK = 5.0
 
 LOOKS = 10
 """Rows that are compared for each one that may be written."""
+
+CATCH_UP = 0.5
+"""Seconds after which reasons that could not all be written are looked at again."""
+
+SHARE = 0.1
+"""The part of the time that plans with reasons may take: one that took 10 ms is followed by 90 ms without reasons."""
+
+LONGEST = 1.0
+"""Seconds without reasons, at most."""
+
+
+class Explaining:
+    """Decides which cycles explain why workloads wait: while changes follow each other fast, most of them need not.
+
+    Starts, evictions and nominations do not depend on it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due = clock()
+        self._skipped = False
+
+    def due(self) -> bool:
+        """Whether the next cycle is to explain."""
+        return self._clock() >= self._due
+
+    def done(self, seconds: float) -> None:
+        """Note a cycle that explained; planning took so many seconds."""
+        self._due = self._clock() + min(LONGEST, seconds * (1 / SHARE - 1))
+        self._skipped = False
+
+    def skipped(self) -> None:
+        """Note a cycle that did not explain."""
+        self._skipped = True
+
+    def wait(self) -> float | None:
+        """Return the seconds until a cycle has to explain what the last ones left out; None where nothing is left."""
+        return max(0.0, self._due - self._clock()) if self._skipped else None
 
 
 @dataclass(slots=True)
@@ -56,12 +94,25 @@ class Reasons:
         self._at = clock()
         self._last = 0
 
-    def news(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names = IDS) -> list[Waiting]:
-        """Return the pending workloads whose stored reason is to be written."""
+    def news(
+        self,
+        pending: Sequence[Waiting],
+        rows: Mapping[str, Workload],
+        names: Names = IDS,
+        *,
+        explained: bool = True,
+    ) -> list[Waiting]:
+        """Return the pending workloads whose stored reason is to be written.
+
+        A plan that was not `explained` has reasons for nominated workloads only; all others keep theirs.
+        """
+        behind = self.behind
         self._earn()
         single = list(pending.single.values()) if isinstance(pending, Pending) else pending
         found = self._singles(single, rows, names)
-        if isinstance(pending, Pending):
+        if not explained:
+            self.behind |= behind
+        elif isinstance(pending, Pending):
             found += self._of_groups(pending, rows, names)
         return found
 
