@@ -14,6 +14,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Error, Page, Playwright, expect, sync_playwright
 
+expect.set_options(timeout=30_000)  # most take less than a second, but not on a machine that runs other tests beside
+
 _NUMBER = re.compile(r"\[\d+\]:?")
 TRIES = 3
 ARGS = [
@@ -88,6 +90,7 @@ class Person:
         self.context = browser.new_context(
             viewport={"width": 1280, "height": 900}, color_scheme="dark" if dark else "light"
         )
+        self.context.set_default_timeout(60_000)
         self.page: Page = self.context.new_page()
         self.page.on("request", self._requested)
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -117,7 +120,7 @@ class Person:
         self.row(queue).locator("input[type=radio]").check()
         self.page.locator("#spawn_form button[type=submit]").click()
 
-    def in_lab(self, seconds: float = 90) -> None:
+    def in_lab(self, seconds: float = 180) -> None:
         """Wait until JupyterLab is up."""
         self.page.wait_for_url(f"**/user/{self.name}/lab**", timeout=seconds * 1000)
         expect(self.page.locator("#jp-main-dock-panel, #main")).to_have_count(2, timeout=seconds * 1000)
@@ -125,14 +128,14 @@ class Person:
     def open_notebook(self, path: str) -> None:
         """Open a notebook alone in JupyterLab, and wait for its kernel."""
         self.page.goto(f"{self.base}/user/{self.name}/lab/tree/{path}?reset")
-        expect(self.page.locator(".jp-NotebookPanel .jp-Notebook .jp-Cell").first).to_be_visible(timeout=60_000)
+        expect(self.page.locator(".jp-NotebookPanel .jp-Notebook .jp-Cell").first).to_be_visible(timeout=120_000)
         # A notebook without a kernel calls itself idle too: only a kernel's name says that there is one.
         expect(self.page.locator(".jp-NotebookPanel .jp-Toolbar-kernelName").first).to_have_text(
-            "Python 3 (ipykernel)", timeout=60_000
+            "Python 3 (ipykernel)", timeout=120_000
         )
-        expect(self.page.locator('.jp-NotebookPanel [data-status="idle"]').first).to_be_attached(timeout=60_000)
+        expect(self.page.locator('.jp-NotebookPanel [data-status="idle"]').first).to_be_attached(timeout=120_000)
 
-    def run_cell(self, index: int, seconds: float = 60) -> str:
+    def run_cell(self, index: int, seconds: float = 120) -> str:
         """Run one code cell by its index; return its output."""
         cell = self.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(index)
         prompt = cell.locator(".jp-InputArea-prompt")

@@ -19,17 +19,19 @@ from playwright.sync_api import expect
 from benchmarks.portal import Portal
 
 ROOT = Path(__file__).parents[2]
-STEPS = ["--steps", "600", "--seconds", "0.1", "--every", "600"]
-TRAIN = f"""import runpy, sys
+STEPS = ["--steps", "600", "--seconds", "1", "--every", "600"]
+
+
+def cells(hurry: Path) -> list[str]:
+    """Return a notebook that submits eight trainings; a step takes a second until the file `hurry` is there."""
+    train = f"""import pathlib, runpy, sys, time
+pause, hurry = time.sleep, pathlib.Path({str(hurry)!r})
+time.sleep = lambda seconds: pause(0.02 if hurry.exists() else seconds)
 sys.argv = ["train.py", *{STEPS!r}]
 runpy.run_path("train.py", run_name="__main__")
 """
-CELLS = [
-    "%load_ext makeway",
-    "%gpus --live",
-    *[f"%%train --name trial-{i} --profile gpu1 --files train.py\n{TRAIN}" for i in range(1, 9)],
-    "%jobs",
-]
+    trials = [f"%%train --name trial-{i} --profile gpu1 --files train.py\n{train}" for i in range(1, 9)]
+    return ["%load_ext makeway", "%gpus --live", *trials, "%jobs"]
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def weights(log: str) -> str:
     return found[1]
 
 
-def until(found: Callable[[], object], what: str, seconds: float = 60) -> None:
+def until(found: Callable[[], object], what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not found():
         assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
@@ -107,7 +109,9 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         # She trains until her team is at its limit.
         home = portal.state.root / "homes" / "ana"
         shutil.copy(ROOT / "docs" / "examples" / "train.py", home)
-        notebook(home, "story.ipynb", CELLS)
+        hurry = tmp_path / "hurry"
+        story = cells(hurry)
+        notebook(home, "story.ipynb", story)
         ana.open_notebook("story.ipynb")
         for cell in range(2):
             ana.run_cell(cell)
@@ -117,7 +121,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         shown = " ".join(shown.split())
         assert "It runs on GPUs of devops until" in shown
         assert "No checkpoint yet" in shown
-        assert "trial-8" in ana.run_cell(len(CELLS) - 1)
+        assert "trial-8" in ana.run_cell(len(story) - 1)
         widget = ana.page.locator(".jp-NotebookPanel .jp-CodeCell").nth(1)
         expect(widget).to_contain_text("R&D")
         assert jobs()["trial-8"].over_quota
@@ -134,7 +138,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         expect(row).to_contain_text("trial-8")
         take(pictures, bo, "picker")
         bo.start("devops/gpu2")
-        until(lambda: jobs()["trial-8"].state == "pending", "the job that started last leaves", 90)
+        until(lambda: jobs()["trial-8"].state == "pending", "the job that started last leaves")
         bo.in_lab()
         states = {name: job.state.value for name, job in jobs().items()}
         assert states == {f"trial-{i}": "running" for i in range(1, 8)} | {"trial-8": "pending"}
@@ -160,11 +164,12 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         # bo stops; the job resumes from its saved step and ends with the same weights to the last bit.
         portal.stop_server("bo")
         until(lambda: jobs()["trial-8"].state == "running", "the job resumes")
-        until(lambda: jobs()["trial-8"].state == "succeeded", "the job ends", 120)
+        hurry.touch()
+        until(lambda: jobs()["trial-8"].state == "succeeded", "the job ends")
         log = ana_api.logs(victim.id, attempt=2).text
         assert f"going on at step {saved.step} of 600" in log
         assert weights(log) == expected
-        until(lambda: all(job.state == "succeeded" for job in jobs().values()), "all jobs end", 120)
+        until(lambda: all(job.state == "succeeded" for job in jobs().values()), "all jobs end")
         for name, job in jobs().items():
             assert weights(ana_api.logs(job.id).text) == expected, name
 

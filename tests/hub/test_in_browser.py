@@ -68,14 +68,14 @@ def test_the_picker_follows_what_others_do_without_a_reload(portal: Portal, pers
     ana.page.evaluate("window.sameDocument = true")
     with portal.client(portal.state.secret("spawner_token")) as hub:
         lease = hub.request_session(SessionRequest(user="lea", profile="gpu3", team="rnd"))
-        expect(row).to_have_attribute("data-code", "refused", timeout=10_000)
+        expect(row).to_have_attribute("data-code", "refused")
         expect(row.locator(".mw-message")).to_contain_text("lea 3")
         expect(row.locator("input[type=radio]")).to_be_disabled()
         expect(ana.page.locator(".mw-team[data-team=rnd] .mw-team-text")).to_contain_text("3 in use")
         row.locator("input[type=checkbox]").check()
         expect(row.locator("input[type=radio]")).to_be_checked()  # a preemptible session is possible instead
         hub.release(lease.id)
-    expect(row).to_have_attribute("data-code", "ready_now", timeout=10_000)
+    expect(row).to_have_attribute("data-code", "ready_now")
     assert ana.page.evaluate("window.sameDocument")
 
 
@@ -104,14 +104,14 @@ def test_reclaim_is_announced_shown_and_can_be_stopped(portal: Portal, person: o
     bo.start("devops/gpu2")
     bo.page.wait_for_url("**/spawn-pending/**")
     now = bo.page.locator(".mw-phases li.now")
-    expect(now).to_have_attribute("data-phase", "reclaim", timeout=15_000)
+    expect(now).to_have_attribute("data-phase", "reclaim")
     expect(bo.page.locator("#progress-message")).to_contain_text("train-")
     expect(bo.page.locator("#mw-until")).to_contain_text("at the latest in")
     if pictures:
         bo.page.screenshot(path=pictures / "pending.png")
     assert leases_of(portal, "bo")
     bo.page.click("#stop-server-btn")
-    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped", timeout=20_000)
+    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped")
     expect(bo.page.locator("#mw-again")).to_be_visible()
     assert leases_of(portal, "bo") == []
     until(lambda: not portal.server("bo"), "no server is left")
@@ -125,9 +125,9 @@ def test_stop_on_a_named_servers_page_leaves_the_default_server_alone(portal: Po
     bo.start("devops/gpu3")
     bo.page.wait_for_url("**/spawn-pending/bo/second**")
     expect(bo.page.locator("#mw-heading")).to_contain_text("second")
-    expect(bo.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "reclaim", timeout=15_000)
+    expect(bo.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "reclaim")
     bo.page.click("#stop-server-btn")
-    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped", timeout=20_000)
+    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped")
     assert (portal.server("bo") or {})["ready"]
     assert not portal.server("bo", "second")
     portal.hub("DELETE", "/users/bo/server")
@@ -159,10 +159,10 @@ def test_the_picker_and_the_pending_page_pass_axe_core(portal: Portal, person: o
     assert violations(bo.page) == []
     bo.start("devops/gpu3")
     bo.page.wait_for_url("**/spawn-pending/**")
-    expect(bo.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "reclaim", timeout=15_000)
+    expect(bo.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "reclaim")
     expect(bo.page.locator("#mw-title")).to_have_text("3 GPUs · DevOps")
     assert violations(bo.page) == []
     bo.page.click("#stop-server-btn")
-    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped", timeout=20_000)
+    expect(bo.page.locator("#mw-heading")).to_have_text("Stopped")
     assert violations(bo.page) == []
     until(lambda: not portal.server("bo"), "no server is left")

@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Page, Route, async_playwright, expect
 from web.portal import EVIL, PREFIX, Portal, serving
 
-expect.set_options(timeout=20_000)  # news comes within a second, but not on a machine that runs other tests beside
+expect.set_options(timeout=30_000)  # news comes within a second, but not on a machine that runs other tests beside
 
 pytestmark = pytest.mark.browser
 

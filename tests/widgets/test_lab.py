@@ -73,11 +73,11 @@ def lab(portal: Portal, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
             yield lab_address(folder, server)
         finally:
             server.terminate()
-            server.wait(20)
+            server.wait(60)
 
 
 def lab_address(folder: Path, server: subprocess.Popen[bytes]) -> str:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and server.poll() is None:
         for file in folder.glob("runtime/jpserver-*.json"):
             url = str(json.loads(file.read_text())["url"])
@@ -123,11 +123,11 @@ def run_all(page: Page) -> None:
 def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, pictures: Path | None) -> None:
     for _ in range(2):
         bo.submit(JobRequest(name="bo's sweep", profile="gpu3", command=["sleep", "600"]))
-    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
     page.evaluate(READY)
     run_all(page)
     widget = page.locator(".jp-OutputArea .widget-html .makeway, .jp-OutputArea .jupyter-widgets .makeway").first
-    expect(widget.get_by_text("<b>digits</b>").first).to_be_visible(timeout=60_000)
+    expect(widget.get_by_text("<b>digits</b>").first).to_be_visible(timeout=120_000)
     error = page.locator(".jp-RenderedText pre")
     expect(error.filter(has_text="there is no profile 'gpu9'")).to_be_visible()
     assert page.locator("text=Traceback").count() == 0
@@ -135,7 +135,7 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
     ana.submit(JobRequest(name="lr sweep", profile="gpu2", command=["sleep", "600"], source=cell))
     ana.submit(JobRequest(name="waits", profile="gpu8", command=["sleep", "600"]))
     ana.submit(JobRequest(name="came later", profile="gpu3", command=["sleep", "600"]))
-    expect(widget.get_by_text("came later").first).to_be_visible(timeout=5_000)
+    expect(widget.get_by_text("came later").first).to_be_visible(timeout=30_000)
     for theme in ("Light", "Dark"):
         choose_theme(page, theme)
         colour = widget.evaluate("node => getComputedStyle(node).color")
