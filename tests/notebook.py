@@ -40,10 +40,10 @@ class Notebook:
         self._manager.start_kernel(cwd=str(folder), env={**clean, "IPYTHONDIR": str(folder / ".ipython"), **env})
         self.client: BlockingKernelClient = self._manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(60)
+        self.client.wait_for_ready(120)
         self.updates: list[dict[str, Any]] = []
 
-    def run(self, cell: str, timeout: float = 60) -> EngineView:
+    def run(self, cell: str, timeout: float = 120) -> EngineView:
         """Run a cell to its end."""
         started_now = time.monotonic()
         return self.finish(self.client.execute(cell), started_now + timeout, started_now)
@@ -80,12 +80,12 @@ class Notebook:
 
     def complete(self, cell: str) -> list[str]:
         """Return the completions at the end of the cell."""
-        reply = self.client.complete(cell, reply=True, timeout=20)
+        reply = self.client.complete(cell, reply=True, timeout=60)
         return list(reply["content"]["matches"])
 
     def help(self, name: str) -> str:
         """Return the output of `name?`."""
-        reply = self.client.inspect(name, reply=True, timeout=20)
+        reply = self.client.inspect(name, reply=True, timeout=60)
         return str(reply["content"]["data"].get("text/plain", ""))
 
     def close(self) -> None:
