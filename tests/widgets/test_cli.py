@@ -89,7 +89,7 @@ def test_any_command_after_two_dashes(makeway, ana: Client) -> None:  # type: ig
     while not job.state.ended:
         job = ana.job(id, wait=5, version=job.version)
     assert job.state is State.CANCELLED
-    assert "cancelled by its owner" in makeway("job", id).out
+    assert "was cancelled" in makeway("job", id).out
 
 
 @pytest.mark.parametrize(
