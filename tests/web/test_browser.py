@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, Route, async_playwright, expect
-from web.portal import EVIL, PREFIX, Portal, serving
+from web.portal import EVIL, PEOPLE, PREFIX, Portal, serving
 
 expect.set_options(timeout=30_000)  # news comes within a second, but not on a machine that runs other tests beside
 
@@ -58,6 +58,49 @@ async def test_a_refused_event_stream_is_opened_again(url: str, page: Page) -> N
     await expect(page.locator("#mw-live")).to_have_text("reconnecting")
     await expect(page.locator("#mw-live")).to_have_text("live")
     assert len(refused) == 1
+
+
+@pytest.mark.parametrize("path", ["", "teams/rnd", "nodes/virtual-1", "jobs/{id}"])
+async def test_what_happens_before_the_stream_opens_is_shown(web: Portal, url: str, page: Page, path: str) -> None:
+    """The job ends after the page was rendered, while its event stream is not open yet."""
+    id = await web.running_job()
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    await expect(page.locator("#mw-live")).to_have_text("live")
+    opened: list[str] = []
+
+    async def end_the_job(route: Route) -> None:
+        if not opened:
+            await web.services.jobs.cancel(PEOPLE["root"], id)
+            await web.run.job(id, "cancelled")
+        opened.append(route.request.url)
+        await route.continue_()
+
+    await page.route("**/api/v1/events?*", end_the_job)
+    await page.goto(f"{url}{PREFIX}{path.format(id=id)}")
+    if path.startswith("jobs/"):
+        await expect(page.locator("#h-state")).to_contain_text("cancelled")
+    else:
+        await expect(page.locator("#h-running")).to_have_text("Running 0")
+    assert len(opened) == 1
+
+
+async def test_a_refresh_keeps_focus_tooltip_and_marks(web: Portal, url: str, page: Page) -> None:
+    id = await web.running_job("train")
+    await page.goto(f"{url}{PREFIX}?login_token=root")
+    await expect(page.locator("#mw-live")).to_have_text("live")
+    await page.locator(f"a.mw-cell[data-w='{id}']").first.focus()
+    await expect(page.locator(".mw-cell.same")).to_have_count(3)
+    other = await web.running_job("other", profile="gpu1")
+    await expect(page.locator(f"a.mw-cell[data-w='{other}']")).to_have_count(1)
+    await expect(page.get_by_role("tooltip")).to_contain_text("R&D · ana: job train, running, in quota")
+    await expect(page.locator(".mw-cell.same")).to_have_count(3)
+    assert await page.evaluate("document.activeElement.dataset.w") == id
+
+    await web.services.jobs.cancel(PEOPLE["root"], id)
+    await expect(page.locator(f".mw-cell[data-w='{id}']")).to_have_count(0)
+    await expect(page.locator(".mw-cell:focus")).to_have_count(1)
+    await expect(page.get_by_role("tooltip")).to_contain_text("free")
+    await expect(page.locator(".mw-cell.same")).to_have_count(0)
 
 
 @pytest.mark.covers("F40", "N15")

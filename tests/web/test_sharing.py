@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from fastapi import Response
 from makeway_quota.web.pages import sharing
+from makeway_quota.web.pages.node_facts import facts_of
 from makeway_quota.web.pages.sharing import SharedParts, view_of
 from web.portal import PEOPLE, PREFIX, Portal
 
@@ -95,6 +96,51 @@ async def test_all_views_together_take_their_share_of_a_processor(monkeypatch: p
     for view in range(5):
         await parts.get(("panel", view), render)
     assert started == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0]), "0.1 s of every 0.5 s"
+
+
+async def test_a_page_begins_with_a_rendering_of_its_own_while_few_are_wanted() -> None:
+    parts, render = SharedParts(10.0), Counted()
+    first = [bytes((await parts.first(("panel",), render)).body) for _ in range(3)]
+    assert first == [b"1", b"2", b"3"], "nothing is waited for, and nothing old is shown"
+
+
+async def test_a_page_begins_with_the_last_rendering_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, render = SharedParts(0.0), Counted()
+    await parts.first(("panel",), render)
+    render.gate.clear()
+    waiting = [asyncio.ensure_future(parts.get(("panel", number), render)) for number in range(sharing.BUSY)]
+    await asyncio.wait_for(render.entered.wait(), 10)
+    assert (await asyncio.wait_for(parts.first(("panel",), render), 10)).body == b"1"
+    monkeypatch.setattr(sharing, "RECENT", 0.0)
+    late = asyncio.ensure_future(parts.first(("panel",), render))
+    await asyncio.sleep(0)
+    assert not late.done(), "too old: a new rendering comes, after those that wait"
+    render.gate.set()
+    assert int((await late).body) == 2 + sharing.BUSY
+    await asyncio.gather(*waiting)
+
+
+async def test_a_page_says_up_to_which_event_it_is_current(web: Portal) -> None:
+    id = await web.running_job()
+    browser = await web.browser("root")
+    newest = await web.services.feed.newest()
+    assert newest == web.services.context.store.last_event_id()
+    for path in ("", "teams/rnd", "nodes/virtual-1", f"jobs/{id}"):
+        for address in (path, f"live/{path or 'panel'}"):
+            text = (await browser.get(f"{PREFIX}{address}")).text
+            assert f'id="mw-current" data-after="{newest}"' in text, address
+
+
+async def test_what_a_node_shows_is_derived_once_for_each_change(web: Portal) -> None:
+    root = PEOPLE["root"]
+    before = (await web.services.inventory.pools(root))[0].nodes[0]
+    facts = facts_of(before)
+    assert facts.teams == frozenset()
+    assert facts_of((await web.services.inventory.pools(root))[0].nodes[0]) is facts
+    await web.running_job()
+    after = facts_of((await web.services.inventory.pools(root))[0].nodes[0])
+    assert after.teams == {"rnd"}
+    assert after.tip == "virtual-1 3/10 in use"
 
 
 async def test_members_of_the_same_teams_share_a_view(web: Portal) -> None:

@@ -71,6 +71,14 @@ class EventFeed:
         newest: int = await self._call(self._store.last_event_id)
         return oldest, newest
 
+    async def newest(self) -> int:
+        """Return the id of the newest event, 0 without any: take it before reading what a page shows.
+
+        A reader that follows the events after it hears of everything that the page does not show yet.
+        """
+        await self._refresh()
+        return self._events[-1].id if self._events else 0
+
     async def after(self, id: int) -> list[Event]:
         """Return events after `id`, oldest first, at most some hundreds at a time."""
         await self._refresh()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request, Response
 
+from ...services import Services
 from ..auth import Authenticator, Visitor, may, refusal
 
 
@@ -14,13 +15,18 @@ class NeedsLogin(Exception):
 
 
 async def page_visitor(request: Request) -> Visitor:
-    """Return the visitor of a page; NeedsLogin without one, a refusal without the scope `read`."""
+    """Return the visitor of a page; NeedsLogin without one, a refusal without the scope `read`.
+
+    The newest event is noted before anything is read for the page: its stream begins there (`render.page`).
+    """
     authenticator: Authenticator = request.app.state.authenticator
     visitor = await authenticator.visitor(request)
     if visitor is None:
         raise NeedsLogin
     if not may(visitor.caller, "read"):
         raise refusal(visitor.caller, ["read"])
+    services: Services = request.app.state.services
+    request.state.after = await services.feed.newest()
     return visitor
 
 

@@ -7,26 +7,21 @@ script of the page finds the node under the pointer by arithmetic; without it, t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from makeway_api.models import Device, Node, Pool
+from makeway_api.models import Node, Pool
 from markupsafe import Markup
 
 from .look import Look, gpus, number
+from .node_facts import ROW_GPUS, facts_of
 
 GPU_WIDTH, GPU_HEIGHT, GAP = 6, 9, 5
 """Pixels of one GPU, and between two nodes."""
 WIDTH = 1080
 """Pixels that a map fills before it goes on in the next row."""
-ROW_GPUS = 16
-"""GPUs of a node that are drawn in one row; larger nodes take several."""
 MOST_NODES = 2_000
 """Nodes of one pool that are drawn; the list of nodes has all of them."""
-
-Run = tuple[str, bool, int, int, int]
-"""Class, whether over quota, row within the node, first GPU of the run, number of GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,8 @@ def heat_map(pool: Pool, look: Look) -> Markup:
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
     for at, node in enumerate(nodes):
         left, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
-        for name, over, row, first, length in _runs(node, look):
+        for team, state, over, row, first, length in facts_of(node).runs:
+            name = state if team is None else look.colour(team)
             width = length * GPU_WIDTH - 1
             x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
             paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
@@ -68,17 +64,9 @@ def heat_map(pool: Pool, look: Look) -> Markup:
         grid.wide,
         grid.tall,
         grid.columns,
-        "\n".join(tip(node) for node in nodes),
+        "\n".join(facts_of(node).tip for node in nodes),
         drawn,
     )
-
-
-def tip(node: Node) -> str:
-    """Return one line about a node: its name, then what its GPUs do."""
-    if not node.ready:
-        return f"{node.name} not ready"
-    used = sum(1 for device in node.devices if device.holders)
-    return f"{node.name} {used}/{len(node.devices)} in use"
 
 
 def summary(pool: Pool) -> str:
@@ -86,27 +74,6 @@ def summary(pool: Pool) -> str:
     down = sum(1 for node in pool.nodes if not node.ready)
     ready = f", {down} not ready" if down else ""
     return f"{pool.name}: {number(pool.used)} of {gpus(pool.total)} in use on {len(pool.nodes):,} nodes{ready}"
-
-
-def _runs(node: Node, look: Look) -> Iterator[Run]:
-    """Yield the GPUs of a node as runs of the same look."""
-    for row in range(0, len(node.devices), ROW_GPUS):
-        first = 0
-        for (name, over), run in groupby(_looks(node, node.devices[row : row + ROW_GPUS], look)):
-            length = sum(1 for _ in run)
-            yield name, over, row // ROW_GPUS, first, length
-            first += length
-
-
-def _looks(node: Node, devices: Iterable[Device], look: Look) -> Iterator[tuple[str, bool]]:
-    for device in devices:
-        if device.holders:
-            holder = device.holders[0]
-            yield look.colour(holder.team), holder.over_quota
-        elif not node.ready:
-            yield "down", False
-        else:
-            yield ("free" if device.free > 0 else "foreign"), False
 
 
 def _path(name: str, over: bool, parts: Sequence[str]) -> Markup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from makeway_api.models import Decision, Node, Pool, TeamUsage, Usage
@@ -16,9 +17,10 @@ from ..settings import WebSettings
 from .access import PageVisitor
 from .bars import MANY, bar_scale
 from .look import Look, is_large
+from .node_facts import facts_of
 from .palette import colours
-from .render import is_part, page, part
-from .sharing import shared, view_of
+from .render import shared_page
+from .sharing import view_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -69,12 +71,11 @@ async def panel_page(request: Request, visitor: PageVisitor, services: TheServic
     """Return the panel, whole or (below live/) only its changing part."""
     caller, settings = visitor.caller, request.app.state.settings
 
-    async def render() -> Response:
-        return await page(request, part(request, "panel"), visitor, panel=await gather(services, caller, settings))
+    async def collect() -> dict[str, Any]:
+        panel = await gather(services, caller, settings)
+        return {"panel": panel, "virtual": panel.virtual}
 
-    if not is_part(request):
-        return await render()
-    return await shared(request, view_of(services, caller), render)
+    return await shared_page(request, "panel", visitor, view_of(services, caller), collect, ("virtual",))
 
 
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:
@@ -127,4 +128,4 @@ def look_of(
 
 def holding(nodes: Sequence[Node]) -> frozenset[str]:
     """Return the teams that hold a GPU on these nodes now."""
-    return frozenset(holder.team for node in nodes for device in node.devices for holder in device.holders)
+    return frozenset().union(*(facts_of(node).teams for node in nodes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from .. import assets
 from ..auth import Visitor
 from ..settings import WebSettings
 from . import bars, cells, heat, look
+from .sharing import SharedParts, View
 
 _ENV = Environment(
     loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
@@ -68,20 +69,54 @@ STATES = {
 async def page(
     request: Request, template: str, visitor: Visitor | None, *, status: int = 200, **values: Any
 ) -> HTMLResponse:
-    """Return a template, rendered for a visitor outside the event loop: a large page takes tens of milliseconds."""
+    """Return a template, rendered for a visitor outside the event loop: a large page takes tens of milliseconds.
+
+    `after` is the event up to which the page is current: every changing part carries it (`_parts.html`).
+    """
+    text = await render(request, template, visitor, **values)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+
+async def shared_page(
+    request: Request,
+    name: str,
+    visitor: Visitor,
+    view: View,
+    gather: Callable[[], Awaitable[Mapping[str, Any]]],
+    shell: Sequence[str],
+) -> HTMLResponse:
+    """Return a page whose changing part is the same for all visitors with the same view, or (below live/) that part.
+
+    `gather` collects the values of both templates; `shell` names those that the page around the part needs.
+    """
+
+    async def make() -> tuple[str, dict[str, Any]]:
+        values = await gather()
+        return await render(request, f"_{name}.html", None, **values), {key: values[key] for key in shell}
+
+    parts: SharedParts = request.app.state.parts
+    if is_part(request):
+        text, _ = await parts.get((name, *view), make)
+        return HTMLResponse(text.encode("utf-8", "replace"))
+    text, values = await parts.first((name, *view), make)
+    return await page(request, f"{name}.html", visitor, part=Markup(text), **values)
+
+
+async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:
+    """Render a template in a thread of the requests."""
     settings: WebSettings = request.app.state.settings
-    render = partial(
+    make = partial(
         _ENV.get_template(template).render,
         settings=settings,
         prefix=settings.prefix,
         hub=settings.hub,
         visitor=visitor,
+        after=getattr(request.state, "after", 0),
         asset=_asset(settings),
         **values,
     )
     services: Services = request.app.state.services
-    text = await services.context.call(render)
-    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+    return await services.context.call(make)
 
 
 def is_part(request: Request) -> bool:

@@ -2,6 +2,7 @@
 
 Fifty open panels ask for the same part at once; each view is rendered at most once a second, and all views together
 take at most a fifth of a processor: with many views each is refreshed less often, and the control loop does not notice.
+A page that is opened while several renderings wait begins with the last one: its stream begins there, too.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-
-from fastapi import Request, Response
+from typing import Any
 
 from ...services import Caller, Services
 
@@ -24,15 +24,23 @@ LONGEST_PAUSE = 10.0
 MOST_VIEWS = 256
 """Views from which on those are forgotten that were not asked for lately."""
 
+BUSY = 2
+"""Renderings under way or waiting from which on a page that is opened begins with the last one of its view"""
+RECENT = 10.0
+"""Seconds after which a rendering is too old to begin with"""
+
 View = tuple[Hashable, ...]
+Render = Callable[[], Awaitable[Any]]
 
 
 @dataclass(slots=True)
 class _Part:
-    """A view: when its last rendering started (monotonic seconds), and the rendering that has not started yet."""
+    """A view: when its newest rendering began (monotonic seconds), the last one that is ready, and one that waits."""
 
     began: float = float("-inf")
-    coming: asyncio.Task[Response] | None = None
+    last: Any = None
+    last_began: float = float("-inf")
+    coming: asyncio.Task[Any] | None = None
 
 
 class SharedParts:
@@ -43,40 +51,62 @@ class SharedParts:
         self._share = share
         self._one = asyncio.Lock()
         self._next = float("-inf")
+        self._open = 0
+        """renderings under way or waiting"""
         self._parts: dict[View, _Part] = {}
 
-    async def get(self, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
+    async def get(self, view: View, render: Render) -> Any:
         """Return a rendering of the world as it is now or later; an error reaches every visitor that waits for it."""
+        part = self._part(view)
+        if part.coming is None:
+            part.coming = asyncio.ensure_future(self._in_turn(part, render))
+        return await asyncio.shield(part.coming)
+
+    async def first(self, view: View, render: Render) -> Any:
+        """Return what a page begins with: a rendering at once, or while others wait the last one if it is recent."""
+        part = self._part(view)
+        if self._open < BUSY:
+            self._open += 1
+            try:
+                return await self._render(part, render)
+            finally:
+                self._open -= 1
+        if part.last is not None and time.monotonic() - part.last_began < RECENT:
+            return part.last
+        return await self.get(view, render)
+
+    def _part(self, view: View) -> _Part:
         part = self._parts.get(view)
         if part is None:
             self._forget_idle()
             part = self._parts[view] = _Part()
-        if part.coming is None:
-            part.coming = asyncio.ensure_future(self._render(part, render))
-        made = await asyncio.shield(part.coming)
-        return Response(made.body, status_code=made.status_code, media_type=made.media_type)
+        return part
 
-    async def _render(self, part: _Part, render: Callable[[], Awaitable[Response]]) -> Response:
-        await asyncio.sleep(max(0.0, part.began + self._interval - time.monotonic()))
-        async with self._one:  # one after the other, in the order of arrival
-            await asyncio.sleep(max(0.0, self._next - time.monotonic()))
-            part.began, part.coming = time.monotonic(), None
-            try:
-                return await render()
-            finally:
-                took = time.monotonic() - part.began
-                self._next = part.began + min(took / self._share, took + LONGEST_PAUSE)
+    async def _in_turn(self, part: _Part, render: Render) -> Any:
+        self._open += 1
+        try:
+            await asyncio.sleep(max(0.0, part.began + self._interval - time.monotonic()))
+            async with self._one:  # one after the other, in the order of arrival
+                await asyncio.sleep(max(0.0, self._next - time.monotonic()))
+                part.coming = None
+                return await self._render(part, render)
+        finally:
+            self._open -= 1
+
+    async def _render(self, part: _Part, render: Render) -> Any:
+        part.began = began = time.monotonic()
+        try:
+            made = await render()
+            part.last, part.last_began = made, began
+            return made
+        finally:
+            took = time.monotonic() - began
+            self._next = max(self._next, began + min(took / self._share, took + LONGEST_PAUSE))
 
     def _forget_idle(self) -> None:
         if len(self._parts) >= MOST_VIEWS:
             before = time.monotonic() - self._interval
             self._parts = {view: part for view, part in self._parts.items() if part.coming or part.began > before}
-
-
-async def shared(request: Request, view: View, render: Callable[[], Awaitable[Response]]) -> Response:
-    """Return the part of a page for all visitors with the same view."""
-    parts: SharedParts = request.app.state.parts
-    return await parts.get((request.url.path, *view), render)
 
 
 def view_of(services: Services, caller: Caller) -> View:

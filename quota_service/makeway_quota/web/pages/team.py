@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
 
@@ -9,8 +11,8 @@ from ...services import Caller
 from ..dependencies import TheServices
 from .access import PageVisitor
 from .panel import gather
-from .render import is_part, page, part
-from .sharing import shared, view_of
+from .render import shared_page
+from .sharing import view_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -25,13 +27,12 @@ async def team_page(request: Request, team: str, visitor: PageVisitor, services:
     if policy is None:
         raise _unknown_team(caller, team)
 
-    async def render() -> Response:
+    async def collect() -> dict[str, Any]:
         panel = await gather(services, caller, settings, team)
-        return await page(request, part(request, "team"), visitor, panel=panel, team=team, policy=policy)
+        return {"panel": panel, "policy": policy, "team": team, "look": panel.look, "virtual": panel.virtual}
 
-    if not is_part(request):
-        return await render()
-    return await shared(request, view_of(services, caller), render)
+    view = (team, *view_of(services, caller))
+    return await shared_page(request, "team", visitor, view, collect, ("team", "look", "virtual"))
 
 
 def _unknown_team(caller: Caller, team: str) -> MakewayError:

@@ -34,9 +34,14 @@
     let opened = false;
     let failures = 0;
     let again = null;
+    let seen = document.getElementById("mw-current")?.dataset.after ?? ""; // the page shows what happened up to here
+    const news = (event) => {
+      seen = event.lastEventId || seen;
+      refresh();
+    };
     const listen = () => {
       again = null;
-      stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}`);
+      stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}&after=${seen}`);
       stream.onopen = () => {
         say("on", "live");
         if (opened) refresh();
@@ -49,9 +54,10 @@
         const wait = Math.min(LONGEST, SHORTEST * 2 ** Math.min(failures++, 10));
         again = setTimeout(listen, Math.max(SHORTEST, wait * (0.5 + Math.random() / 2)));
       };
-      for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, refresh);
+      for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, news);
     };
     listen();
+    addEventListener("pageshow", (event) => { if (event.persisted) listen(); }); // back from the browser's own cache
     document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
     setInterval(refresh, 30000);
     addEventListener("pagehide", () => {
@@ -88,7 +94,6 @@
   };
   tick();
   setInterval(tick, 1000);
-  document.addEventListener("htmx:after:swap", tick);
 
   // -- tooltips -----------------------------------------------------------------------------------------------
   const tip = document.getElementById("mw-tip");
@@ -103,6 +108,9 @@
     if (shownFor === element) return;
     hide();
     shownFor = element;
+    draw(element);
+  };
+  const draw = (element) => {
     tip.textContent = element.dataset.tip;
     tip.hidden = false;
     const box = element.getBoundingClientRect();
@@ -142,6 +150,7 @@
     const line = lineOf(map, at);
     if (!line) { hide(); return; }
     shownFor = map;
+    pointed = { at, left, top };
     tip.textContent = line;
     tip.hidden = false;
     tip.style.left = `${Math.min(left + 12, innerWidth - tip.offsetWidth - 8)}px`;
@@ -154,6 +163,7 @@
     else if (shownFor?.classList?.contains("mw-heat")) hide();
   });
   document.addEventListener("click", (event) => { const map = heat(event); if (map) openNode(map, nodeAt(map, event)); });
+  let pointed = null; // what the pointer or the arrow keys chose of which map: shown again after a refresh
   const chosen = new Map(); // a map's position by its label: the element itself may be replaced by a refresh
   const mark = (map, at) => {
     map.querySelector(".cursor")?.remove();
@@ -180,6 +190,39 @@
     if (lineOf(map, next) === undefined || next < 0) return;
     chosen.set(key, next);
     mark(map, next);
+  });
+
+  // -- a refresh keeps the focus, the tooltip and what it marks ---------------------------------------------------
+  const FOCUSABLE = ".mw-cell, .mw-heat, a, button, summary, [tabindex]";
+  const places = () => [...live.querySelectorAll(FOCUSABLE)];
+  const cells = () => [...live.querySelectorAll(".mw-cell")];
+  let focused = null;
+  document.addEventListener("htmx:before:swap", () => {
+    const active = document.activeElement;
+    focused = live?.contains(active) ? { active, cell: cells().indexOf(active), href: active.getAttribute("href"), at: places().indexOf(active) } : null;
+  });
+  document.addEventListener("htmx:after:swap", () => {
+    tick();
+    if (!live) return;
+    const again = shownFor;
+    if (focused && !focused.active.isConnected && !live.contains(document.activeElement)) {
+      const { cell, href, at } = focused;
+      const same = href && places().find((place) => place.getAttribute("href") === href);
+      (cell >= 0 ? cells()[cell] : same || places()[at])?.focus({ preventScroll: true });
+    }
+    if (again?.classList.contains("mw-heat")) {
+      const map = again.isConnected ? again : null;
+      if (!map) { hide(); return; }
+      const at = chosen.get(map.getAttribute("aria-label").split(":")[0]);
+      if (document.activeElement === map && at !== undefined) mark(map, at);
+      else pointAt(map, pointed.at, pointed.left, pointed.top);
+    } else if (again && shownFor === again) {
+      if (again.isConnected && again.dataset.tip) {
+        for (const cell of live.querySelectorAll(".mw-cell.same")) cell.classList.remove("same");
+        live.classList.remove("mw-picking");
+        draw(again);
+      } else hide();
+    }
   });
 
   // -- a job's output -----------------------------------------------------------------------------------------
