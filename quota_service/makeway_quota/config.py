@@ -27,6 +27,8 @@ class ServiceConfig:
     lease_seconds: float
     leader_seconds: float
     tick_seconds: float
+    artifacts_dir: Path | None
+    large_file_bytes: int
     max_files_bytes: int
     max_result_bytes: int
     max_pending_jobs: int
@@ -99,6 +101,14 @@ class QuotaService(Configurable):
     tick_seconds = Float(
         5.0, min=0.05, max=60.0, help="The control loop runs a cycle at least this often (MAKEWAY_TICK_SECONDS)."
     ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
+    artifacts_dir = Unicode(
+        "",
+        help="Folder of the large files of submissions, shared by all replicas; empty means `artifacts` beside an "
+        "SQLite database, and PostgreSQL itself (MAKEWAY_ARTIFACTS_DIR).",
+    ).tag(config=True, env="MAKEWAY_ARTIFACTS_DIR")
+    large_file_kb = Int(
+        256, min=1, help="Size from which on a file of a submission is large, in KiB (MAKEWAY_LARGE_FILE_KB)."
+    ).tag(config=True, env="MAKEWAY_LARGE_FILE_KB")
     max_files_mb = Int(
         50, min=1, max=1000, help="Size limit of the files of one submission, in MB (MAKEWAY_MAX_FILES_MB)."
     ).tag(config=True, env="MAKEWAY_MAX_FILES_MB")
@@ -188,6 +198,8 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
         lease_seconds=service.lease_seconds,
         leader_seconds=service.leader_seconds,
         tick_seconds=service.tick_seconds,
+        artifacts_dir=Path(service.artifacts_dir).expanduser().absolute() if service.artifacts_dir else None,
+        large_file_bytes=service.large_file_kb * 1024,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_result_bytes=service.max_result_mb * 1_000_000,
         max_pending_jobs=service.max_pending_jobs,

@@ -82,7 +82,7 @@ class Service:
         store: Store | None = None
         leader: Leader | None = None
         try:
-            store = await asyncio.to_thread(open_store, config.db_url)
+            store = await asyncio.to_thread(open_store, config.db_url, config.artifacts_dir, config.large_file_bytes)
             leader = Leader(store.leader_lock(config.leader_seconds), config.leader_seconds)
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, config)

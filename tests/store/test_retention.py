@@ -63,7 +63,15 @@ async def test_what_is_old_goes_with_everything_it_left(store: Store, job) -> No
     store.commit([Change("new", {"state": "failed", "ended_at": 900.0})], now=900.0)
     folders = Folders()
     sweep = await retention(store, 1000.0, Keep(500.0, 500.0, 500.0), folders.purge).sweep()
-    assert sweep.report["removed"] == {"workloads": 2, "decisions": 1, "events": 7, "keys": 0, "files": 1, "folders": 1}
+    assert sweep.report["removed"] == {
+        "workloads": 2,
+        "decisions": 1,
+        "events": 7,
+        "keys": 0,
+        "files": 1,
+        "folders": 1,
+        "artifacts": 0,
+    }
     assert folders.purged == ["old"], "a session has no folder"
     assert store.workload("old") is None
     assert rows(store) == {"workloads": 2, "attempts": 0, "files": 4, "sources": 2, "blobs": 3, "purges": 0}
@@ -225,7 +233,7 @@ def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str,
 
 
 async def test_a_file_gives_its_space_back_in_steps(sqlite_url: str, job) -> None:
-    store = open_store(sqlite_url)
+    store = open_store(sqlite_url, large=10**9)
     data = bytes(1_000_000)
     for number in range(60):
         store.add_workload(job(f"j{number}"), [("d", data + str(number).encode(), False)], now=0.0)

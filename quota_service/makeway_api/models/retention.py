@@ -28,3 +28,5 @@ class RetentionReport(Wire):
     folders_failed: int = Field(default=0, description="folders of removed jobs that could not be purged")
     database_bytes: int = 0
     free_bytes: int = Field(default=0, description="of these, free for new rows (SQLite)")
+    artifacts: int = Field(default=0, description="large files of submissions that are kept outside the database")
+    artifact_bytes: int = Field(default=0, description="bytes of these")

@@ -22,7 +22,7 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
-from ..store.errors import NotLeading
+from ..store.errors import FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from ..wording import IDS, Names, outcomes
@@ -163,7 +163,10 @@ class Actuator:
 
     def _start_order(self, row: Workload) -> StartOrder:
         def files() -> tuple[JobFile, ...]:
-            return tuple(JobFile(f.path, f.data, f.executable) for f in self._store.files(row.id))
+            try:
+                return tuple(JobFile(f.path, f.data, f.executable) for f in self._store.files(row.id))
+            except FileUnreadable as error:
+                raise BackendError(str(error)) from error
 
         return StartOrder(
             workload=row.id,

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from ..backends.base import BackendError
 from ..config import ServiceConfig
+from ..store.contents import Collected
 from ..store.errors import NotLeading, StoreError
 from ..store.pruning import Sweep
 from ..store.store import Store
@@ -167,10 +168,13 @@ class Retention:
             "files": await self._forget_blobs(term),
             "folders": await self._purge_folders(term),
         }
+        collected = await self._collect_artifacts()
+        removed["artifacts"] = collected.removed
         pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
         report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
         report["holdings"] = await self._call(pruning.holdings)
         report["bytes"] = await self._call(self._store.size)
+        report["artifacts"], report["artifact_bytes"] = collected.left, collected.left_bytes
         report["free_bytes"] = await self._call(self._store.free_bytes)
         sweep = Sweep(self._clock(), now, report)
         await self._call(pruning.note, sweep, term)
@@ -209,6 +213,14 @@ class Retention:
                 total += await pace.run(partial(self._forget_these, digests, term))
         self.longest = max(self.longest, pace.longest)
         return total
+
+    async def _collect_artifacts(self) -> Collected:
+        """Remove the large files that no workload refers to; a folder that cannot be read hinders nothing else."""
+        try:
+            return await self._call(self._store.contents.collect)
+        except OSError as error:
+            log.warning("The large files that no workload refers to could not be removed: %s", error)
+            return Collected(0, 0, 0)
 
     def _forget_these(self, digests: Sequence[str], term: int | None, _: int) -> int:
         return self._store.pruning.forget_blobs(digests, term)

@@ -38,4 +38,6 @@ async def retention_report(context: Context) -> RetentionReport:
         folders_failed=report.get("folders_failed", 0),
         database_bytes=report.get("bytes", 0),
         free_bytes=report.get("free_bytes", 0),
+        artifacts=report.get("artifacts", 0),
+        artifact_bytes=report.get("artifact_bytes", 0),
     )

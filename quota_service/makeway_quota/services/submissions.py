@@ -24,6 +24,7 @@ from .offers import OfferService
 from .refusals import database_errors, refuse
 from .repeated import clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
+from .submission_check import Files as DecodedFiles
 from .submission_check import check_process, new_job, read_files
 from .user_limits import Reservation, bytes_of
 
@@ -64,7 +65,7 @@ class SubmissionService:
         context = self._context
         team, profile = self._place(caller, request)
         check_process(request)
-        files = await context.call(read_files, request, context.config.max_files_bytes) if request.files else ()
+        files = await self._files(request) if request.files else ()
         if request.clone_of is not None:
             await self._access.visible(caller, request.clone_of)
         if request.dry_run:
@@ -104,7 +105,7 @@ class SubmissionService:
         check_process(request)
         files: Files = FilesOf(id)
         if "files" in overrides:
-            files = await context.call(read_files, request, context.config.max_files_bytes)
+            files = await self._files(request)
         await context.learn_limits()
         size = bytes_of(request.command, request.env)
         with context.limits.submitting(caller.name, len(keys), size) as reservation:
@@ -112,6 +113,14 @@ class SubmissionService:
             shared = FilesOf(first.id)
             rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
             return [first, *await asyncio.gather(*rest)]
+
+    async def _files(self, request: JobRequest) -> DecodedFiles:
+        """Decode the files; large ones are written here, where no other submission waits for them."""
+        context = self._context
+        files = await context.call(read_files, request, context.config.max_files_bytes)
+        if not request.dry_run:
+            await context.call(context.store.contents.keep, files)
+        return files
 
     def _place(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
         document = self._context.document

@@ -53,6 +53,13 @@ class Removed(StoreError):
         self.workload = workload
 
 
+class FileUnreadable(StoreError):
+    """The content of a submitted file is gone or damaged."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"The file “{path}” of the job is lost ({why}). Submit the job again with its files.")
+
+
 class NotLeading(StoreError):
     """This replica does not lead (any more), so it must neither decide nor act."""
 

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, s
 from . import rows
 from .many import Lookup
 from .pages import COLUMNS, W, bounded, by_id
-from .records import ENDED, LIVE, Attempt, Cap, Event, File, PastRun, PolicyVersion, Workload
+from .records import ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
 
@@ -77,15 +77,21 @@ def _counted(owner: str, cap: Cap) -> list[ColumnElement[bool] | TextClause]:
     return [W.owner == rows.clean(owner), LIVE_ROW, W.kind == cap.kind, *exactly, *asking]
 
 
-def files_of(connection: Connection, id: str) -> tuple[File, ...]:
-    """Return the files of a submission, by path."""
+def files_of(connection: Connection, id: str) -> list[tuple[str, bytes | None, bool, str]]:
+    """Return path, content, executable and digest of the files of a submission, by path.
+
+    The content is None where it is not in the database.
+    """
     query = (
-        select(files.c.path, blobs.c.data, files.c.executable)
+        select(files.c.path, blobs.c.data, files.c.executable, blobs.c.digest, blobs.c.outside)
         .join_from(files, blobs)
         .where(files.c.workload == rows.clean(id))
         .order_by(files.c.path)
     )
-    return tuple(File(path, bytes(data), executable) for path, data, executable in connection.execute(query))
+    return [
+        (path, None if outside else bytes(data), executable, digest)
+        for path, data, executable, digest, outside in connection.execute(query)
+    ]
 
 
 def attempts_of(connection: Connection, id: str) -> list[Attempt]:

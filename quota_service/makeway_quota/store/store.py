@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
 
 from . import pages, reads, replicas, rows, submission_keys, writes
+from .contents import LARGE, Contents
 from .database import Database, parse
+from .errors import StoreError
 from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
@@ -33,12 +36,18 @@ from .replicas import Followed, Notifications
 from .space import allow_give_back, free_bytes
 
 
-def open_store(url: str) -> Store:
-    """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done."""
+def open_store(url: str, artifacts: Path | None = None, large: int = LARGE) -> Store:
+    """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done.
+
+    Files of `large` bytes or more are in the folder `artifacts`; None: beside an SQLite file, in PostgreSQL itself.
+    """
     parsed = parse(url)
     upgrade(parsed)
     allow_give_back(parsed)
-    return Store(Database(parsed))
+    if artifacts is None and parsed.get_backend_name() == "sqlite":
+        artifacts = Path(parsed.database or "").with_name("artifacts")
+    database = Database(parsed)
+    return Store(database, Contents(database, artifacts, large))
 
 
 class Store:
@@ -48,8 +57,9 @@ class Store:
     service leads, ValueError for arguments that no caller should give.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, contents: Contents) -> None:
         self._database = database
+        self.contents = contents
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self._known = KnownRows()
@@ -87,10 +97,9 @@ class Store:
         *,
         now: float,
     ) -> Workload:
-        """Add a submission, or return what its key submitted before.
+        """Add a submission, or return what its key submitted before; KeyReused and Removed by its key.
 
-        Conflict if its id is taken or its owner's server has a live session, TooMany by a cap, KeyReused and Removed
-        by its key.
+        Conflict if its id is taken or its owner's server has a live session, TooMany by a cap.
         """
         [answer] = self.add_workloads([(new, files, decision, cap, key)], now=now)
         if isinstance(answer, Exception):
@@ -102,13 +111,13 @@ class Store:
         submissions: Sequence[Submission | tuple[Any, ...]],
         *,
         now: float,
-    ) -> list[Workload | ValueError | writes.Refused]:
+    ) -> list[Workload | ValueError | StoreError]:
         """Add many submissions in one transaction; one that is refused does not hinder the others.
 
         They are a microsecond apart, so that their order stays. Each is a Submission or a tuple of its fields. One
         whose key has submitted a workload before is answered with that workload, as it is now.
         """
-        answers: list[Workload | ValueError | writes.Refused] = []
+        answers: list[Workload | ValueError | StoreError] = []
         able: dict[int, writes.Checked] = {}
         for at, given in enumerate(submissions):
             new, files, decision, cap, key = Submission(*given)
@@ -117,9 +126,11 @@ class Store:
                 if isinstance(files, FilesOf):
                     able[at] = writes.Checked(first, {}, decision, cap, files.workload, key)
                 else:
-                    able[at] = writes.Checked(first, writes.digests(files), decision, cap, key=key)
+                    contents = writes.digests(files)
+                    outside = self.contents.placed(contents)
+                    able[at] = writes.Checked(first, contents, decision, cap, key=key, outside=outside)
                 answers.append(first)
-            except ValueError as error:
+            except (ValueError, StoreError) as error:
                 answers.append(error)
         if not able:
             return answers
@@ -167,9 +178,8 @@ class Store:
             return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
-        """Return the files of a submission, by path."""
-        with self._database.read() as connection:
-            return reads.files_of(connection, id)
+        """Return the files of a submission, by path; FileUnreadable names one whose content is gone or damaged."""
+        return self.contents.files(id)
 
     def attempts(self, id: str) -> list[Attempt]:
         """Return the attempts of a workload, first one first."""

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     TextClause,
+    false,
     text,
 )
 
@@ -127,6 +128,13 @@ blobs = Table(
     metadata,
     Column("digest", Text, primary_key=True, comment="SHA-256: clones share their files"),
     Column("data", LargeBinary, nullable=False),
+    Column(
+        "outside",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="`data` is empty: the content is in the folder of artifacts",
+    ),
 )
 
 files = Table(

@@ -54,6 +54,8 @@ class Checked:
     files_of: str | None = None
     """the workload that it shares its files with, instead of having `blobs`"""
     key: SubmissionKey | None = None
+    outside: frozenset[str] = frozenset()
+    """digests of the contents that are kept outside the database"""
 
 
 Refused = Conflict | TooMany | KeyReused | Removed
@@ -144,7 +146,9 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
         if not submission.blobs:
             continue
         for file, digest in submission.blobs.items():
-            connection.execute(write(blobs).on_conflict_do_nothing(), {"digest": digest, "data": file.data})
+            outside = digest in submission.outside
+            content = {"digest": digest, "data": b"" if outside else file.data, "outside": outside}
+            connection.execute(write(blobs).on_conflict_do_nothing(), content)
         described = [
             {"workload": submission.workload.id, "path": file.path, "executable": file.executable, "blob": digest}
             for file, digest in submission.blobs.items()

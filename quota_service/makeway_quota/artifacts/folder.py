@@ -1,0 +1,108 @@
+"""Keep large file contents outside the database: one file each, named by its SHA-256.
+
+A content is written to a temporary name, synced and renamed before a row refers to it, so that a row never refers to
+half a file. A content without a row is removed once it is old enough; `put` makes one that is there young again. The
+folder may be shared by the replicas on several machines.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+DIGEST = re.compile(r"^[0-9a-f]{64}$")
+
+
+class Unreadable(Exception):
+    """A content is missing, damaged or cannot be read; the sentence says which."""
+
+
+class ArtifactFolder:
+    """The contents in one folder that only its owner can read. Blocking and thread-safe."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, digest: str, data: bytes) -> None:
+        """Write a content, or make it young where it is there and whole; raises OSError where that fails."""
+        place = self._place(digest)
+        self._make()
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError):  # one that cannot be read is written anew
+            with self._locked():
+                os.utime(place)
+            if place.read_bytes() == data:
+                return
+        number, name = tempfile.mkstemp(prefix=".new-", dir=place.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, place)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+        _sync(place.parent)
+
+    def get(self, digest: str) -> bytes:
+        """Return a content; raises Unreadable."""
+        try:
+            data = self._place(digest).read_bytes()
+        except FileNotFoundError:
+            raise Unreadable("its content is missing") from None
+        except OSError as error:
+            raise Unreadable(f"its content cannot be read: {error.strerror or error}") from error
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise Unreadable("its content is damaged")
+        return data
+
+    def listed(self) -> Iterator[list[Path]]:
+        """Yield the contents and the rests of broken writes, folder by folder."""
+        try:
+            folders = sorted(path for path in self._root.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                yield sorted(path for path in folder.iterdir() if path.is_file())
+
+    def remove(self, path: Path, before: float) -> bool:
+        """Remove a content that was not written or made young since `before` (Unix seconds); whether it went."""
+        with self._locked(), suppress(FileNotFoundError):
+            if path.stat().st_mtime < before:
+                path.unlink()
+                return True
+        return False
+
+    def _make(self) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _place(self, digest: str) -> Path:
+        if not DIGEST.match(digest):
+            raise ValueError(f"{digest!r} is no SHA-256")
+        return self._root / digest[:2] / digest
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the folder's lock, so that no process removes what another one has just made young."""
+        self._make()
+        with open(self._root / "lock", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _sync(folder: Path) -> None:
+    """Write a renamed entry to disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
