@@ -11,6 +11,8 @@ import pytest
 from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
+from makeway_quota.control import engine_view
+from makeway_quota.control.engine_view import News
 from makeway_quota.control.observed import Observed
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.world import World
@@ -109,6 +111,7 @@ async def _live_through(random: Random) -> None:
     world.see(changes.seen(nodes, {}, None))
     shown: dict[str, object] = {}
     shown_nodes: dict[str, object] = {}
+    rarely: tuple[dict[str, object], dict[str, object]] = {}, {}
     for step in range(60):
         now += random.choice([0.0, 1.0, 40.0])
         for _ in range(random.randint(0, 3)):
@@ -121,23 +124,49 @@ async def _live_through(random: Random) -> None:
             version += 1
             world.use(random.choice(DOCUMENTS), version)
         found = await world.rows()
-        news = world.news(found, now)
-        for each in news.snapshot.workloads if news.whole else news.changed:
-            shown[each.id] = each
-        for one in news.snapshot.nodes if news.whole else news.nodes:
-            shown_nodes[one.name] = one
-        for gone in news.gone:
-            shown.pop(gone, None)
-        for gone in news.gone_nodes:
-            shown_nodes.pop(gone, None)
+        take(world.news(found, now), shown, shown_nodes)
         fresh = World(rows, world.document, 1, lambda now=now: now)  # type: ignore[arg-type]
         fresh.see(Seen(tuple(nodes.values())))
         fresh.durations = world.durations
         whole = fresh.snapshot(dict(found), now)
         assert shown == {each.id: each for each in whole.workloads}
         assert shown_nodes == {each.name: each for each in whole.nodes}
+        if step % 7 == 0:
+            take(world.news(found, now, reader="rarely"), *rarely)
+            assert rarely == (shown, shown_nodes), "each reader is told what changed since it was told last"
         assert world.assignment.parts == divide(nodes.values(), world.document).parts
         assert world.accounting.over() == (await _over(fresh)), "what is over quota follows nodes and rows"
+
+
+def take(news: News, workloads: dict[str, object], nodes: dict[str, object]) -> None:
+    """Apply news to what a reader knows."""
+    for each in news.snapshot.workloads if news.whole else news.changed:
+        workloads[each.id] = each
+    for one in news.snapshot.nodes if news.whole else news.nodes:
+        nodes[one.name] = one
+    for gone in news.gone:
+        workloads.pop(gone, None)
+    for gone in news.gone_nodes:
+        nodes.pop(gone, None)
+
+
+def test_a_reader_that_was_away_too_long_is_told_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_view, "MOST_UNREAD", 3)
+
+    async def read() -> None:
+        rows = Rows()
+        world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
+        assert world.news(await world.rows(), 2.0, reader="away").whole
+        for at in range(5):
+            rows.put(submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0))
+            news = world.news(await world.rows(), 2.0)
+            assert news.whole == (at == 0)
+        late = world.news(await world.rows(), 2.0, reader="away")
+        assert late.whole
+        assert len(late.snapshot.workloads) == 5
+        assert not world.news(await world.rows(), 2.0, reader="away").whole
+
+    asyncio.run(read())
 
 
 async def _over(world: World) -> object:

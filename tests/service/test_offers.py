@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.engine_view import News
+from makeway_quota.engine import Snapshot, WhatIf
 from makeway_quota.services import offer_engine, policies
 from makeway_quota.services.offer_engine import Budget, OfferEngine, Question, question_of
-from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.wording import gpus_are
 from running import PEOPLE, Running, running
 
@@ -54,9 +57,9 @@ async def test_the_same_question_of_many_users_costs_one_plan(tmp_path: Path, mo
     asked: list[Question] = []
     ask = OfferEngine._ask
 
-    def counted(self: OfferEngine, snapshot: object, question: Question) -> object:
+    def counted(self: OfferEngine, unread: Sequence[News], question: Question, now: float) -> object:
         asked.append(question)
-        return ask(self, snapshot, question)  # type: ignore[arg-type]
+        return ask(self, unread, question, now)
 
     monkeypatch.setattr(OfferEngine, "_ask", counted)
     async with running(tmp_path, backend=backend()) as run:
@@ -87,13 +90,77 @@ async def test_a_slow_answer_is_given_while_a_new_one_is_computed(
         assert await engine.answer("rnd", "gpu3", "session", "bo") is first, "two seconds old at most"
         await engine._under_way[Question("rnd", "gpu3", "session", "")]
         second = await engine.answer("rnd", "gpu3", "session", "ana")
-        assert second.version > first.version
+        assert second.state > first.state
         await run.client("ana").cancel(made.id)
         await run.job(made.id, "cancelled")
         clock.now = 100.0
-        assert (await engine.answer("rnd", "gpu3", "session", "ana")).version > second.version, (
+        assert (await engine.answer("rnd", "gpu3", "session", "ana")).state > second.state, (
             "an old answer is not given while there is budget"
         )
+
+
+async def test_an_answer_stands_while_nothing_changes_that_the_engine_sees(tmp_path: Path) -> None:
+    async with running(tmp_path, backend=backend()) as run:
+        context = run.service.services.context
+        made = await run.submit("ana", "job", profile="gpu3")
+        await run.job(made.id, "running")
+        engine = OfferEngine(context, Clock())
+        first = await engine.answer("rnd", "gpu3", "session", "ana")
+        await run.converged()
+        again = await engine.answer("rnd", "gpu3", "session", "ana")
+        step = Change(made.id, {"checkpoint_step": 7})
+        await asyncio.to_thread(context.store.commit, [step], now=run.service.clock())
+        assert (row := await context.world.row(made.id)) is not None
+        assert row.checkpoint_step == 7
+        known = await engine.answer("rnd", "gpu3", "session", "ana")
+        assert (known.offer, known.state, known.at) == (again.offer, again.state, again.at)
+        assert known.as_of > first.as_of, "it holds for the newer version too"
+
+
+async def test_after_an_error_the_engine_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, backend=backend()) as run:
+        await run.converged()
+        engine = OfferEngine(run.service.services.context)
+        assert (await engine.answer("rnd", "gpu3", "session", "ana")).offer.code == "ready_now"
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("half changed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WhatIf, "change", fails)
+            with pytest.raises(RuntimeError, match="half changed"):
+                await engine.answer("rnd", "gpu1", "session", "ana")
+        for number in range(3):
+            await run.job((await run.submit("ana", f"job {number}", profile="gpu3")).id, "running")
+        found = await engine.answer("rnd", "gpu3", "session", "ana")
+        snapshot = await snapshot_of(run)
+        assert len(snapshot.workloads) == 3
+        assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
+
+
+async def snapshot_of(run: Running) -> Snapshot:
+    world = run.service.services.context.world
+    return world.snapshot(await world.rows(), run.service.clock())
+
+
+async def test_young_answers_are_given_again_while_many_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_engine, "CROWDED", 0)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.converged()
+        clock = Clock()
+        engine = OfferEngine(run.service.services.context, clock)
+        first = await engine.answer("rnd", "gpu3", "session", "ana")
+        made = await run.submit("ana", "job", profile="gpu3")
+        await run.job(made.id, "running")
+        clock.now = offer_engine.OLDEST - 0.1
+        assert await engine.answer("rnd", "gpu3", "session", "bo") is first
+        await engine._under_way[Question("rnd", "gpu3", "session", "")]
+        await run.client("ana").cancel(made.id)
+        await run.job(made.id, "cancelled")
+        clock.now = 2 * offer_engine.OLDEST
+        assert (await engine.answer("rnd", "gpu3", "session", "bo")).state > first.state
 
 
 async def test_questions_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

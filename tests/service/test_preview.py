@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway_api.models import Preview, WorkloadEffect
+from makeway_quota.control import world
 from makeway_quota.services.what_if import projection
 from running import SAMPLE, Running, running
 from worlds import World
@@ -50,6 +53,24 @@ async def crowd(run: Running) -> None:
 
 
 NOTHING_FOR_DEVOPS = quota(TEXT, "devops", "pools: [gpu], reserved: 0, limit: 9")
+
+
+async def test_the_snapshot_of_a_preview_is_not_made_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    divide = world.divide
+
+    def seen(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return divide(*given)
+
+    async with running(tmp_path, NOTHING_FOR_DEVOPS) as run:
+        await crowd(run)
+        monkeypatch.setattr(world, "divide", seen)
+        await asked(run, TEXT)
+        assert len(threads) == 1
+        assert threads[0].startswith("preview")
 
 
 @pytest.mark.covers("N17", "F10")

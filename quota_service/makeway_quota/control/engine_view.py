@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engine.state import ADMITTED, PRIORITIES, Node, Placement, Snapshot
 from ..engine.state import Workload as EngineWorkload
@@ -13,6 +13,8 @@ from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment, machine_of
 
+MOST_UNREAD = 50_000
+"""Changes that are kept for one reader; beyond, it is told of everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]
 """The rows that are placed on a machine."""
 
@@ -32,6 +34,15 @@ class News:
     gone_nodes: Sequence[str] = ()
 
 
+@dataclass(slots=True)
+class Unread:
+    """What changed since a reader was told last; nothing is known before the first time."""
+
+    known: bool = False
+    workloads: set[str] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
+
+
 class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
@@ -44,27 +55,33 @@ class EngineView:
         self._nodes: dict[str, Node] = {}
         self._machines: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
         """Machine to its pools and devices, as they were shown."""
-        self._changed: set[str] = set()
-        self._changed_nodes: set[str] = set()
-        self._known = False
+        self._unread: dict[str, Unread] = {}
         self._ends: list[tuple[float, str]] = []
         """A heap of when work outlives its expected run time; entries that differ from `_end_of` are stale."""
         self._end_of: dict[str, float] = {}
 
-    def news(self, snapshot: Snapshot) -> News:
-        """Return what changed since the last time, and whether that is known: not the first time."""
-        known, self._known = self._known, True
-        news = News(
+    def news(self, snapshot: Snapshot, reader: str = "cycle") -> News:
+        """Return what changed since the reader was told last, and whether that is known: not the first time."""
+        unread = self._unread.get(reader, Unread())
+        self._unread[reader] = Unread(known=True)
+        return News(
             snapshot,
-            not known,
-            [self._workloads[id] for id in self._changed if id in self._workloads],
-            [id for id in self._changed if id not in self._workloads],
-            [self._nodes[name] for name in self._changed_nodes if name in self._nodes],
-            [name for name in self._changed_nodes if name not in self._nodes],
+            not unread.known,
+            [self._workloads[id] for id in unread.workloads if id in self._workloads],
+            [id for id in unread.workloads if id not in self._workloads],
+            [self._nodes[name] for name in unread.nodes if name in self._nodes],
+            [name for name in unread.nodes if name not in self._nodes],
         )
-        self._changed.clear()
-        self._changed_nodes.clear()
-        return news
+
+    def _note(self, *, workload: str | None = None, node: str | None = None) -> None:
+        """Note a change for every reader; one that was away too long is told of everything."""
+        for reader, unread in tuple(self._unread.items()):
+            if workload is not None:
+                unread.workloads.add(workload)
+            if node is not None:
+                unread.nodes.add(node)
+            if len(unread.workloads) + len(unread.nodes) > MOST_UNREAD:
+                del self._unread[reader]
 
     def show(
         self,
@@ -107,7 +124,7 @@ class EngineView:
         if row is None or row.team is None:
             self._workloads.pop(id, None)
             self._end_of.pop(id, None)
-            self._changed.add(id)
+            self._note(workload=id)
             return
         pools: tuple[str, ...] = ()
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
@@ -116,7 +133,7 @@ class EngineView:
         self._expect(shown)
         if known != shown:  # what the engine cannot see does not concern it
             self._workloads[id] = shown
-            self._changed.add(id)
+            self._note(workload=id)
 
     def _expect(self, shown: EngineWorkload) -> None:
         """Note when a workload outlives what is expected of it."""
@@ -137,10 +154,10 @@ class EngineView:
         for node in now:
             if self._nodes.get(node.name) != node:
                 self._nodes[node.name] = node
-                self._changed_nodes.add(node.name)
+                self._note(node=node.name)
         for name in set(names) - {node.name for node in now}:
             del self._nodes[name]
-            self._changed_nodes.add(name)
+            self._note(node=name)
         if now:
             self._machines[machine] = assignment.pools_of(machine)
         else:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ..backends.base import Seen
-from ..engine.state import Snapshot
+from ..engine.state import Policy, Snapshot
 from ..history.accounting import Accounting
 from ..history.durations import Durations
 from ..policy import Document
@@ -173,36 +173,47 @@ class World:
 
     # What the engine sees
 
-    def news(self, rows: Mapping[str, Workload], now: float, whole: bool = False) -> News:
-        """Return what changed since the last call; everything, if asked for `whole` or if that is not known."""
+    def news(self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = "cycle") -> News:
+        """Return what changed since the reader's last call; everything, if `whole` or if that is not known."""
         if not self._active.is_copy(rows):
             return News(self.snapshot(rows, now), True)
-        news = self._view.news(self._snapshot(rows, now, self._view))
+        news = self._view.news(self._snapshot(rows, now, self._view), reader)
         if whole or news.whole:
             return News(_with(news.snapshot, self._view), True)
         return news
 
-    def snapshot(self, rows: Mapping[str, Workload], now: float, document: Document | None = None) -> Snapshot:
-        """Return the world as the engine sees it; `document` other than the one in force makes it a what-if."""
-        known = self._view if document is None and self._active.is_copy(rows) else EngineView(self.durations)
-        return _with(self._snapshot(rows, now, known, document), known)
+    def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
+        """Return the world as the engine sees it."""
+        known = self._view if self._active.is_copy(rows) else EngineView(self.durations)
+        return _with(self._snapshot(rows, now, known), known)
 
-    def _snapshot(
-        self, rows: Mapping[str, Workload], now: float, view: EngineView, document: Document | None = None
-    ) -> Snapshot:
+    def proposed(self, rows: Mapping[str, Workload], now: float, document: Document) -> Callable[[], Snapshot]:
+        """Return a function that makes the snapshot of a document that is not in force, in any thread.
+
+        The function looks at every row and node, so it must not run on the event loop.
+        """
+        nodes, view = tuple(self.observed.nodes.values()), EngineView(self.durations)
+        policies = self.accounting.applied(document.policies, document.settings.history_half_life)
+
+        def make() -> Snapshot:
+            view.show(rows, divide(nodes, document), document, now)
+            return _with(_plain(document, policies, now), view)
+
+        return make
+
+    def _snapshot(self, rows: Mapping[str, Workload], now: float, view: EngineView) -> Snapshot:
         """Return everything but the workloads and nodes, which the view then has."""
-        doc = document or self.document
-        assignment = self.assignment if document is None else divide(self.observed.nodes.values(), document)
-        view.show(rows, assignment, doc, now, self._placed_on if view is self._view else None)
-        if document is None:
-            policies = self.accounting.policies()
-        else:
-            policies = self.accounting.applied(doc.policies, doc.settings.history_half_life)
-        return Snapshot(now=now, settings=doc.settings, pools=doc.pools, profiles=doc.profiles, policies=policies)
+        view.show(rows, self.assignment, self.document, now, self._placed_on if view is self._view else None)
+        return _plain(self.document, self.accounting.policies(), now)
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}
         return [rows[id] for id in sorted(self._active.on_node.get(machine, ()))]
+
+
+def _plain(document: Document, policies: tuple[Policy, ...], now: float) -> Snapshot:
+    doc = document
+    return Snapshot(now=now, settings=doc.settings, pools=doc.pools, profiles=doc.profiles, policies=policies)
 
 
 def _with(snapshot: Snapshot, view: EngineView) -> Snapshot:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -10,7 +11,7 @@ from .incremental import IncrementalEngine
 from .index.cluster import Cluster
 from .index.pending import Pending
 from .plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
-from .state import ADMITTED, Kind, Profile, Snapshot, Workload, number
+from .state import ADMITTED, Kind, Node, Profile, Snapshot, Workload, number
 
 ASKING = "?"
 """The id of the workload that an offer adds to the snapshot."""
@@ -23,20 +24,62 @@ class WhatIf:
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot = replace(snapshot, nodes=(), workloads=())
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._workloads = {workload.id: workload for workload in snapshot.workloads}
+        self._preemptors = Counter(w.evicted_for for w in snapshot.workloads if w.state == "checkpointing")
+        """The number of workloads that terminate for each id."""
         self._incremental: dict[bool, IncrementalEngine] = {}
-        self._shown: dict[bool, dict[str, Workload]] = {}
-        """The workloads that each engine holds, by id."""
+        self._shown: dict[bool, set[str]] = {}
+        """The ids of the workloads that each engine holds."""
 
     def renew(self, snapshot: Snapshot) -> None:
-        """Apply a newer snapshot; workloads that are the same objects as before cost nothing."""
-        self.snapshot = snapshot
+        """Apply a newer snapshot; workloads and nodes that are the same objects as before are left alone."""
+        workloads, nodes = {w.id for w in snapshot.workloads}, {node.name for node in snapshot.nodes}
+        self.change(
+            snapshot,
+            [w for w in snapshot.workloads if self._workloads.get(w.id) is not w],
+            self._workloads.keys() - workloads,
+            [node for node in snapshot.nodes if self._nodes.get(node.name) is not node],
+            self._nodes.keys() - nodes,
+        )
+
+    def change(
+        self,
+        snapshot: Snapshot,
+        changed: Iterable[Workload] = (),
+        gone: Iterable[str] = (),
+        nodes: Iterable[Node] = (),
+        gone_nodes: Iterable[str] = (),
+    ) -> None:
+        """Apply new and changed workloads and nodes, the ids of removed ones, and all else of a snapshot."""
+        self.snapshot = replace(snapshot, nodes=(), workloads=())
+        new, left, come, away = {w.id: w for w in changed}, set(gone), tuple(nodes), tuple(gone_nodes)
+        touched = self._take(new, left)
+        self._nodes.update((node.name, node) for node in come)
+        for name in away:
+            self._nodes.pop(name, None)
         for non_preemptible, incremental in self._incremental.items():
-            shown, others = self._shown[non_preemptible], self._others(non_preemptible)
-            changed = [workload for id, workload in others.items() if shown.get(id) is not workload]
-            incremental.show(replace(snapshot, workloads=()))
-            incremental.change(changed, [id for id in shown if id not in others])
-            self._shown[non_preemptible] = others
+            shown = self._shown[non_preemptible]
+            there = {id for id in touched if self._matters(id, non_preemptible)}
+            not_there = (touched - there) & shown
+            incremental.use(self.snapshot)
+            if come or away:
+                incremental.change_nodes(come, away)
+            incremental.change([self._workloads[id] for id in there if id in new or id not in shown], not_there)
+            shown |= there
+            shown -= not_there
+
+    def _take(self, changed: Mapping[str, Workload], gone: Collection[str]) -> set[str]:
+        """Apply workloads; return the ids of these, and of those that they terminated for or terminate for now."""
+        touched = {*changed, *gone}
+        for id in tuple(touched):
+            for workload, sign in ((self._workloads.pop(id, None), -1), (changed.get(id), 1)):
+                if workload is not None and workload.state == "checkpointing" and workload.evicted_for is not None:
+                    self._preemptors[workload.evicted_for] += sign
+                    touched.add(workload.evicted_for)
+        self._workloads.update(changed)
+        return touched
 
     def offer(
         self,
@@ -70,17 +113,18 @@ class WhatIf:
     def _stands(self, non_preemptible: bool) -> IncrementalEngine:
         """Return the engine for requests of this kind; it is built once."""
         if non_preemptible not in self._incremental:
-            others = self._shown[non_preemptible] = self._others(non_preemptible)
-            self._incremental[non_preemptible] = IncrementalEngine(
-                replace(self.snapshot, workloads=tuple(others.values())), keeps_bounds=True
-            )
+            shown = self._shown[non_preemptible] = {id for id in self._workloads if self._matters(id, non_preemptible)}
+            workloads = tuple(workload for id, workload in self._workloads.items() if id in shown)
+            snapshot = replace(self.snapshot, nodes=tuple(self._nodes.values()), workloads=workloads)
+            self._incremental[non_preemptible] = IncrementalEngine(snapshot, keeps_bounds=True)
         return self._incremental[non_preemptible]
 
-    def _others(self, non_preemptible: bool) -> dict[str, Workload]:
-        """Return the workloads that matter; pending jobs cannot change the offer for a session, but cost time."""
-        work = self.snapshot.workloads
-        beneficiaries = {w.evicted_for for w in work if w.state == "checkpointing"}
-        return {w.id: w for w in work if w.state in ADMITTED or w.id in beneficiaries or _first(w, non_preemptible)}
+    def _matters(self, id: str, non_preemptible: bool) -> bool:
+        """Whether a workload can change an offer; pending jobs cannot change the offer for a session, but cost time."""
+        workload = self._workloads.get(id)
+        if workload is None:
+            return False
+        return workload.state in ADMITTED or self._preemptors[id] > 0 or _first(workload, non_preemptible)
 
 
 def _first(workload: Workload, non_preemptible: bool) -> bool:

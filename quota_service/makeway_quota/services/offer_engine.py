@@ -1,19 +1,22 @@
 """Compute what a request would get, without slowing the loop: cached, shared, and within a budget of processor time.
 
-Planning in Python stops the loop for as long as it lasts, so all what-ifs together get a small part of a processor
-(`SHARE`), and no more than `BURST` seconds at once. Beyond that, callers get the last answer, with its time.
+One what-if engine serves all teams; it is shown only what changed, and an answer stands until something changes that
+the engine can see. Planning in Python stops the loop for as long as it lasts, so all what-ifs together get a small part
+of a processor (`SHARE`), and no more than `BURST` seconds at once. Beyond that, callers get the last answer, with its
+time: up to `OLDEST` seconds old, and older only while more is asked than the budget allows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from makeway_api.errors import MakewayError
 
+from ..control.engine_view import News
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
 from ..engine.state import Kind, Snapshot
@@ -28,7 +31,9 @@ BURST = 1.0
 LASTS = 5.0
 """Seconds after which an answer is computed again though nothing changed: it may speak of times"""
 CHEAP = 0.02
-"""Seconds: an answer that took less is never given again once something changed"""
+"""Seconds: an answer that took less is not given again once something changed, while the budget lasts"""
+CROWDED = 16
+"""With more questions under way than this, young answers are given again however little they took"""
 OLDEST = 2.0
 """Seconds that an answer may be older than the last change while there is budget"""
 MOST_WAITING = 512
@@ -53,13 +58,13 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An offer of the engine, for one version of the read model, with the seconds that it took.
+    """An offer of the engine, for one state of the what-if engine, with the seconds that it took.
 
     `at` is on the monotonic clock, `as_of` in Unix seconds.
     """
 
     offer: Offer
-    version: int
+    state: int
     at: float
     as_of: float
     took: float
@@ -95,8 +100,16 @@ class OfferEngine:
         self._under_way: dict[Question, asyncio.Task[Answer]] = {}
         self._one = asyncio.Lock()
         self._what_if: WhatIf | None = None
+        self._built_at: float | None = None
+        """None while it has to be built anew."""
         self._version = 0
-        self._shown_at = self._built_at = clock()
+        """The version of the read model that the news were read with last."""
+        self._state = 0
+        """How many times something changed that the engine can see."""
+        self._rest: Snapshot | None = None
+        """What was shown last besides workloads and nodes."""
+        self._unread: list[News] = []
+        """News that the engine was not shown yet."""
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
         """Return what a request would get now; a slow answer may be some seconds old."""
@@ -105,8 +118,9 @@ class OfferEngine:
 
     async def _answer(self, question: Question, model: ReadModel) -> Answer:
         known = self._known.get(question)
-        if known is not None and known.version == model.version and self._clock() - known.at < LASTS:
-            return known
+        await self._look(model)
+        if known is not None and known.state == self._state and self._clock() - known.at < LASTS:
+            return known if known.as_of == model.at else replace(known, as_of=model.at)
         task = self._under_way.get(question)
         if task is None and len(self._under_way) >= MOST_WAITING:
             if known is not None:
@@ -115,16 +129,17 @@ class OfferEngine:
         if task is None:
             task = self._under_way[question] = asyncio.create_task(self._compute(question))
             task.add_done_callback(lambda done: self._done(question, done))
-        if known is not None and known.took > CHEAP and self._may_wait(known):
+        if known is not None and self._will_do(known):
             return known
         try:
             return await asyncio.wait_for(asyncio.shield(task), LONGEST)
         except TimeoutError:
             raise _busy() from None
 
-    def _may_wait(self, known: Answer) -> bool:
-        """Whether an old answer will do: it is young, or the budget is used up."""
-        return self._clock() - known.at < OLDEST or self._budget.wait() > 0
+    def _will_do(self, known: Answer) -> bool:
+        """Whether an old answer will do: the budget is used up, or it is young and a new one takes time."""
+        slow = known.took > CHEAP or len(self._under_way) > CROWDED
+        return self._budget.wait() > 0 or (slow and self._clock() - known.at < OLDEST)
 
     def _done(self, question: Question, task: asyncio.Task[Answer]) -> None:
         del self._under_way[question]
@@ -136,43 +151,52 @@ class OfferEngine:
             if (wait := self._budget.wait()) > 0:
                 await asyncio.sleep(wait)
             model = await self._context.models.current()
-            snapshot = await self._snapshot(model)
-            offer, took = await self._context.think(self._ask, snapshot, question)
+            await self._look(model)
+            news, self._unread = self._unread, []
+            state, now = self._state, self._context.clock()
+            try:
+                offer, took = await self._context.think(self._ask, news, question, now)
+            except BaseException:
+                self._built_at = None  # the engine may be half changed
+                raise
             self._budget.spend(took)
-            answer = Answer(offer, model.version, self._clock(), model.at, took)
+            answer = Answer(offer, state, self._clock(), model.at, took)
             if len(self._known) >= MOST_KEPT:
                 self._known.clear()
             self._known[question] = answer
             return answer
 
-    async def _snapshot(self, model: ReadModel) -> Snapshot | None:
-        """Return the world as it is now, or None while the engine has seen it."""
-        now = self._clock()
-        if self._what_if is not None and self._version == model.version and now - self._shown_at < LASTS:
-            return None
-        self._version, self._shown_at = model.version, now
-        world = self._context.world
-        return world.snapshot(await world.rows(), self._context.clock())
+    async def _look(self, model: ReadModel) -> None:
+        """Read what the engine has to be shown of a newer model, and count whether there is anything."""
+        if self._version >= model.version and not self._due():
+            return
+        rows = await self._context.world.rows()
+        news = self._context.world.news(rows, self._context.clock(), self._due(), "offers")
+        self._version = max(self._version, model.version)
+        rest = replace(news.snapshot, now=0.0, nodes=(), workloads=())
+        if news.whole:
+            self._built_at, self._unread = self._clock(), []
+        elif rest == self._rest and not (news.changed or news.gone or news.nodes or news.gone_nodes):
+            return
+        self._state += 1
+        self._rest = rest
+        self._unread.append(news)
 
-    def _ask(self, snapshot: Snapshot | None, question: Question) -> tuple[Offer, float]:
-        """Bring the engine up to the snapshot and ask it; return how long that took. Runs in the what-if thread."""
+    def _due(self) -> bool:
+        return self._built_at is None or self._clock() - self._built_at > RENEW_AFTER
+
+    def _ask(self, unread: Sequence[News], question: Question, now: float) -> tuple[Offer, float]:
+        """Show the engine the news and ask it; return how long that took. Runs in the what-if thread."""
         began = time.thread_time()
-        try:
-            if snapshot is not None:
-                self._renew(snapshot)
-            assert self._what_if is not None
-            offer = self._what_if.offer(question.team, question.profile, question.kind, question.owner)
-        except BaseException:
-            self._what_if = None  # it may be half changed
-            raise
+        for news in unread:
+            if news.whole:
+                self._what_if = WhatIf(news.snapshot)
+            elif self._what_if is not None:
+                self._what_if.change(news.snapshot, news.changed, news.gone, news.nodes, news.gone_nodes)
+        assert self._what_if is not None, "the first news are of everything"
+        self._what_if.change(replace(self._what_if.snapshot, now=now))
+        offer = self._what_if.offer(question.team, question.profile, question.kind, question.owner)
         return offer, time.thread_time() - began
-
-    def _renew(self, snapshot: Snapshot) -> None:
-        now = self._clock()
-        if self._what_if is None or now - self._built_at > RENEW_AFTER:
-            self._what_if, self._built_at = WhatIf(snapshot), now
-        else:
-            self._what_if.renew(snapshot)
 
 
 def question_of(model: ReadModel, team: str, profile: str, kind: Kind, owner: str) -> Question:

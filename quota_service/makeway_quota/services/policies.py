@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import yaml
@@ -85,8 +85,8 @@ class PolicyService:
         document = await self._read(text)
         rows = await context.world.rows()
         now = context.clock()
-        as_it_is, as_it_would_be = context.world.snapshot(rows, now), context.world.snapshot(rows, now, document)
-        before, after = await context.preview(_both, as_it_is, as_it_would_be, rows)
+        as_it_is, proposed = context.world.snapshot(rows, now), context.world.proposed(rows, now, document)
+        before, after = await context.preview(_both, as_it_is, proposed, rows)
         teams = context.managed_teams(caller)
         shown = rows if teams is None else {id: row for id, row in rows.items() if row.team in teams}
         waits = {id: message for id, (code, message) in after.waits.items() if before.waits.get(id, ("",))[0] != code}
@@ -155,8 +155,10 @@ class PolicyService:
             ) from None
 
 
-def _both(as_it_is: Snapshot, as_it_would_be: Snapshot, rows: Mapping[str, Workload]) -> tuple[Projection, Projection]:
-    return projection(as_it_is, rows), projection(as_it_would_be, rows)
+def _both(
+    as_it_is: Snapshot, proposed: Callable[[], Snapshot], rows: Mapping[str, Workload]
+) -> tuple[Projection, Projection]:
+    return projection(as_it_is, rows), projection(proposed(), rows)
 
 
 def _diff_of_teams(old: str, new: str, teams: Collection[str]) -> list[str]:
