@@ -81,4 +81,7 @@ class OfferTable(Wire):
     usage: list[TeamUsage]
     virtual: bool
     ticket: str | None = Field(None, description="signed, for live updates of this table: ?ticket=…, valid for minutes")
-    at: datetime
+    at: datetime = Field(
+        description="when the offers were true; under load they may be 2 s old, or older while more is asked than can "
+        "be computed"
+    )
