@@ -67,6 +67,11 @@ class JobAccess:
             attempts = await context.call(context.store.attempts, row.id) if row.attempt else ()
             if not row.source and (stored := await context.call(context.store.workload, row.id)) is not None:
                 row = stored
+        return self.view(caller, row, attempts)
+
+    def view(self, caller: Caller, row: Workload, attempts: Sequence[Attempt] = ()) -> Job:
+        """Return a job as the caller may see it, from what was read of it."""
+        context = self._context
         job = views.job(row, virtual=context.world.virtual, attempts=attempts, now=context.clock())
         if self.may_read(caller, row):
             return job

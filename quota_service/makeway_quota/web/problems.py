@@ -37,6 +37,12 @@ def json_of(model: BaseModel, status: int = 200) -> Response:
     return Response(model.model_dump_json(), status_code=status, media_type="application/json")
 
 
+def json_list(models: Sequence[BaseModel]) -> Response:
+    """Return a list of models as a response; call it in a thread of the requests where the list may be long."""
+    body = b"[%s]" % b",".join(model.model_dump_json().encode() for model in models)
+    return Response(body, media_type="application/json")
+
+
 def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI entries of the refusals that a route may answer, with those that any may."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}

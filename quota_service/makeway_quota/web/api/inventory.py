@@ -12,7 +12,7 @@ from makeway_api.models import Decision, Kind, Me, OfferTable, Policy, Pool, Pro
 from ...services import Caller
 from ..auth import SCOPE, may, refusal, still_reads
 from ..dependencies import BIG, Name, Reader, TheAuthenticator, TheServices, TheStreams
-from ..problems import declared, json_of
+from ..problems import declared, json_list, json_of
 
 router = APIRouter(tags=["inventory"], responses=declared())
 open_router = APIRouter(tags=["inventory"], responses=declared())
@@ -103,9 +103,10 @@ async def decisions(
     team: Name = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=0, le=BIG, description="only decisions with a smaller id")] = None,
-) -> list[Decision]:
+) -> Response:
     """Return the decision log, newest first."""
-    return await services.audit.decisions(caller, workload, team, limit, before)
+    found = await services.audit.decisions(caller, workload, team, limit, before)
+    return await services.context.call(json_list, found)
 
 
 @router.get(

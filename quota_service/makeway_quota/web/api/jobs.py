@@ -11,7 +11,7 @@ from makeway_api.models import Decision, DryRun, FileIn, Job, JobPage, JobReques
 from pydantic import BaseModel, Field
 
 from ..dependencies import BIG, Id, Key, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
-from ..problems import declared, json_of
+from ..problems import declared, json_list, json_of
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
 
@@ -75,7 +75,8 @@ async def jobs(
     cursor: Annotated[str | None, Query(max_length=200, description="`next` of the page before")] = None,
 ) -> Response:
     """Return the jobs that the caller may see, newest first."""
-    return json_of(await services.jobs.jobs(caller, team, state, mine, limit, cursor))
+    found = await services.jobs.jobs(caller, team, state, mine, limit, cursor)
+    return await services.context.call(json_of, found)
 
 
 @router.get("/{id}", operation_id="job", response_model=Job)
@@ -118,9 +119,9 @@ async def preempt_test(id: Id, caller: Toucher, services: TheServices) -> Job:
 
 
 @router.get("/{id}/events", operation_id="job_events", response_model=list[Decision])
-async def job_events(id: Id, caller: Reader, services: TheServices) -> list[Decision]:
+async def job_events(id: Id, caller: Reader, services: TheServices) -> Response:
     """Return everything that was decided about a job, oldest first."""
-    return await services.jobs.events(caller, id)
+    return await services.context.call(json_list, await services.jobs.events(caller, id))
 
 
 @router.get("/{id}/logs", operation_id="job_logs", response_model=LogChunk)

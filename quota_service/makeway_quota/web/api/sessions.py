@@ -11,7 +11,7 @@ from makeway_api.models import Session, SessionRequest
 from ...services import Caller
 from ..auth import may, needs
 from ..dependencies import Id, Key, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
-from ..problems import declared, json_of
+from ..problems import declared, json_list, json_of
 
 router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404))
 
@@ -35,9 +35,9 @@ async def request_session(
 
 
 @router.get("", operation_id="sessions", response_model=list[Session])
-async def sessions(caller: Watcher, services: TheServices, all: bool = False) -> list[Session]:
+async def sessions(caller: Watcher, services: TheServices, all: bool = False) -> Response:
     """Return the caller's live sessions; with `all` those of their teams too (administrators: of all teams)."""
-    return await services.sessions.sessions(caller, all)
+    return await services.context.call(json_list, await services.sessions.sessions(caller, all))
 
 
 @router.get("/{id}", operation_id="session", response_model=Session)
