@@ -19,7 +19,8 @@ from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings
 
-API = "/services/makeway/api/v1"
+PREFIX = "/services/makeway/"
+API = f"{PREFIX}api/v1"
 DEVICES = 8
 """on a node"""
 TEAMS = 50

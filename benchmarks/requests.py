@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from statistics import median
 from typing import Any
 
 import httpx2
@@ -22,7 +21,7 @@ from makeway_quota.store.records import Change
 from makeway_quota.web.http_server import run, server_config
 
 from .measure import Measured
-from .request_load import API, TEAMS, large_service
+from .request_load import API, PREFIX, large_service
 
 NODES = 1000
 RUNNING, PENDING = 1000, 5000
@@ -32,7 +31,7 @@ MANY_RUNNING, MANY_PENDING = 8000, 20_000
 PAGES, PANELS = 200, 50
 CLIENTS = 16
 SECONDS = 30.0
-BEFORE = {"usage": 320.0, "offers": 230.0, "pools": 200.0, "submit": 113.0}
+BEFORE = {"usage": 320.0, "offers": 230.0, "pools": 200.0, "submit": 113.0, "panel": 850.0}
 """milliseconds at commit cbaa94b"""
 
 
@@ -49,11 +48,12 @@ async def _measure() -> list[Measured]:
             samples = [await _answer(service, client, name) for _ in range(20)]
             note = "1,000 nodes, 6,000 jobs of 50 teams in one pool; one job changed before each request"
             found.append(Measured(f"GET {name}", "ms", samples, "cbaa94b", BEFORE[name], goal, note))
+        found.append(await _panel(service, client))
         async with serving(app) as url:
             found += await _submissions(url)
     async with large_service(NODES, MANY_RUNNING, MANY_PENDING, 1) as (service, app, client):
         await decided(service, MANY_RUNNING)
-        found.append(await _loop_under_load(service, app))
+        found += await _loop_under_load(service, app)
     return found
 
 
@@ -83,14 +83,30 @@ async def _answer(service: Service, client: httpx2.AsyncClient, path: str) -> fl
     return (time.perf_counter() - began) * 1000
 
 
+async def _panel(service: Service, client: httpx2.AsyncClient) -> Measured:
+    """Open the panel as members of different teams, one after the other, while jobs change."""
+    samples, largest = [], 0
+    for team in range(20):
+        await touch(service)
+        await asyncio.sleep(1.0)
+        headers = {"Authorization": f"token user{team:02}-0", "Accept": "text/html"}
+        began = time.perf_counter()
+        answer = await client.get(PREFIX, headers=headers)
+        answer.raise_for_status()
+        samples.append((time.perf_counter() - began) * 1000)
+        largest = max(largest, len(answer.content))
+    note = f"members of 20 teams, one after the other; the largest page has {largest / 1024:.0f} KiB (goal 200)"
+    return Measured("GET the panel", "ms", samples, "cbaa94b", BEFORE["panel"], 100.0, note)
+
+
 @asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[str]:
-    """Serve the app on a free port; gives the address of the API."""
+    """Serve the app on a free port; gives its address."""
     server = uvicorn.Server(server_config(app, lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     task = asyncio.create_task(server.serve([listener]))
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}{API}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         app.state.streams.close()
         server.should_exit = True
@@ -110,11 +126,23 @@ async def _submissions(url: str) -> list[Measured]:
 
 
 async def _elsewhere(*arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.requests", *map(str, arguments)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    output, _ = await process.communicate()
+    async with _clients(*arguments) as process:
+        output, _ = await process.communicate()
     found: dict[str, Any] = json.loads(output)
     return found
+
+
+@asynccontextmanager
+async def _clients(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run clients in a process of their own; it is gone at the end of the block."""
+    command = [sys.executable, "-m", "benchmarks.request_clients", *map(str, arguments)]
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 @contextmanager
@@ -134,21 +162,30 @@ def cycles() -> Iterator[list[float]]:
         names["CYCLE_SECONDS"] = before
 
 
-async def _loop_under_load(service: Service, app: FastAPI) -> Measured:
+async def _loop_under_load(service: Service, app: FastAPI) -> list[Measured]:
+    """Measure cycles before, during and after the load, so that a machine that slows down shows on both sides."""
     async with serving(app) as url:
         alone = await _cycles(service)
-        load = asyncio.create_task(_elsewhere("load", url, PAGES, PANELS, SECONDS + 5))
-        await asyncio.sleep(5)
-        loaded = await _cycles(service)
-        asked = await load
-    middle = 1000 * float(str(asked["median"]))
+        async with _clients("load", url, PAGES, PANELS) as process:
+            assert process.stdout is not None
+            opened = float(json.loads(await process.stdout.readline())["seconds"])
+            loaded = await _cycles(service)
+            output, _ = await process.communicate()
+        alone += await _cycles(service)
+    asked = json.loads(output)
+    medians = ", ".join(f"{what} {1000 * took:.0f} ms" for what, took in sorted(asked["median"].items()))
+    ratio = p95(loaded) / p95(alone)
     note = (
-        f"28,000 workloads; {PAGES} spawn pages ask for offers every 2 s, {PANELS} panels read the event stream and "
-        f"ask for usage, pools and jobs every 2 s: {asked['requests']} requests, median {middle:.0f} ms, "
-        f"{asked['refused']} told to come back"
+        f"{ratio:.2f} times that without (goal 1.3); {PAGES} spawn pages ask for offers every 2 s, {PANELS} users of "
+        f"{PANELS} teams have the panel open, follow its stream and refresh it: {asked['requests']} requests, "
+        f"{asked['events']} events; medians: {medians}; {asked['refused']} told to come back"
     )
     base = 1000 * p95(alone)
-    return Measured("cycle of the loop under load, p95", "ms", [1000 * p95(loaded)], "without", base, 1.3 * base, note)
+    opening = f"{PAGES} spawn pages and {PANELS} panels opened at once, until the last one is shown"
+    return [
+        Measured("cycle of the loop under load, p95", "ms", [1000 * p95(loaded)], "without", base, 1.3 * base, note),
+        Measured("opening all pages", "s", [opened], "first run", 56.0, None, opening),
+    ]
 
 
 async def _cycles(service: Service) -> list[float]:
@@ -164,73 +201,3 @@ async def _cycles(service: Service) -> list[float]:
 def p95(samples: list[float]) -> float:
     """Return the value that 95 of 100 samples stay below."""
     return sorted(samples)[int(0.95 * (len(samples) - 1))]
-
-
-# -- in the process that asks ------------------------------------------------------------------------------------------
-
-
-async def submit(url: str, clients: int, each: int) -> dict[str, object]:
-    """Submit `each` jobs from every client, one after the other."""
-    took: list[float] = []
-
-    async def one(number: int) -> None:
-        headers = {"Authorization": f"token user{number:02}-1"}
-        for _ in range(each):
-            began = time.perf_counter()
-            ask = {"name": "x", "profile": "gpu1", "command": ["python", "x.py"]}
-            (await client.post(f"{url}/jobs", json=ask, headers=headers)).raise_for_status()
-            took.append(time.perf_counter() - began)
-
-    async with httpx2.AsyncClient(timeout=120) as client:
-        began = time.perf_counter()
-        await asyncio.gather(*map(one, range(clients)))
-    return {"took": took, "seconds": time.perf_counter() - began}
-
-
-async def load(url: str, pages: int, panels: int, seconds: float) -> dict[str, object]:
-    """Keep spawn pages and panels open."""
-    took: list[float] = []
-    refused: list[str] = []
-    until = time.monotonic() + seconds
-
-    async def page(number: int, paths: tuple[str, ...]) -> None:
-        headers = {"Authorization": f"token user{number % TEAMS:02}-{number // TEAMS % 10}"}
-        await asyncio.sleep(2 * number / (pages + panels))
-        while time.monotonic() < until:
-            began = time.perf_counter()
-            for path in paths:
-                sent = time.perf_counter()
-                answer = await client.get(f"{url}/{path}", headers=headers)
-                if answer.status_code == 503:  # the first offers of all teams at once
-                    refused.append(path)
-                    continue
-                answer.raise_for_status()
-                took.append(time.perf_counter() - sent)
-            await asyncio.sleep(max(0.0, began + 2 - time.perf_counter()))
-
-    async def stream(number: int) -> None:
-        headers = {"Authorization": f"token user{number % TEAMS:02}-0"}
-        async with client.stream("GET", f"{url}/events", headers=headers) as answer:
-            async for _ in answer.aiter_bytes():
-                if time.monotonic() > until:
-                    return
-
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx2.AsyncClient(timeout=None, limits=limits) as client:
-        tasks = [page(number, ("offers",)) for number in range(pages)]
-        paths = ("usage", "pools", "jobs?state=pending", "jobs?state=running")
-        tasks += [page(number, paths) for number in range(panels)]
-        streams = [asyncio.create_task(stream(number)) for number in range(panels)]
-        await asyncio.gather(*tasks)
-        for each in streams:
-            each.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
-    return {"requests": len(took), "median": median(took), "refused": len(refused)}
-
-
-if __name__ == "__main__":
-    what, address, *rest = sys.argv[1:]
-    if what == "submit":
-        print(json.dumps(asyncio.run(submit(address, int(rest[0]), int(rest[1])))))
-    else:
-        print(json.dumps(asyncio.run(load(address, int(rest[0]), int(rest[1]), float(rest[2])))))

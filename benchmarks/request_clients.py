@@ -1,0 +1,144 @@
+"""The clients of the benchmark of requests, in a process of their own: submissions, panels and spawn pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from statistics import median
+
+import httpx2
+
+from .request_load import API, PREFIX, TEAMS
+
+REFRESH = 1.0
+"""seconds between two refreshes of a panel, as in its script"""
+OFFERS = 2.0
+"""seconds between two tables of offers, as in the script of the spawn page"""
+CURRENT = re.compile(r'data-after="(\d+)"')
+
+
+async def submit(address: str, clients: int, each: int) -> dict[str, object]:
+    """Submit `each` jobs from every client, one after the other."""
+    took: list[float] = []
+
+    async def one(number: int) -> None:
+        headers = {"Authorization": f"token user{number:02}-1"}
+        for _ in range(each):
+            began = time.perf_counter()
+            ask = {"name": "x", "profile": "gpu1", "command": ["python", "x.py"]}
+            (await client.post(f"{address}{API}/jobs", json=ask, headers=headers)).raise_for_status()
+            took.append(time.perf_counter() - began)
+
+    async with httpx2.AsyncClient(timeout=120) as client:
+        began = time.perf_counter()
+        await asyncio.gather(*map(one, range(clients)))
+    return {"took": took, "seconds": time.perf_counter() - began}
+
+
+@dataclass
+class Load:
+    """Open pages of different users; `took` are the seconds of requests by what was asked for."""
+
+    address: str
+    took: dict[str, list[float]] = field(default_factory=dict)
+    refused: int = 0
+    events: int = 0
+    waiting: int = 0
+    """clients whose page is not open yet"""
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def get(self, client: httpx2.AsyncClient, what: str, path: str, headers: dict[str, str]) -> str:
+        """Return an answer; one that asks to come back is tried again when it says."""
+        while True:
+            began = time.perf_counter()
+            answer = await client.get(self.address + path, headers=headers)
+            if answer.status_code in (429, 503):
+                self.refused += 1
+                await asyncio.sleep(float(answer.headers.get("retry-after", 1)))
+                continue
+            answer.raise_for_status()
+            self.took.setdefault(what, []).append(time.perf_counter() - began)
+            return answer.text
+
+    def is_open(self) -> None:
+        """Note that one more client has its page."""
+        self.waiting -= 1
+        if self.waiting == 0:
+            self.opened.set()
+
+    async def panel(self, client: httpx2.AsyncClient, number: int) -> None:
+        """Open the panel of a user, follow its event stream, and refresh it as its script does."""
+        headers = {"Authorization": f"token user{number % TEAMS:02}-{number // TEAMS}", "Accept": "text/html"}
+        page = await self.get(client, "panel opened", PREFIX, headers)
+        found = CURRENT.search(page)
+        assert found is not None, "the page says up to which event it is current"
+        self.is_open()
+        news = asyncio.Event()
+
+        async def listen() -> None:
+            path = f"{API}/events?after={found[1]}"
+            async with client.stream("GET", self.address + path, headers=headers) as answer:
+                answer.raise_for_status()
+                async for line in answer.aiter_lines():
+                    if line.startswith("id:"):
+                        self.events += 1
+                        news.set()
+
+        listening = asyncio.create_task(listen())
+        try:
+            while not listening.done():
+                await news.wait()
+                news.clear()
+                await self.get(client, "panel refreshed", f"{PREFIX}live/panel", headers)
+                await asyncio.sleep(REFRESH)
+            await listening
+        finally:
+            listening.cancel()
+
+    async def spawn_page(self, client: httpx2.AsyncClient, number: int) -> None:
+        """Open the spawn page of a user: the Hub asks for offers once, then the browser with the ticket."""
+        headers = {"Authorization": f"token user{number % TEAMS:02}-{1 + number // TEAMS}"}
+        table = json.loads(await self.get(client, "offers opened", f"{API}/offers", headers))
+        self.is_open()
+        while True:
+            await asyncio.sleep(OFFERS)
+            path = f"{API}/offers/live?ticket={table['ticket']}"
+            table = json.loads(await self.get(client, "offers refreshed", path, {}))
+
+
+async def load(address: str, pages: int, panels: int) -> dict[str, object]:
+    """Open all pages, write a line when they are open, and keep them open until standard input ends."""
+    whole = Load(address, waiting=pages + panels)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    began = time.perf_counter()
+    async with httpx2.AsyncClient(timeout=None, limits=limits) as client:
+        tasks = [asyncio.create_task(whole.panel(client, number)) for number in range(panels)]
+        tasks += [asyncio.create_task(whole.spawn_page(client, number)) for number in range(pages)]
+        opening = asyncio.create_task(whole.opened.wait())
+        done, _ = await asyncio.wait({opening, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {opening}:
+            task.result()  # a client that failed
+        seconds = time.perf_counter() - began
+        whole.took = {what: took for what, took in whole.took.items() if what.endswith("opened")}
+        print(json.dumps({"seconds": seconds}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return {
+        "median": {what: median(took) for what, took in whole.took.items()},
+        "requests": sum(map(len, whole.took.values())),
+        "refused": whole.refused,
+        "events": whole.events,
+    }
+
+
+if __name__ == "__main__":
+    what, url, *rest = sys.argv[1:]
+    print(json.dumps(asyncio.run((submit if what == "submit" else load)(url, int(rest[0]), int(rest[1])))))
