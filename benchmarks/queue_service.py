@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import uvicorn
+from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
-from makeway_quota.service import Service
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
@@ -38,7 +38,7 @@ async def serve(folder: Path) -> None:
     config = load(environ=environ)
     nodes = [NodeSeen(f"{pool}-machine", pool, tuple(range(UNITS))) for pool in sorted({p for p, _ in queues()})]
     backend = MemoryBackend(nodes, lasts=lasts, real_time=True)
-    service = await Service.open(config, backend)
+    service = await Application.open(config, backend)
     people = {team: Caller(team, scopes=SCOPES) for _, team in queues()}
     people["root"] = Caller("root", admin=True, scopes=SCOPES)
     web = WebSettings(secret=b"benchmark" * 4)

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 import httpx2
 from fastapi import FastAPI
+from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
-from makeway_quota.service import Service
 from makeway_quota.services import Caller
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.web.app import create_app
@@ -77,7 +77,7 @@ def jobs(running: int, pending: int, size: int, teams: int = TEAMS) -> list[NewW
 @asynccontextmanager
 async def large_service(
     nodes: int, running: int, pending: int, size: int
-) -> AsyncIterator[tuple[Service, FastAPI, httpx2.AsyncClient]]:
+) -> AsyncIterator[tuple[Application, FastAPI, httpx2.AsyncClient]]:
     """Start a service whose loop runs and whose jobs all have their first decision."""
     with TemporaryDirectory(prefix="makeway-requests-") as folder:
         state = Path(folder)
@@ -89,7 +89,7 @@ async def large_service(
             "MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE": "0",
         }
         seen = [NodeSeen(f"n{at:05}", "gpu", tuple(range(DEVICES)), model="H100") for at in range(nodes)]
-        service = await Service.open(load(environ=environ), MemoryBackend(seen, real_time=True))
+        service = await Application.open(load(environ=environ), MemoryBackend(seen, real_time=True))
         now = service.clock()
         for at in range(0, running + pending, 2000):
             new = jobs(running, pending, size)[at : at + 2000]

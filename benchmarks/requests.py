@@ -15,8 +15,8 @@ from typing import Any
 import httpx2
 import uvicorn
 from fastapi import FastAPI
-from makeway_quota.control import cycle
-from makeway_quota.service import Service
+from makeway_quota.application import Application
+from makeway_quota.control import loop
 from makeway_quota.store.records import Change
 from makeway_quota.web.http_server import run, server_config
 
@@ -57,7 +57,7 @@ async def _measure() -> list[Measured]:
     return found
 
 
-async def decided(service: Service, running: int) -> None:
+async def decided(service: Application, running: int) -> None:
     """Wait until so many jobs run and all others have their first decision."""
     feed = service.services.feed
     while True:
@@ -67,14 +67,14 @@ async def decided(service: Service, running: int) -> None:
         await feed.changed(feed.mark(), 0.5)
 
 
-async def touch(service: Service) -> None:
+async def touch(service: Application) -> None:
     """Change one running job, as a checkpoint does, so that no answer of before is still valid."""
-    row = next(row for row in (await service.world.attended()).values() if row.state == "running")
+    row = next(row for row in (await service.world.watched()).values() if row.state == "running")
     change = Change(row.id, {"checkpoint_step": (row.checkpoint_step or 0) + 1})
     await asyncio.to_thread(service.store.commit, [change], now=service.clock())
 
 
-async def _answer(service: Service, client: httpx2.AsyncClient, path: str) -> float:
+async def _answer(service: Application, client: httpx2.AsyncClient, path: str) -> float:
     await touch(service)
     await asyncio.sleep(0.3)
     began = time.perf_counter()
@@ -83,7 +83,7 @@ async def _answer(service: Service, client: httpx2.AsyncClient, path: str) -> fl
     return (time.perf_counter() - began) * 1000
 
 
-async def _panel(service: Service, client: httpx2.AsyncClient) -> Measured:
+async def _panel(service: Application, client: httpx2.AsyncClient) -> Measured:
     """Open the panel as members of different teams, one after the other, while jobs change."""
     samples, largest = [], 0
     for team in range(20):
@@ -154,7 +154,7 @@ def cycles() -> Iterator[list[float]]:
         def observe(self, seconds: float) -> None:
             found.append(seconds)
 
-    names = vars(cycle)
+    names = vars(loop)
     before, names["CYCLE_SECONDS"] = names["CYCLE_SECONDS"], Recorder()
     try:
         yield found
@@ -162,7 +162,7 @@ def cycles() -> Iterator[list[float]]:
         names["CYCLE_SECONDS"] = before
 
 
-async def _loop_under_load(service: Service, app: FastAPI) -> list[Measured]:
+async def _loop_under_load(service: Application, app: FastAPI) -> list[Measured]:
     """Measure cycles before, during and after the load, so that a machine that slows down shows on both sides."""
     async with serving(app) as url:
         alone = await _cycles(service)
@@ -188,7 +188,7 @@ async def _loop_under_load(service: Service, app: FastAPI) -> list[Measured]:
     ]
 
 
-async def _cycles(service: Service) -> list[float]:
+async def _cycles(service: Application) -> list[float]:
     with cycles() as found:
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from makeway_quota.control.reasons import NOT_BEFORE_SLACK
+from makeway_quota.control.reason_throttle import NOT_BEFORE_SLACK
 from makeway_quota.engine.state import GPU, Settings
 from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import baseline

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
 from makeway_quota.history.retention import DAY, Retention, keep_of
-from makeway_quota.service import Service
 from makeway_quota.store.records import NewDecision, NewWorkload, Submission
 
 from .measure import Measured
@@ -106,7 +106,7 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
         "MAKEWAY_KEEP_EVENTS_DAYS": str(min(EVENT_DAYS, kept_days)),
     }
     backend = FolderBackend(folder / "jobs", [NodeSeen(f"n{n}", "main", tuple(range(8))) for n in range(NODES)], rng)
-    service = await Service.open(load(environ=settings), backend, clock=lambda: backend.now)
+    service = await Application.open(load(environ=settings), backend, clock=lambda: backend.now)
     retention = Retention(
         service.store,
         keep_of(service.config),
@@ -137,7 +137,7 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
     return found
 
 
-def submit(service: Service, numbers: range, rng: random.Random) -> None:
+def submit(service: Application, numbers: range, rng: random.Random) -> None:
     """Submit some jobs of any user, with a source and a file."""
     given = []
     for number in numbers:
@@ -161,7 +161,7 @@ def submit(service: Service, numbers: range, rng: random.Random) -> None:
         service.store.add_workloads(given, now=service.clock())
 
 
-def measured(day: int, jobs: int, service: Service, folder: Path, longest: float) -> Day:
+def measured(day: int, jobs: int, service: Application, folder: Path, longest: float) -> Day:
     """Return what there is now."""
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -14,7 +14,7 @@ from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.apply import change_set_of
 from makeway_quota.control.planner import Planner
-from makeway_quota.control.reasons import Reasons
+from makeway_quota.control.reason_throttle import ReasonThrottle
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.world import World
 from makeway_quota.store.records import NewWorkload, PastRun, Place, Workload
@@ -79,19 +79,19 @@ class _Cycle:
 
     def __init__(self, world: World, backend: MemoryBackend) -> None:
         self.world, self.backend = world, backend
-        self.planner, self.reasons, self.now = Planner(world), Reasons(), time.time()
+        self.planner, self.reasons, self.now = Planner(world), ReasonThrottle(), time.time()
 
     async def turn(self) -> None:
         world, self.now = self.world, self.now + 1
         world.see(await self.backend.observe(world.since))
         rows = await world.rows()
-        found = reconcile(rows, world.attention.seen(self.now), now=self.now, lost_budget=3)
+        found = reconcile(rows, world.work_queue.seen(self.now), now=self.now, lost_budget=3)
         plan = await self.planner.plan(rows, self.now)
         change_set_of(plan, rows, now=self.now, lease_seconds=15.0, reasons=self.reasons)
-        world.attention.expected(self.now)
-        world.attention.rows()
-        world.attention.seen(self.now)
-        world.attention.done()
+        world.work_queue.expected(self.now)
+        world.work_queue.rows()
+        world.work_queue.seen(self.now)
+        world.work_queue.done()
         assert not found.changes, "what is reported is what is in the rows"
 
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import uvicorn
+from makeway_quota.application import Application
 from makeway_quota.config import load
-from makeway_quota.service import Service
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.http_server import run, server_config
@@ -22,7 +22,7 @@ from running import PEOPLE
 async def serve(path: str, name: str, port_file: Path) -> None:
     """Serve on a free port, which is written to a file, until SIGTERM."""
     backend = RemoteBackend(path, name)
-    service = await Service.open(load(environ=dict(os.environ)), backend)
+    service = await Application.open(load(environ=dict(os.environ)), backend)
     backend.term = lambda: service.loop.term
     app = create_app(service.services, WebSettings(secret=b"test" * 8), TokenAuth(PEOPLE))
     server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))

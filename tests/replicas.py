@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from makeway_api.client import AsyncClient
+from makeway_quota.application import Application
 from makeway_quota.backends.base import BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
-from makeway_quota.service import Service
 from running import SAMPLE, URL
 
 ORDERS = ("start", "notice", "kill", "forget", "purge")
@@ -236,10 +236,10 @@ def settings(folder: Path, url: str, **more: object) -> dict[str, str]:
     return environ | {key: str(value) for key, value in more.items()}
 
 
-async def opened(backend: SharedBackend, url: str, replica: str, folder: Path, **more: object) -> Service:
+async def opened(backend: SharedBackend, url: str, replica: str, folder: Path, **more: object) -> Application:
     """Open and start a replica in this process."""
     own = RemoteBackend(backend.path, replica)
-    service = await Service.open(load(environ=settings(folder / replica, url, **more)), own)
+    service = await Application.open(load(environ=settings(folder / replica, url, **more)), own)
     own.term = lambda: service.loop.term
     await service.start()
     return service

@@ -13,11 +13,11 @@ from typing import Any
 import httpx2
 from makeway_api.client import AsyncClient
 from makeway_api.models import Job, JobRequest, Session, SessionRequest
+from makeway_quota.application import Application
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.local import LocalBackend
 from makeway_quota.config import load
 from makeway_quota.control.hub_client import HubApi
-from makeway_quota.service import Service
 from makeway_quota.services import Caller
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
@@ -49,7 +49,7 @@ IDLE = python("import time; time.sleep(600)")
 class Running:
     """A service that decides, and one client for each person."""
 
-    service: Service
+    service: Application
     auth: TokenAuth
     app: Any
     clients: dict[str, AsyncClient] = field(default_factory=dict)
@@ -144,7 +144,7 @@ async def running(
     environ = {"MAKEWAY_STATE_DIR": str(state_dir), "MAKEWAY_POLICY_FILE": str(file), "MAKEWAY_URL": URL}
     config = load(environ=environ | {key: str(value) for key, value in settings.items()})
     local = backend or LocalBackend(config.state_dir, virtual_gpus=gpus, virtual_nodes=nodes, tick=0.2)
-    service = await Service.open(config, local, hub)
+    service = await Application.open(config, local, hub)
     await service.start()
     auth = TokenAuth(people)
     app = create_app(service.services, WebSettings(secret=b"test" * 8), auth)

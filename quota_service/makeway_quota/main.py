@@ -161,9 +161,9 @@ def _snapshot(args: argparse.Namespace) -> int:
     from .snapshot_file import write_snapshot
 
     async def dump() -> str:
+        from .application import current_policy
         from .control.pool_assignment import sizes
         from .control.world import World
-        from .service import current_policy
         from .store.store import open_store
 
         config = load(args.config)
@@ -213,14 +213,14 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
 
     `ready` is called once the service leads or follows and is about to listen.
     """
+    from .application import Application
     from .control.hub_client import HubApi
-    from .service import Service
     from .web.app import create_app
     from .web.http_server import server_config
     from .web.settings import WebSettings
 
     hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
-    service = await Service.open(config, make_backend(config), hub)
+    service = await Application.open(config, make_backend(config), hub)
     app = create_app(service.services, WebSettings.of(config))
     settings = server_config(app, host=config.host, port=config.port, timeout_graceful_shutdown=2)
     server = _Server(settings, app.state.streams.close)

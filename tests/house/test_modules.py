@@ -18,6 +18,10 @@ PACKAGES = (
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
 LONGEST_MODULE = 350
 LONGEST_FUNCTION = 60
+REFERENCE = "reference"
+"""The folder of the reference engine, whose classes are named like those of the engine that it is compared with."""
+TWO_SIDES = {"Workload", "Room"}
+"""A workload in the store and in the engine; the room in a pool and the room that a search tries."""
 
 
 def modules(root: Path) -> Iterator[Path]:
@@ -52,6 +56,18 @@ def test_no_module_or_function_is_too_long(root: Path) -> None:
 
 def test_no_module_has_an_empty_name(root: Path) -> None:
     assert not [str(file.relative_to(root)) for file in modules(root) if file.stem in BANNED_NAMES]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_has_two_classes_of_one_name(root: Path, package: str) -> None:
+    found: dict[str, list[str]] = {}
+    for file in modules(root):
+        if file.is_relative_to(root / package) and REFERENCE not in file.parts:
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(str(file.relative_to(root)))
+    assert found
+    assert not {name: files for name, files in found.items() if len(files) > 1 and name not in TWO_SIDES}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from makeway_quota.application import Application
 from makeway_quota.engine.state import Workload as EngineWorkload
 from makeway_quota.history.durations import KEPT, KINDS, Durations, low
-from makeway_quota.service import Service
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
 from makeway_quota.store.rows import submitted
 from running import running
@@ -98,6 +98,6 @@ async def test_the_engine_gets_the_run_times_of_past_work(tmp_path: Path) -> Non
         assert held.expected in (*ran, 3600.0)
 
 
-async def shown(service: Service, id: str) -> EngineWorkload:
+async def shown(service: Application, id: str) -> EngineWorkload:
     rows = await service.world.rows()
     return next(w for w in service.world.snapshot(rows, 0.0).workloads if w.id == id)

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makeway_quota.application import Application
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.engine_view import to_avoid
 from makeway_quota.control.expectations import NOTE_AFTER, Expectations
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.service import Service
 from makeway_quota.store.records import NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
 from running import running
@@ -133,7 +133,7 @@ async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -
         await run.job(job.id, "running")
         await run.service.stop(stop_jobs=False)
         backend.shows = backend.synced = False
-        again = await Service.open(run.service.config, backend)
+        again = await Application.open(run.service.config, backend)
         await again.start()
         run.service = again
         await run.until(lambda: again.loop.cycles > 5, "cycles pass")

@@ -9,8 +9,8 @@ import pytest
 from makeway_quota.backends.base import NodeSeen, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.actuate import Actuator, Started
+from makeway_quota.control.change_set import ChangeSet, decide
 from makeway_quota.control.leader import Leader
-from makeway_quota.control.reconcile import ChangeSet, decide
 from makeway_quota.services import submission_check
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
@@ -84,7 +84,7 @@ async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(sto
 
 
 async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.cycle.PART", 3)
+    monkeypatch.setattr("makeway_quota.control.loop.PART", 3)
     told: list[str] = []
 
     class Told(MemoryBackend):

@@ -12,7 +12,7 @@ from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
 from makeway_quota.control import engine_view
-from makeway_quota.control.engine_view import News
+from makeway_quota.control.engine_view import EngineUpdate
 from makeway_quota.control.observed import Observed
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.world import World
@@ -138,7 +138,7 @@ async def _live_through(random: Random) -> None:
         assert world.accounting.over() == (await _over(fresh)), "what is over quota follows nodes and rows"
 
 
-def take(news: News, workloads: dict[str, object], nodes: dict[str, object]) -> None:
+def take(news: EngineUpdate, workloads: dict[str, object], nodes: dict[str, object]) -> None:
     """Apply news to what a reader knows."""
     for each in news.snapshot.workloads if news.whole else news.changed:
         workloads[each.id] = each

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from makeway_api.models import Preview, WorkloadEffect
 from makeway_quota.control import world
-from makeway_quota.services.what_if import projection
+from makeway_quota.services.projection import projection
 from running import SAMPLE, Running, running
 from worlds import World
 

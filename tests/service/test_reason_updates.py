@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from makeway_quota.control.reasons import LONGEST, SHARE, Explaining, Reasons
+from makeway_quota.control.reason_throttle import LONGEST, SHARE, Explaining, ReasonThrottle
 from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingReason
 from makeway_quota.engine.plan import Fact, Waiting
 from makeway_quota.engine.state import Placed
@@ -36,7 +36,7 @@ class Loop:
 
     def __init__(self, many: int) -> None:
         self.now = 0.0
-        self.reasons = Reasons(pace=10.0, clock=lambda: self.now)
+        self.reasons = ReasonThrottle(pace=10.0, clock=lambda: self.now)
         self.members = tuple(EngineView(f"w{at:03}", "a", "one") for at in range(many))
         self.rows = {w.id: Row(w.id) for w in self.members}
 

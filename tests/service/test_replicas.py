@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from makeway_api.models import Event, Job, JobRequest, PolicyRequest, SessionRequest
+from makeway_quota.application import AlreadyRunning, Application
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.config import load
-from makeway_quota.service import AlreadyRunning, Service
 from postgres import Network, empty_database, network
 from replicas import LEADER_SECONDS, SharedBackend, opened, settings, shared_backend
 from running import IDLE, PEOPLE
@@ -26,14 +26,14 @@ ANA, BO, ROOT = PEOPLE["ana"], PEOPLE["bo"], PEOPLE["root"]
 class Pair:
     """A leader and a follower; `behind` is how many seconds later the follower heard of each version."""
 
-    leader: Service
-    follower: Service
+    leader: Application
+    follower: Application
     backend: SharedBackend
     networks: dict[str, Network]
     behind: list[float]
 
 
-def lags(first: Service, second: Service) -> list[float]:
+def lags(first: Application, second: Application) -> list[float]:
     """Note, from now on, how long after one replica the other hears of each version of each workload."""
     heard: dict[tuple[str, int], float] = {}
     found: list[float] = []
@@ -75,13 +75,13 @@ async def until(found: Callable[[], Any], what: str, seconds: float = 30.0) -> A
     return answer
 
 
-async def submitted(service: Service, name: str, profile: str = "gpu1") -> Job:
+async def submitted(service: Application, name: str, profile: str = "gpu1") -> Job:
     job = await service.services.submissions.submit(ANA, JobRequest(name=name, profile=profile, command=IDLE))
     assert isinstance(job, Job)
     return job
 
 
-async def state(service: Service, id: str, *states: str) -> Job:
+async def state(service: Application, id: str, *states: str) -> Job:
     """Wait for a state by long polls, as a notebook does."""
     job = await service.services.jobs.job(ROOT, id)
     async with asyncio.timeout(30):
@@ -159,7 +159,7 @@ async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_pa
         assert (await two.leader.services.sessions.session(lost.id)).reason.code == "lease_expired"
 
 
-async def state_of_session(service: Service, id: str, wanted: str) -> None:
+async def state_of_session(service: Application, id: str, wanted: str) -> None:
     async with asyncio.timeout(30):
         while (session := await service.services.sessions.session(id)).state != wanted:
             await service.services.sessions.session(id, wait=5.0, version=session.version)
@@ -214,14 +214,14 @@ def alone(postgres: str) -> str:
 async def test_a_backend_that_is_not_shared_has_one_service(
     alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.service.PATIENCE", 0.5)
-    first = await Service.open(load(environ=settings(tmp_path / "one", alone)), MemoryBackend())
+    monkeypatch.setattr("makeway_quota.application.PATIENCE", 0.5)
+    first = await Application.open(load(environ=settings(tmp_path / "one", alone)), MemoryBackend())
     await first.start()
     with pytest.raises(AlreadyRunning, match="Another quota service works on this database"):
-        await Service.open(load(environ=settings(tmp_path / "two", alone)), MemoryBackend())
+        await Application.open(load(environ=settings(tmp_path / "two", alone)), MemoryBackend())
     with pytest.raises(AlreadyRunning, match="already uses"):
-        await Service.open(load(environ=settings(tmp_path / "one", alone)), MemoryBackend())
+        await Application.open(load(environ=settings(tmp_path / "one", alone)), MemoryBackend())
     await first.stop(stop_jobs=False)
-    again = await Service.open(load(environ=settings(tmp_path / "two", alone)), MemoryBackend())
+    again = await Application.open(load(environ=settings(tmp_path / "two", alone)), MemoryBackend())
     await again.start()
     await again.stop(stop_jobs=False)

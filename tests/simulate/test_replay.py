@@ -10,7 +10,7 @@ from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import NAMES, baseline
 from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name
 from makeway_quota.simulate.incremental import Forecasts, IncrementalPlanner
-from makeway_quota.simulate.planner import FullPlanner, Planner
+from makeway_quota.simulate.planner import FullPlanner, ReplayPlanner
 from makeway_quota.simulate.replay import Outcome, replay
 from makeway_quota.simulate.report import percentile, summary, text
 from makeway_quota.simulate.trace import Arrival, TraceInvalid
@@ -31,7 +31,7 @@ def played(
     arrivals: list[Arrival], planner: type[IncrementalPlanner] | type[FullPlanner] = IncrementalPlanner, **quotas: int
 ) -> Outcome:
     made = cluster(arrivals, **quotas)
-    chosen: Planner = planner(made)
+    chosen: ReplayPlanner = planner(made)
     return replay(made, arrivals, chosen)
 
 

@@ -16,8 +16,8 @@ class ActiveRows:
     def __init__(self) -> None:
         self.found: dict[str, Workload] | None = None
         """None until they were read."""
-        self.attended: dict[str, Workload] = {}
-        """Those that may hold something or have a lease; not the thousands of jobs that wait."""
+        self.watched: dict[str, Workload] = {}
+        """Those that hold GPUs or have a lease; not the thousands of jobs that wait."""
         self.urgent: dict[str, Workload] = {}
         """Jobs and sessions that a cycle may have to act upon: starting, noticed, terminating or cancelled."""
         self.on_node: dict[str, set[str]] = {}
@@ -83,7 +83,7 @@ class ActiveRows:
 
     def _index(self, known: Workload | None, row: Workload) -> None:
         self.changed.add(row.id)
-        _put(self.attended, row, is_attended(row))
+        _put(self.watched, row, is_watched(row))
         _put(self.urgent, row, is_urgent(row))
         before, now = known.placement if known else (), row.placement if row.live else ()
         if before != now:
@@ -96,7 +96,7 @@ class ActiveRows:
                 self.on_node.setdefault(place.node, set()).add(row.id)
 
 
-def is_attended(row: Workload) -> bool:
+def is_watched(row: Workload) -> bool:
     """Whether a row holds GPUs or has a lease."""
     return row.live and (row.kind == "session" or row.state != "pending")
 

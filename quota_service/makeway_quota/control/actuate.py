@@ -22,14 +22,15 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
+from ..engine.state import ADMITTED
 from ..store.errors import FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from ..wording import IDS, Names, outcomes
+from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
-from .reconcile import HOLDS, ChangeSet, decide
 
 log = logging.getLogger("makeway.actuate")
 
@@ -99,11 +100,11 @@ class Actuator:
         change_set = started.failed
         reported = {(a.workload, a.attempt): a for a in seen.attempts}
         for row in rows.values():
-            if row.state not in HOLDS or (row.id, row.attempt) in started.attempts:
+            if row.state not in ADMITTED or (row.id, row.attempt) in started.attempts:
                 continue  # an attempt that was started in this cycle is not in what was seen
             if row.kind == "job":
                 await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started.expected)
-        sessions = [row for row in rows.values() if row.kind == "session" and row.state in HOLDS]
+        sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         self._sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
@@ -222,7 +223,7 @@ class Actuator:
 
     async def _leftover(self, row: Workload | None, seen: AttemptSeen) -> None:
         """Stop and forget an attempt that is over in the store, or not in it at all."""
-        if row is not None and row.attempt == seen.attempt and row.state in HOLDS:
+        if row is not None and row.attempt == seen.attempt and row.state in ADMITTED:
             return
         key = (seen.workload, seen.attempt)
         if seen.phase in ALIVE:
@@ -282,5 +283,5 @@ def _ended(row: Workload, now: float, state: str, message: str) -> Change:
         "over_quota": False,
     }
     return Change(
-        row.id, fields, row.version, HOLDS, close_attempt={"ended_at": now, "outcome": state, "message": message}
+        row.id, fields, row.version, ADMITTED, close_attempt={"ended_at": now, "outcome": state, "message": message}
     )

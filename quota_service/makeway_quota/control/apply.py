@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
+from ..engine.state import ADMITTED
 from ..store.records import Attempt, Change, Notice, Workload
 from ..wording import IDS, Names, sentence
+from .change_set import ChangeSet, decide
 from .pool_assignment import places
-from .reasons import AT_ONCE, Reasons
-from .reconcile import HOLDS, ChangeSet, decide
+from .reason_throttle import AT_ONCE, ReasonThrottle
 
 
 def change_set_of(
@@ -22,7 +23,7 @@ def change_set_of(
     *,
     now: float,
     lease_seconds: float,
-    reasons: Reasons | None = None,
+    reasons: ReasonThrottle | None = None,
     names: Names = IDS,
     explained: bool = True,
 ) -> ChangeSet:
@@ -33,7 +34,7 @@ def change_set_of(
     change_set = ChangeSet()
     pending: list[Waiting] = []
     if reasons or plan.pending:
-        pending = (reasons or Reasons(AT_ONCE)).news(plan.pending, rows, names, explained=explained)
+        pending = (reasons or ReasonThrottle(AT_ONCE)).news(plan.pending, rows, names, explained=explained)
     for start in plan.start:
         message = sentence(start.facts, names)
         _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))
@@ -116,7 +117,7 @@ def _evict(
         "reason_message": message,
         "reason_numbers": dict(evict.numbers),
     }
-    change = Change(row.id, fields, row.version, HOLDS)
+    change = Change(row.id, fields, row.version, ADMITTED)
     change_set.add(change, decide(row, "move" if moved else "evict", evict.rule, message, **_plain(evict.numbers)))
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..store.records import Change, Workload
 from ..wording import outcomes
+from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
-from .reconcile import ChangeSet, decide
 
 SESSION_LIVE = ("pending", "starting", "running", "checkpointing")
 

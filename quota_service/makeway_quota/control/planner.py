@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
 from ..store.records import Workload
-from .engine_view import News
+from .engine_view import EngineUpdate
 from .world import World
 
 RENEW_AFTER = 3600.0
@@ -56,7 +56,7 @@ class Planner:
         return plan
 
 
-def _decide(incremental: IncrementalEngine, news: News, now: float, explain: bool) -> Plan:
+def _decide(incremental: IncrementalEngine, news: EngineUpdate, now: float, explain: bool) -> Plan:
     if not news.whole:
         incremental.use(news.snapshot)
         if news.nodes or news.gone_nodes:

@@ -16,11 +16,11 @@ from types import MappingProxyType
 
 from ..backends.base import NodeSeen
 from ..engine.rules.usage import TeamCount
+from ..engine.state import ADMITTED
 from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
 from .pool_assignment import PoolAssignment
-from .reconcile import HOLDS
 from .usage_ledger import UsageLedger
 from .world import World
 
@@ -96,7 +96,7 @@ class _Counts:
         team = row.team or ""
         if row.state == "pending":
             self.waiting[team] += sign
-        elif row.state in HOLDS:
+        elif row.state in ADMITTED:
             self.running[team] += sign
             self.held_by[team, row.owner] += sign * row.size
 
@@ -230,7 +230,7 @@ class ReadModels:
         if row.kind == "session":
             self._sessions[row.id] = row
         self._counts.add(row, 1)
-        if row.state in HOLDS:
+        if row.state in ADMITTED:
             self._ledger.add(row)
             for node in {place.node for place in row.placement}:
                 self._on_node.setdefault(node, {})[row.id] = row
@@ -240,7 +240,7 @@ class ReadModels:
         del self._rows[row.id]
         self._sessions.pop(row.id, None)
         self._counts.add(row, -1)
-        for node in {place.node for place in row.placement} if row.state in HOLDS else ():
+        for node in {place.node for place in row.placement} if row.state in ADMITTED else ():
             self._on_node[node].pop(row.id, None)
             self._stale.add(node)
         self._ledger.remove(row.id)

@@ -6,49 +6,21 @@ attempt is requeued is decided by our own record of its eviction, never by its e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
-from ..store.records import Change, NewDecision, Notice, Workload
+from ..engine.state import ADMITTED
+from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
+from .change_set import ChangeSet, decide
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
 
 MOST_LOST_ON = 8
 """Losses of a job whose nodes are remembered."""
-
-HOLDS = ("starting", "running", "checkpointing")
-
-
-@dataclass(slots=True)
-class ChangeSet:
-    """Changes to commit together, and the decisions that explain them."""
-
-    changes: list[Change] = field(default_factory=list)
-    decisions: list[NewDecision] = field(default_factory=list)
-
-    def add(self, change: Change, decision: NewDecision | None = None) -> None:
-        """Add one change, and the decision that explains it."""
-        self.changes.append(change)
-        if decision is not None:
-            self.decisions.append(decision)
-
-    def parts(self, most: int) -> Iterator[ChangeSet]:
-        """Divide into change sets of at most `most` changes, in order, each with the decisions that explain them."""
-        decisions: dict[str | None, list[NewDecision]] = {}
-        for decision in self.decisions:
-            decisions.setdefault(decision.workload, []).append(decision)
-        for begin in range(0, len(self.changes), most):
-            changes = self.changes[begin : begin + most]
-            yield ChangeSet(changes, [each for change in changes for each in decisions.get(change.workload, ())])
-
-
-def decide(row: Workload, verb: str, code: str, message: str, **numbers: object) -> NewDecision:
-    """Return a decision about one workload for the log."""
-    return NewDecision(verb, row.id, row.team, row.owner, code, message, numbers)
 
 
 def reconcile(
@@ -62,7 +34,7 @@ def reconcile(
     reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget))
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
-        if row is None or row.attempt != reported.attempt or row.state not in HOLDS:
+        if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
             continue
         attempt = _possible(reported, now)
         if attempt.phase in (Phase.EXITED, Phase.LOST):
@@ -124,7 +96,7 @@ def _alive(change_set: ChangeSet, row: Workload, seen: AttemptSeen) -> None:
         fields |= {"reason_code": seen.waiting_reason, "reason_message": seen.message or seen.waiting_reason}
     fields |= _progress(row, seen)
     if fields:
-        change_set.add(Change(row.id, fields, expect_states=HOLDS))
+        change_set.add(Change(row.id, fields, expect_states=ADMITTED))
 
 
 def _progress(row: Workload, seen: AttemptSeen) -> dict[str, object]:
@@ -184,7 +156,7 @@ class _Reports:
             fields["failures"] = row.failures + 1
         close = _close(row, seen, self.now, state, None)
         self.change_set.add(
-            Change(row.id, fields, expect_states=HOLDS, close_attempt=close),
+            Change(row.id, fields, expect_states=ADMITTED, close_attempt=close),
             decide(row, verb, state, message, exit_code=seen.exit_code, attempt=row.attempt),
         )
 
@@ -245,7 +217,7 @@ class _Reports:
         }
         close = _close(row, seen, self.now, outcome, lost)
         self.change_set.add(
-            Change(row.id, change | _progress(row, seen) | fields, expect_states=HOLDS, close_attempt=close),
+            Change(row.id, change | _progress(row, seen) | fields, expect_states=ADMITTED, close_attempt=close),
             decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
         )
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from ..backends.base import NodeSeen
 from ..engine.index.ledger import Ledger
 from ..engine.rules.usage import TeamCount, count_usage, hold
+from ..engine.state import ADMITTED
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment
-from .reconcile import HOLDS
 
 
 class Record(NamedTuple):
@@ -49,7 +49,7 @@ class UsageLedger:
 
     def add(self, row: Workload) -> None:
         """Count a workload that holds GPUs; all others count nothing."""
-        if row.team is None or row.state not in HOLDS:
+        if row.team is None or row.state not in ADMITTED:
             return
         record = self._record(row)
         if record is not None:

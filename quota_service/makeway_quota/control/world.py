@@ -20,12 +20,12 @@ from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
-from .attention import Attention
-from .engine_view import EngineView, News
+from .engine_view import EngineUpdate, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
 from .pool_assignment import PoolAssignment, divide, sizes
+from .work_queue import WorkQueue
 
 START_DEADLINE = 120.0
 """Seconds, by default, after which an attempt that was ordered to start and never seen counts as lost."""
@@ -52,7 +52,7 @@ class World:
         """Which pool every GPU is in; the same object while nodes and document are."""
         self._seen_at: float | None = None
         self._active = ActiveRows()
-        self.attention = Attention(self._active, self.observed, Expectations(start_deadline))
+        self.work_queue = WorkQueue(self._active, self.observed, Expectations(start_deadline))
         self.durations = Durations()
         self.accounting = Accounting()
         self._view = EngineView(self.durations)
@@ -77,7 +77,7 @@ class World:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         changes = self.observed.take(seen)
-        self.attention.expectations.seen(attempt.key for attempt in seen.attempts)
+        self.work_queue.expectations.seen(attempt.key for attempt in seen.attempts)
         names = {*changes.gone, *(node.name for node in changes.changed)}
         if not names:
             return
@@ -146,10 +146,10 @@ class World:
         await self._follow()
         return (self._active.found or {}).get(id)
 
-    async def attended(self) -> dict[str, Workload]:
+    async def watched(self) -> dict[str, Workload]:
         """Return those of `rows` that may hold something or have a lease, not the thousands of jobs that wait."""
         await self._follow()
-        return dict(self._active.attended)
+        return dict(self._active.watched)
 
     async def _follow(self) -> None:
         """Read the rows once, and take in what was committed since the last time."""
@@ -173,13 +173,15 @@ class World:
 
     # What the engine sees
 
-    def news(self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = "cycle") -> News:
+    def news(
+        self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = "cycle"
+    ) -> EngineUpdate:
         """Return what changed since the reader's last call; everything, if `whole` or if that is not known."""
         if not self._active.is_copy(rows):
-            return News(self.snapshot(rows, now), True)
+            return EngineUpdate(self.snapshot(rows, now), True)
         news = self._view.news(self._snapshot(rows, now, self._view), reader)
         if whole or news.whole:
-            return News(_with(news.snapshot, self._view), True)
+            return EngineUpdate(_with(news.snapshot, self._view), True)
         return news
 
     def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:

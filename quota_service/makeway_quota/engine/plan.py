@@ -167,7 +167,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class OfferVictim:
     """A workload that would be evicted or moved, as the picker shows it."""
 
     id: str
@@ -187,8 +187,8 @@ class Offer:
     facts: Facts
     seconds: float = 0.0
     in_quota: bool = True
-    victims: tuple[Victim, ...] = ()
-    moved: tuple[Victim, ...] = ()
+    victims: tuple[OfferVictim, ...] = ()
+    moved: tuple[OfferVictim, ...] = ()
     numbers: Numbers = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 from .incremental import IncrementalEngine
 from .index.cluster import Cluster
 from .index.pending import Pending
-from .plan import Evict, Fact, Facts, Move, Numbers, Offer, Plan, Start, Victim, Waiting
+from .plan import Evict, Fact, Facts, Move, Numbers, Offer, OfferVictim, Plan, Start, Waiting
 from .state import ADMITTED, Kind, Node, Profile, Snapshot, Workload, number
 
 ASKING = "?"
@@ -180,9 +180,9 @@ def _reclaiming(cluster: Cluster, found: Offer, plan: Plan, waiting: Waiting) ->
     )
 
 
-def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[Victim, ...]:
+def _named(cluster: Cluster, terminating: Sequence[Evict | Move]) -> tuple[OfferVictim, ...]:
     found = [cluster.workloads[each.id] for each in terminating]
-    return tuple(Victim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in found)
+    return tuple(OfferVictim(w.id, w.owner, w.policy, _held(w, cluster.profiles.get(w.profile))) for w in found)
 
 
 def _held(workload: Workload, profile: Profile | None) -> int:
@@ -195,7 +195,7 @@ def _ready(start: Start) -> Facts:
     return (Fact("ready_now" if start.in_quota else "ready_now_over_quota"),)
 
 
-def _after(victims: Sequence[Victim], moved: int, smaller: int, wait: float) -> Facts:
+def _after(victims: Sequence[OfferVictim], moved: int, smaller: int, wait: float) -> Facts:
     """Return when the request would be ready, and by which victims, moves and shrunk gangs."""
     ready = Fact("ready_after_reclaim", {"within": wait, "moved": moved, "shrunk": smaller})
     return (

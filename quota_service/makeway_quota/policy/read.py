@@ -11,7 +11,7 @@ from .check import Entries, check
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, DocumentTable
-from .source import Source, Unreadable, parse
+from .source import Source, UnreadableDocument, parse
 from .tables import ENOUGH, Table, validate_partly
 
 T = TypeVar("T", bound=Table)
@@ -28,7 +28,7 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Do
     """
     try:
         source = parse(text, MAX_BYTES)
-    except Unreadable as error:
+    except UnreadableDocument as error:
         raise PolicyInvalid(error.issues(file)) from None
     reader = _Reader(source)
     top = reader.table(DocumentTable, source.value, ()) or DocumentTable()

@@ -29,7 +29,7 @@ class Plain(str):
     __slots__ = ()
 
 
-class Unreadable(Exception):
+class UnreadableDocument(Exception):
     """The text is not a document at all. `problems` has lines, from 1, and messages."""
 
     def __init__(self, *problems: tuple[int | None, str]) -> None:
@@ -53,7 +53,7 @@ class Source:
         if self.value is None:
             self.value = self._yaml()
         if self._repeated:
-            raise Unreadable(*self._repeated)
+            raise UnreadableDocument(*self._repeated)
 
     def node(self, loc: Loc) -> yaml.Node | None:
         """Return the YAML node at a place, None if there is none."""
@@ -93,9 +93,11 @@ class Source:
         for event in yaml.parse(self._text, Loader=LOADER):
             line = cast(Any, event.start_mark).line + 1
             if isinstance(event, yaml.AliasEvent):
-                raise Unreadable((line, f"aliases (*{event.anchor}) are not used here; write the values out"))
+                raise UnreadableDocument((line, f"aliases (*{event.anchor}) are not used here; write the values out"))
             if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) is not None:
-                raise Unreadable((line, f"tags ({getattr(event, 'tag', '')}) are not used here; write a plain value"))
+                raise UnreadableDocument(
+                    (line, f"tags ({getattr(event, 'tag', '')}) are not used here; write a plain value")
+                )
             if isinstance(event, yaml.ScalarEvent):
                 plain = event.style in (None, "")
                 value: Any = event.value if not plain else None if event.value in NULLS else Plain(event.value)
@@ -105,15 +107,15 @@ class Source:
                 stack[-1].append((items, line))
                 stack.append(items)
                 if len(stack) > MAX_DEPTH + 1:
-                    raise Unreadable((line, f"lists and tables are nested more than {MAX_DEPTH} deep"))
+                    raise UnreadableDocument((line, f"lists and tables are nested more than {MAX_DEPTH} deep"))
             elif isinstance(event, yaml.CollectionEndEvent):
                 items = stack.pop()
                 value = self._table(items) if isinstance(event, yaml.MappingEndEvent) else [item for item, _ in items]
                 stack[-1][-1] = (value, stack[-1][-1][1])
             elif isinstance(event, yaml.DocumentStartEvent) and document:
-                raise Unreadable((line, "a second document begins here (---); write one document per file"))
+                raise UnreadableDocument((line, "a second document begins here (---); write one document per file"))
         if not document:
-            raise Unreadable((None, "the document is empty"))
+            raise UnreadableDocument((None, "the document is empty"))
         return document[0][0]
 
     def _table(self, items: Sequence[tuple[Any, int]]) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class Source:
         table: dict[str, Any] = {}
         for (key, line), (value, _) in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str):
-                raise Unreadable((line, "a list, a table or nothing cannot be a key; give the key a name"))
+                raise UnreadableDocument((line, "a list, a table or nothing cannot be a key; give the key a name"))
             if key in table:
                 first = next(at for name, at in items[::2] if name == key)
                 self._repeated.append((line, f"the key {quote(key)} comes twice (first on line {first}); keep one"))
@@ -130,13 +132,15 @@ class Source:
 
 
 def parse(text: str, max_bytes: int | None = None) -> Source:
-    """Return the parsed document; Unreadable says why there is none."""
+    """Return the parsed document; UnreadableDocument says why there is none."""
     if max_bytes and (len(text) > max_bytes or len(text.encode("utf-8", "replace")) > max_bytes):
-        raise Unreadable((None, f"the document is larger than {max_bytes // 1_000_000} MB; some kilobytes are usual"))
+        raise UnreadableDocument(
+            (None, f"the document is larger than {max_bytes // 1_000_000} MB; some kilobytes are usual")
+        )
     text = text.removeprefix("\ufeff")
     if bad := UNPRINTABLE.search(text):
         line = text.count("\n", 0, bad.start()) + 1
-        raise Unreadable((line, f"U+{ord(bad.group()):04X} is not a printable character; remove it"))
+        raise UnreadableDocument((line, f"U+{ord(bad.group()):04X} is not a printable character; remove it"))
     try:
         return Source(text)
     except yaml.MarkedYAMLError as error:
@@ -144,9 +148,11 @@ def parse(text: str, max_bytes: int | None = None) -> Source:
         reason = " ".join(part for part in (error.context, error.problem) if part)
         wrong = text.split("\n")[mark.line] if mark and mark.line < text.count("\n") + 1 else ""
         hint = "; indent with spaces, not with tabs" if "\t" in wrong[: len(wrong) - len(wrong.lstrip())] else ""
-        raise Unreadable((mark.line + 1 if mark else None, f"this is not YAML or JSON: {reason}{hint}")) from None
+        raise UnreadableDocument(
+            (mark.line + 1 if mark else None, f"this is not YAML or JSON: {reason}{hint}")
+        ) from None
     except yaml.YAMLError as error:
-        raise Unreadable((None, f"this is not YAML or JSON: {str(error).splitlines()[0]}")) from None
+        raise UnreadableDocument((None, f"this is not YAML or JSON: {str(error).splitlines()[0]}")) from None
 
 
 def _json(text: str) -> Any:

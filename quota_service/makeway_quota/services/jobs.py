@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from makeway_api.models import Decision, Job, JobPage, State
 
-from ..control.reconcile import HOLDS, decide
+from ..control.change_set import decide
+from ..engine.state import ADMITTED, LIVE
 from ..store.records import Change, Notice, Workload
 from .audit import decision_model
 from .caller import Caller
@@ -80,7 +81,7 @@ class JobService:
             }
             change = Change(id, fields, expect_states=("pending",))
         else:
-            change = Change(id, {"cancel_requested": True}, expect_states=HOLDS)
+            change = Change(id, {"cancel_requested": True}, expect_states=ADMITTED)
         if not row.cancel_requested:
             applied = await context.call(context.store.commit, [change], [decision], now=now)
             if id not in applied:
@@ -151,7 +152,7 @@ def _states(text: str | None) -> tuple[str, ...] | None:
     if not text:
         return None
     if text == "live":
-        return ("pending", *HOLDS)
+        return tuple(sorted(LIVE))
     wanted = tuple(part.strip() for part in text.split(","))
     known = [state.value for state in State]
     for state in wanted:

@@ -6,13 +6,13 @@ The pages call this with the rows that the read model already holds, so that no 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from makeway_api.models import Grant, Kind, Notice, Reason, State
 
-from ..control.reconcile import HOLDS
+from ..engine.state import ADMITTED
 from ..store.records import Workload
 from . import views
 from .caller import Caller
@@ -23,7 +23,7 @@ PAGE_LINES = 50
 """Lines of one page of a table."""
 
 WAITING = ("pending",)
-STATES: Mapping[str, tuple[str, ...]] = {"waiting": WAITING, "running": HOLDS}
+STATES: Mapping[str, Collection[str]] = {"waiting": WAITING, "running": ADMITTED}
 """The two tables of the pages: what waits for GPUs, and what holds them."""
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from makeway_api.errors import MakewayError
 
-from ..control.engine_view import News
+from ..control.engine_view import EngineUpdate
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
 from ..engine.state import Kind, Snapshot
@@ -108,8 +108,8 @@ class OfferEngine:
         """How many times something changed that the engine can see."""
         self._rest: Snapshot | None = None
         """What was shown last besides workloads and nodes."""
-        self._unread: list[News] = []
-        """News that the engine was not shown yet."""
+        self._unread: list[EngineUpdate] = []
+        """EngineUpdate that the engine was not shown yet."""
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
         """Return what a request would get now; a slow answer may be some seconds old."""
@@ -185,7 +185,7 @@ class OfferEngine:
     def _due(self) -> bool:
         return self._built_at is None or self._clock() - self._built_at > RENEW_AFTER
 
-    def _ask(self, unread: Sequence[News], question: Question, now: float) -> tuple[Offer, float]:
+    def _ask(self, unread: Sequence[EngineUpdate], question: Question, now: float) -> tuple[Offer, float]:
         """Show the engine the news and ask it; return how long that took. Runs in the what-if thread."""
         began = time.thread_time()
         for news in unread:

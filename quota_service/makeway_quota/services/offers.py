@@ -9,7 +9,7 @@ from makeway_api.models import Kind, Offer, OfferTable, Reason, Victim
 
 from ..control.names import names_of
 from ..engine.plan import Offer as EngineOffer
-from ..engine.plan import Victim as EngineVictim
+from ..engine.plan import OfferVictim
 from ..wording import sentence
 from .caller import Caller
 from .context import Context
@@ -80,7 +80,7 @@ class OfferService:
             reason=Reason(code=found.reason, message=message, numbers=dict(found.numbers)),
         )
 
-    async def _victim(self, victim: EngineVictim) -> Victim:
+    async def _victim(self, victim: OfferVictim) -> Victim:
         row = await self._context.world.row(victim.id)
         return Victim(
             id=victim.id,

@@ -11,7 +11,7 @@ from typing import Any
 
 from makeway_api.models import LogChunk
 
-from ..control.reconcile import HOLDS
+from ..engine.state import ADMITTED
 from ..store.records import Workload
 from .caller import Caller
 from .context import LONGEST_WAIT, Context
@@ -68,7 +68,7 @@ class OutputService:
         deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
         pause = LOG_POLL
         while True:
-            over = not (row.state in HOLDS and row.attempt == number) and not (row.live and number > row.attempt)
+            over = not (row.state in ADMITTED and row.attempt == number) and not (row.live and number > row.attempt)
             data, size = await self._read(row.id, number, max(0, offset), limit)
             if offset < 0:
                 offset = max(0, size + offset)

@@ -17,9 +17,9 @@ from ..store.records import PolicyVersion as VersionRow
 from ..wording import count
 from .caller import Caller
 from .context import Context
+from .projection import Projection, projection
 from .refusals import busy, refuse
 from .times import at
-from .what_if import Projection, projection
 
 MOST_PREVIEWS = 4
 """Previews under way and waiting, of all users; one at a time is computed"""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionRequest
 
+from ..control.change_set import decide
 from ..control.leases import SESSION_LIVE, end_session
-from ..control.reconcile import decide
 from ..engine.state import Profile
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload

@@ -14,7 +14,7 @@ from ..store.records import Place, Workload
 from .cluster import SimulatedCluster
 
 
-class Planner(Protocol):
+class ReplayPlanner(Protocol):
     """Turns the store into a plan. `changed` names the workloads that changed since the last call."""
 
     def show(self, policies: tuple[Policy, ...]) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ..backends.base import AttemptSeen, Seen
 from ..control.apply import change_set_of
+from ..control.change_set import ChangeSet
 from ..control.garbage import collecting_less
-from ..control.reconcile import ChangeSet, reconcile
+from ..control.reconcile import reconcile
 from ..engine.plan import Plan
 from ..engine.state import Profile
 from ..history.accounting import Accounting
@@ -20,7 +21,7 @@ from .backend import SimulatedBackend, held
 from .cluster import SimulatedCluster, profile_name
 from .memory import MemoryStore
 from .meter import HOLDING, Finished, Meter
-from .planner import Planner
+from .planner import ReplayPlanner
 from .trace import Arrival, TraceInvalid
 
 MOST_PASSES = 20
@@ -47,7 +48,7 @@ class Replay:
     def __init__(
         self,
         cluster: SimulatedCluster,
-        planner: Planner,
+        planner: ReplayPlanner,
         *,
         restart: float = 60.0,
         round_to: float = 1.0,
@@ -215,7 +216,7 @@ class Replay:
 def replay(
     cluster: SimulatedCluster,
     arrivals: Iterable[Arrival],
-    planner: Planner,
+    planner: ReplayPlanner,
     *,
     restart: float = 60.0,
     round_to: float = 1.0,

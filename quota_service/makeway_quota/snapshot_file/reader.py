@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from ..engine import Snapshot
 from ..policy.issues import Issue, Loc, Problem, did_you_mean, in_order, place, quote
-from ..policy.source import Unreadable, parse
+from ..policy.source import UnreadableDocument, parse
 from ..policy.tables import Table, explain
 from .models import FileTable
 
@@ -26,7 +26,7 @@ def read_snapshot(text: str, file: str = "snapshot") -> Snapshot:
     """Return the snapshot; SnapshotError says what is wrong and where."""
     try:
         source = parse(text)
-    except Unreadable as error:
+    except UnreadableDocument as error:
         raise SnapshotError(error.issues(file)) from None
     try:
         table = FileTable.model_validate(source.value)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import ColumnElement, Connection, TextClause, bindparam, func, select, union_all
 
 from . import rows
-from .many import Lookup
 from .pages import COLUMNS, W, bounded, by_id
 from .records import ENDED, LIVE, Attempt, Cap, Event, PastRun, PolicyVersion, Workload
+from .statements import Lookup
 from .tables import LIVE_ROW, attempts, blobs, events, files, policies, purges, sources, terms, workloads
 from .tables import histories as known
 

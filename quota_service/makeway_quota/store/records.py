@@ -5,7 +5,7 @@ Plain frozen values. Times are Unix seconds; GPUs are thousandths of a device, C
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -238,7 +238,7 @@ class Change:
     workload: str
     fields: Mapping[str, object] = field(default_factory=dict)
     expect_version: int | None = None
-    expect_states: tuple[str, ...] | None = None
+    expect_states: Collection[str] | None = None
     open_attempt: Attempt | None = None
     close_attempt: Mapping[str, object] | None = None
 

@@ -11,8 +11,8 @@ from sqlalchemy import Connection, insert
 
 from . import reads
 from .errors import KeyReused, Removed
-from .many import Lookup, Many
 from .records import SubmissionKey, Workload
+from .statements import Lookup, Many
 from .tables import submission_keys
 
 K = submission_keys.c

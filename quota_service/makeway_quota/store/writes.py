@@ -13,8 +13,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from . import reads, rows, submission_keys
 from .errors import Conflict, Deposed, KeyReused, Removed, TooMany
-from .many import Lookup, Many
 from .records import ENDED, Cap, Change, File, NewDecision, PolicyVersion, SubmissionKey, Workload
+from .statements import Lookup, Many
 from .tables import attempts, blobs, decisions, events, files, histories, policies, sources, terms, workloads
 
 A = attempts.c

@@ -1,7 +1,7 @@
-"""Choose the rows and attempts that a cycle has to look at: those with something new, and those it may act upon.
+"""Queue the rows and attempts that the next cycle has to reconcile: those that changed, and those it may act upon.
 
-A job that runs and of which nothing new is reported costs a cycle nothing. Now and then everything is looked at, so
-that nothing depends on a change being noticed.
+A running job without changes costs a cycle nothing. Every RESYNC_SECONDS everything is reconciled, so that nothing
+depends on a change being noticed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from .active_rows import ActiveRows
 from .expectations import Expectations
 from .observed import Observed
 
-EVERYTHING_EVERY = 60.0
-"""Seconds after which everything is looked at."""
+RESYNC_SECONDS = 60.0
+"""Seconds from one cycle that reconciles everything to the next."""
 
 OVER = (Phase.EXITED, Phase.LOST)
 
 
-class Attention:
-    """The changes that no cycle has gone through with yet. Used by the loop only."""
+class WorkQueue:
+    """The changes that no cycle has handled yet. Used by the loop only."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class Attention:
         self.active, self.observed, self.expectations = active, observed, expectations
         self._clock = clock
         self._ids: set[str] = set()
-        self._everything_at: float | None = None
-        """The time of the last look at everything; None: it is due."""
+        self._resync_at: float | None = None
+        """The time of the last full reconciliation; None: one is due."""
         self._whole = False
 
-    def everything(self) -> None:
-        """Make the next cycle look at everything: this process just became the leader, or missed something."""
-        self._everything_at = None
+    def resync(self) -> None:
+        """Make the next cycle reconcile everything: this process just became the leader, or missed something."""
+        self._resync_at = None
 
     def rows(self) -> dict[str, Workload]:
         """Return the rows that a cycle may have to act upon, and those of the attempts in `seen`."""
         self._gather()
-        rows = self.active.attended
+        rows = self.active.watched
         if self._whole:
             return dict(rows)
         return {id: rows[id] for id in self._ids if id in rows}
@@ -82,12 +82,12 @@ class Attention:
         self.observed.news = {key for key in self.observed.news if key in attempts and self._is_left(attempts[key])}
         self._ids.clear()
         if self._whole:
-            self._whole, self._everything_at = False, self._clock()
+            self._whole, self._resync_at = False, self._clock()
             self.observed.news |= {key for key, attempt in attempts.items() if self._is_left(attempt)}
-            self.expectations.keep(self.active.attended)
+            self.expectations.keep(self.active.watched)
 
     def _gather(self) -> None:
-        if self._everything_at is None or self._clock() - self._everything_at >= EVERYTHING_EVERY:
+        if self._resync_at is None or self._clock() - self._resync_at >= RESYNC_SECONDS:
             self._whole = True
         self._ids |= self.active.changed
         self.active.changed.clear()
@@ -111,6 +111,6 @@ class Attention:
 
     def _is_left(self, attempt: AttemptSeen) -> bool:
         """Whether an attempt is over, or is not the present one of a workload that holds GPUs."""
-        row = self.active.attended.get(attempt.workload)
+        row = self.active.watched.get(attempt.workload)
         present = row is not None and row.attempt == attempt.attempt and row.state != "pending"
         return attempt.phase in OVER or not present

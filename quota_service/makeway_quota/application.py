@@ -15,11 +15,11 @@ from .backends.base import Backend
 from .config import ServiceConfig
 from .control.change_feed import ChangeFeed
 from .control.components import Components
-from .control.cycle import Loop
 from .control.hub_client import HubApi
 from .control.hub_servers import HubServers
 from .control.leader import Leader
 from .control.leases import Leases
+from .control.loop import Loop
 from .control.pool_assignment import sizes
 from .control.world import World
 from .history.retention import Retention, keep_of
@@ -38,7 +38,7 @@ class AlreadyRunning(Exception):
     """Another service uses the same state directory, or the same database."""
 
 
-class Service:
+class Application:
     """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
     def __init__(self, parts: Components, lock: IO[str] | None = None) -> None:
@@ -72,7 +72,7 @@ class Service:
         backend: Backend,
         hub: HubApi | None = None,
         clock: Callable[[], float] = time.time,
-    ) -> Service:
+    ) -> Application:
         """Open the database, adopt what runs, and read (or seed) the policy.
 
         Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if

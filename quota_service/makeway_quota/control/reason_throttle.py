@@ -70,12 +70,12 @@ class _Group:
     """Pending workloads with the same reason, how many of them were compared, and whether any was written."""
 
     members: tuple[EngineView, ...]
-    told: PendingReason
+    reason: PendingReason
     at: int = 0
     wrote: bool = False
 
 
-class Reasons:
+class ReasonThrottle:
     """The reasons that are stored, so that only news is written.
 
     A first reason and a nomination are written at once. Where only the sentence or its numbers changed, at
@@ -88,7 +88,7 @@ class Reasons:
         self.behind = False
         """Some stored reason is out of date; the next cycle comes soon."""
         self._clock = clock
-        self._told: dict[str, tuple[int, Waiting]] = {}
+        self._stored: dict[str, tuple[int, Waiting]] = {}
         self._groups: dict[int, _Group] = {}
         self._left = 2 * pace
         self._at = clock()
@@ -125,14 +125,14 @@ class Reasons:
     # Workloads with a reason of their own
 
     def _singles(self, pending: Sequence[Waiting], rows: Mapping[str, Workload], names: Names) -> list[Waiting]:
-        told, known_before = {}, self._told
+        reason, known_before = {}, self._stored
         found: list[Waiting] = []
         for waiting in pending:
             row = rows[waiting.id]
             known = known_before.get(waiting.id)
             same = known is not None and known[0] == row.version and _alike(known[1], waiting)
-            if same or is_told(row, waiting, names):
-                told[waiting.id] = row.version, waiting
+            if same or is_stored(row, waiting, names):
+                reason[waiting.id] = row.version, waiting
             elif not may_wait(row, waiting):
                 found.append(waiting)
             elif self._left >= 1:
@@ -140,7 +140,7 @@ class Reasons:
                 found.append(waiting)
             else:
                 self.behind = True
-        self._told = told
+        self._stored = reason
         return found
 
     # Workloads that share a reason
@@ -149,15 +149,15 @@ class Reasons:
         found: list[Waiting] = []
         behind: list[tuple[int, _Group]] = []
         groups: dict[int, _Group] = {}
-        for number, members, told in pending.groups:
+        for number, members, reason in pending.groups:
             group = self._groups.get(number)
             if group is None or group.members is not members:
-                group = _Group(members, told)
+                group = _Group(members, reason)
                 for shown in members:
                     if shown.nomination or rows[shown.id].reason_code not in WAITING:
-                        found.append(told.to(shown))
-            elif not _same(group.told, told):
-                group.told, group.at = told, 0
+                        found.append(reason.to(shown))
+            elif not _same(group.reason, reason):
+                group.reason, group.at = reason, 0
             groups[number] = group
             if group.at < len(members):
                 behind.append((number, group))
@@ -177,11 +177,11 @@ class Reasons:
                 if self._left < 1 or looks < 1:
                     self.behind, self._last = True, number
                     return
-                waiting = group.told.to(group.members[group.at])
+                waiting = group.reason.to(group.members[group.at])
                 looks -= 1
                 if waiting.id in chosen:
                     group.wrote = True
-                elif not is_told(rows[waiting.id], waiting, names):
+                elif not is_stored(rows[waiting.id], waiting, names):
                     self._left -= 1
                     group.wrote = True
                     yield waiting
@@ -195,7 +195,7 @@ class Reasons:
                     break
 
 
-def is_told(row: Workload, waiting: Waiting, names: Names) -> bool:
+def is_stored(row: Workload, waiting: Waiting, names: Names) -> bool:
     """Whether the store has this reason already."""
     if row.reason_code != waiting.code or not _close_enough(row.not_before, waiting.not_before):
         return False

@@ -22,12 +22,13 @@ from ..store.records import Workload
 from ..wording import Names
 from .actuate import Actuator, Started
 from .apply import change_set_of
+from .change_set import ChangeSet
 from .components import Components
 from .garbage import collect_less
 from .names import names_of
 from .planner import Planner
-from .reasons import CATCH_UP, Explaining, Reasons
-from .reconcile import ChangeSet, note_launched, reconcile
+from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
+from .reconcile import note_launched, reconcile
 
 log = logging.getLogger("makeway.loop")
 
@@ -67,7 +68,7 @@ class Loop:
         self.last_cycle_at: float | None = None
 
         self._planner = Planner(parts.world, parts.threads)
-        self._reasons = Reasons()
+        self._reasons = ReasonThrottle()
         self._explaining = Explaining()
         self._wake = asyncio.Event()
         self._woken = False
@@ -134,8 +135,8 @@ class Loop:
         if self.feed is not None:
             await self.feed.catch_up()
         self._planner.restart()
-        self._reasons, self._explaining = Reasons(), Explaining()
-        self.world.attention.everything()
+        self._reasons, self._explaining = ReasonThrottle(), Explaining()
+        self.world.work_queue.resync()
         self.actuator.restart(term)
         self.leases.restart()
         self.term = term
@@ -154,9 +155,9 @@ class Loop:
         if time.monotonic() - self._drained_at > DRAIN_EVERY:
             self._drained_at = time.monotonic()
             self.world.news(rows, self.clock())
-            self.world.attention.everything()
-            self.world.attention.rows()
-            self.world.attention.done()
+            self.world.work_queue.resync()
+            self.world.work_queue.rows()
+            self.world.work_queue.done()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
 
@@ -175,14 +176,14 @@ class Loop:
         Without `explain` the reasons of workloads that wait stay as they are, for a later cycle.
         """
         started_at = time.perf_counter()
-        attention = self.world.attention
+        work_queue = self.world.work_queue
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows()
         names = self._names(rows)
-        reconciled = reconcile(rows, attention.seen(now), now=now, lost_budget=self.lost_budget, names=names)
-        note_launched(reconciled, attention.unwritten(now))
-        expired = self.leases.reconcile((await self.world.attended()).values(), now)
+        reconciled = reconcile(rows, work_queue.seen(now), now=now, lost_budget=self.lost_budget, names=names)
+        note_launched(reconciled, work_queue.unwritten(now))
+        expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows()
         planned_at = time.perf_counter()
@@ -203,13 +204,13 @@ class Loop:
             self._explaining.skipped()
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
-        await self.world.attended()  # with the commits so far
-        started.expected = attention.expected(now)
-        failed = await self.actuator.give(attention.rows(), attention.seen(now), now, started, names)
-        attention.ordered(now)
+        await self.world.watched()  # with the commits so far
+        started.expected = work_queue.expected(now)
+        failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)
+        work_queue.ordered(now)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
-        attention.done()
+        work_queue.done()
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
         CYCLE_SECONDS.observe(time.perf_counter() - started_at)
@@ -221,7 +222,7 @@ class Loop:
         for part in change_set.parts(PART):
             if await self._commit(part, now):
                 changed = True
-                rows = await self.world.attended()
+                rows = await self.world.watched()
                 await self.actuator.begin([rows[c.workload] for c in part.changes if c.workload in rows], now, started)
         return changed
 
