@@ -40,7 +40,7 @@ class FakeHub:
 
     async def until(self, count: int, beginning: str) -> None:
         """Wait until so many requests began like this."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.count(beginning) < count:
                 self.changed.clear()
                 await self.changed.wait()

@@ -122,7 +122,7 @@ class Workshop:
     async def file(self, workload: str, *parts: str) -> Path:
         """Wait until a file of a job is there."""
         path = self.path(workload, *parts)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             while not path.exists():  # noqa: ASYNC110 - it is another process that makes it
                 await asyncio.sleep(0.01)
         return path

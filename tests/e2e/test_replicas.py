@@ -48,7 +48,7 @@ class Cluster:
 
     async def submit(self, at: Replica, name: str, person: str = "ana", profile: str = "gpu1") -> Job:
         """Submit a job; a request that fails is repeated, as a notebook would."""
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 60
         while True:
             with suppress(MakewayError, httpx2.HTTPError, TimeoutError):
                 async with asyncio.timeout(8):

@@ -63,7 +63,7 @@ async def campaigning(
     running = asyncio.create_task(leader.run())
 
     async def until(found: Callable[[], object]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not found():  # noqa: ASYNC110 - the leader's age is a matter of time
                 await asyncio.sleep(0.01)
 

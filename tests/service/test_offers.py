@@ -206,7 +206,7 @@ async def test_a_preview_neither_delays_offers_nor_runs_twice_for_one_caller(
         first = asyncio.create_task(service.preview(PEOPLE["root"], text))
         try:
             assert await asyncio.to_thread(under_way.wait, 30)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await OfferEngine(context).answer("rnd", "gpu1", "job", "ana")
             with pytest.raises(MakewayError) as refused:
                 await service.preview(PEOPLE["root"], text)

@@ -67,7 +67,7 @@ async def pair(postgres: str, tmp_path: Path, **more: object) -> AsyncIterator[P
             await both.leader.stop(stop_jobs=False)
 
 
-async def until(found: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+async def until(found: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
     ends = time.monotonic() + seconds
     while not (answer := found()):
         assert time.monotonic() < ends, f"waited {seconds:g} s in vain: {what}"
@@ -84,7 +84,7 @@ async def submitted(service: Application, name: str, profile: str = "gpu1") -> J
 async def state(service: Application, id: str, *states: str) -> Job:
     """Wait for a state by long polls, as a notebook does."""
     job = await service.services.jobs.job(ROOT, id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while job.state.value not in states:
             job = await service.services.jobs.job(ROOT, id, wait=10.0, version=job.version)
     return job
@@ -150,7 +150,7 @@ async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_pa
         lost = await two.follower.services.sessions.request(PEOPLE["spawner"], lost_ask, ["rnd"])
 
         await state_of_session(two.follower, lost.id, "starting")
-        ends = time.monotonic() + 30
+        ends = time.monotonic() + 90
         while await two.leader.world.row(lost.id) is not None:  # longer than the lease: the other session is given up
             assert time.monotonic() < ends
             assert (await two.follower.services.sessions.renew(kept.id)).phase == "granted"
@@ -160,7 +160,7 @@ async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_pa
 
 
 async def state_of_session(service: Application, id: str, wanted: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while (session := await service.services.sessions.session(id)).state != wanted:
             await service.services.sessions.session(id, wait=5.0, version=session.version)
 

@@ -48,7 +48,7 @@ class Container:
 
     def until(self, name: str, text: str = "") -> None:
         """Wait until a file exists and is not empty."""
-        ends = time.monotonic() + 15
+        ends = time.monotonic() + 60
         while not (self.file(name).exists() and text in self.file(name).read_text()):
             assert time.monotonic() < ends
             time.sleep(0.01)

@@ -126,7 +126,7 @@ def test_the_widget_in_a_kernel(portal: Portal, ana: Client, tmp_path: Path) -> 
         assert "makeway" in shown.html
         notebook.run("v = makeway.usage()")
         ana.submit(JobRequest(name="live one", command=SLEEP, profile="gpu2"))
-        html, deadline = "", time.monotonic() + 15
+        html, deadline = "", time.monotonic() + 60
         while "live one" not in html or "mw-in_quota" not in html:
             assert time.monotonic() < deadline, html
             html = next((u["value"] for u in reversed(notebook.updated(0.5)) if "value" in u), html)
