@@ -67,6 +67,7 @@ async def test_what_is_old_goes_with_everything_it_left(store: Store, job) -> No
         "workloads": 2,
         "decisions": 1,
         "events": 7,
+        "removals": 0,
         "keys": 0,
         "files": 1,
         "folders": 1,
@@ -275,3 +276,15 @@ async def test_the_loop_writes_while_thousands_of_rows_are_removed(store: Store,
         commits += 1
     assert (await sweeping).report["removed"]["workloads"] == 3000
     assert commits > 20
+
+
+async def test_an_id_that_was_used_again_is_removed_again(store: Store, job) -> None:
+    for owner in ("ana", "bo"):
+        store.add_workload(job("j1", owner=owner), now=0.0)
+        store.commit([Change("j1", {"state": "failed", "ended_at": 1.0})], now=1.0)
+        assert store.pruning.forget_workloads(2.0, 10) == 1
+        store.pruning.purged(["j1"])
+        removal = store.pruning.removed("j1")
+        assert removal is not None
+        assert (removal.kind, removal.owner, removal.team) == ("job", owner, "rnd")
+    assert store.pruning.removed("j2") is None

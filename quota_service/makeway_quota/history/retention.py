@@ -164,6 +164,9 @@ class Retention:
                 1.0,
                 lambda n: pruning.forget_events(now - keep.events if keep.events else 0.0, keep.most_events, n, term),
             ),
+            "removals": await self._all(
+                keep.workloads, lambda n: pruning.forget_removals(now - 2 * keep.workloads, n, term)
+            ),
             "keys": await self._all(keep.keys, lambda n: pruning.forget_keys(now - keep.keys, n, term)),
             "files": await self._forget_blobs(term),
             "folders": await self._purge_folders(term),

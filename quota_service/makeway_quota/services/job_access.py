@@ -10,7 +10,7 @@ from ..store.records import Attempt, Workload
 from . import views
 from .caller import Caller
 from .context import Context
-from .refusals import refuse
+from .refusals import refuse, removed
 
 
 class JobAccess:
@@ -25,6 +25,10 @@ class JobAccess:
         row = await context.world.row(id) or await context.call(context.store.workload, id)
         teams = context.visible_teams(caller)
         visible = row is not None and (teams is None or row.owner == caller.name or row.team in teams)
+        if row is None and (removal := await context.call(context.store.pruning.removed, id)) is not None:
+            own = removal.owner == caller.name
+            if removal.kind == "job" and (teams is None or own or removal.team in teams):
+                raise removed(f"The job “{id[:80]}”", context.config.keep_workloads_days)
         if row is None or row.kind != "job" or not visible:
             raise refuse(f"There is no job “{id[:80]}” that you may see.", "not_found", 404)
         return row

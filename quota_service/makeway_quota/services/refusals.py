@@ -21,6 +21,12 @@ def refuse(message: str, code: str, status: int = 400, **numbers: object) -> Mak
     return MakewayError(message, code=code, status=status, numbers=numbers)
 
 
+def removed(what: str, days: float) -> MakewayError:
+    """Make the error of a question for a workload that was removed `days` after its end."""
+    message = f"{what} was removed {days:g} days after its end, with its log, its result and its checkpoints."
+    return refuse(message, "removed", 410, days=days)
+
+
 def busy(message: str, code: str, status: int, retry_after: float, **numbers: object) -> MakewayError:
     """Make the error of a request that can be done later: `retry_after` seconds become the header Retry-After."""
     return MakewayError(

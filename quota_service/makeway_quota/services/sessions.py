@@ -189,6 +189,9 @@ class SessionService:
     async def _row(self, id: str) -> Workload:
         context = self._context
         row = await context.world.row(id) or await context.call(context.store.workload, id)
+        removal = await context.call(context.store.pruning.removed, id) if row is None else None
+        if removal is not None and removal.kind == "session":
+            raise refuse(f"The session “{id}” is over, and its record was removed since.", "removed", 410)
         if row is None or row.kind != "session":
             raise refuse(f"There is no session “{id}”.", "not_found", 404)
         return row

@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Table, delete, exists, func, insert, select
 from . import rows, writes
 from .database import Database
 from .space import give_back
-from .tables import blobs, decisions, events, files, purges, retention, submission_keys, workloads
+from .tables import blobs, decisions, events, files, purges, removals, retention, submission_keys, workloads
 
 W = workloads.c
-K = submission_keys.c
+R = removals.c
 USED = exists().where(files.c.blob == blobs.c.digest)
 
 
@@ -31,6 +31,14 @@ class Sweep(NamedTuple):
     report: dict[str, Any]
 
 
+class Removal(NamedTuple):
+    """What is still known of a workload that was removed."""
+
+    kind: str
+    owner: str
+    team: str | None
+
+
 class Pruning:
     """The removals of a store. `term`: only while this term leads (Deposed otherwise)."""
 
@@ -40,14 +48,33 @@ class Pruning:
     def forget_workloads(self, ended_before: float, limit: int, term: int | None = None) -> int:
         """Remove workloads that ended before, with attempts, source and files; note whose folders are to be purged."""
         with self._writing(term) as connection:
-            query = select(W.id, W.kind).where(W.ended_at < ended_before).order_by(W.ended_at).limit(limit)
+            query = (
+                select(W.id, W.kind, W.owner, W.team).where(W.ended_at < ended_before).order_by(W.ended_at).limit(limit)
+            )
             found = connection.execute(query).all()
-            jobs = [{"workload": id, "at": ended_before} for id, kind in found if kind == "job"]
+            jobs = [{"workload": row.id, "at": ended_before} for row in found if row.kind == "job"]
+            if found:
+                at = {"at": ended_before}
+                gone = [{"workload": w.id, "kind": w.kind, "owner": w.owner, "team": w.team, **at} for w in found]
+                connection.execute(delete(removals).where(R.workload.in_([w.id for w in found])))  # an id used again
+                connection.execute(insert(removals), gone)
             if jobs:
                 connection.execute(insert(purges), jobs)
             if found:
-                connection.execute(delete(workloads).where(W.id.in_([id for id, _ in found])))
+                connection.execute(delete(workloads).where(W.id.in_([row.id for row in found])))
         return len(found)
+
+    def removed(self, id: str) -> Removal | None:
+        """Return the removal of a workload, None if it is there, or never was, or was removed too long ago."""
+        query = select(R.kind, R.owner, R.team).where(R.workload == rows.clean(id))
+        with self._database.read() as connection:
+            found = connection.execute(query).first()
+        return None if found is None else Removal(*found)
+
+    def forget_removals(self, before: float, limit: int, term: int | None = None) -> int:
+        """Remove the oldest notes of removals from before a time."""
+        with self._writing(term) as connection:
+            return _older(connection, removals, before, limit)
 
     def to_purge(self, limit: int, after: str = "") -> list[str]:
         """Return workloads without rows whose folders may still be there, by id, beginning after an id."""
@@ -68,9 +95,7 @@ class Pruning:
     def forget_keys(self, before: float, limit: int, term: int | None = None) -> int:
         """Remove the oldest keys of submissions that were made before a time."""
         with self._writing(term) as connection:
-            first = select(K.at).where(K.at < before).order_by(K.at).limit(limit).subquery()
-            last = connection.execute(select(func.max(first.c.at))).scalar_one()
-            return 0 if last is None else connection.execute(delete(submission_keys).where(K.at <= last)).rowcount
+            return _older(connection, submission_keys, before, limit)
 
     def forget_events(self, before: float, most: int, limit: int, term: int | None = None) -> int:
         """Remove the oldest events from before a time or beyond the newest `most`, never the newest one.
@@ -141,6 +166,14 @@ class Pruning:
             if term is not None:
                 writes.lead(connection, term)
             yield connection
+
+
+def _older(connection: Connection, table: Table, before: float, limit: int) -> int:
+    """Remove about `limit` rows of a table from before a time, the oldest first."""
+    at = table.c.at
+    first = select(at).where(at < before).order_by(at).limit(limit).subquery()
+    last = connection.execute(select(func.max(first.c.at))).scalar_one()
+    return 0 if last is None else connection.execute(delete(table).where(at <= last)).rowcount
 
 
 def _oldest(

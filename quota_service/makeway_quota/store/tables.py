@@ -224,6 +224,17 @@ purges = Table(
     Column("at", Double, nullable=False),
 )
 
+removals = Table(
+    "removals",
+    metadata,
+    Column("workload", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("team", Text),
+    Column("at", Double, nullable=False, comment="the end before which workloads were removed"),
+    Index("ix_removals_at", "at"),
+)
+
 retention = Table(
     "retention",
     metadata,

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 from ..dependencies import BIG, Id, Key, Name, Reader, Submitter, TheServices, TheStreams, Toucher, Version, Wait
 from ..problems import declared, json_list, json_of
 
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404))
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=declared(404, 410))
 
 Attempt = Annotated[int | None, Query(ge=1, le=1_000_000, description="default: the newest")]
 

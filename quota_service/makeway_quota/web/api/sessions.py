@@ -13,7 +13,7 @@ from ..auth import may, needs
 from ..dependencies import Id, Key, Reserver, TheAuthenticator, TheServices, TheStreams, Version, Wait
 from ..problems import declared, json_list, json_of
 
-router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404))
+router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404, 410))
 
 Watcher = Annotated[Caller, Depends(needs("read", "reserve"))]
 Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
