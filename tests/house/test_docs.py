@@ -208,3 +208,12 @@ def test_shell_examples_can_be_read_by_a_shell(root: Path) -> None:
     for file in handbook(root):
         for block in blocks(file, "sh"):
             shlex.split(block, comments=True)
+
+
+def test_each_version_in_the_changelog_has_its_headings_once(root: Path) -> None:
+    versions = re.split(r"^## ", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert versions
+    for version in versions:
+        headings = re.findall(r"^### (.+)$", version, flags=re.MULTILINE)
+        assert len(headings) == len(set(headings)), version.splitlines()[0]
+        assert set(headings) <= {"Upgrading", "Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
