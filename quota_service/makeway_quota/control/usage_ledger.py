@@ -70,7 +70,7 @@ class UsageLedger:
         team, pool, non_preemptible, amount = record
         account = self._ledger.account(team)
         self._ledger.record(account, pool, non_preemptible, "", now=sign * amount)
-        self._ledger.grown.clear()
+        self._ledger.changed.clear()
         hold(self._held, account, pool, sign * amount if non_preemptible else 0, sign * amount)
 
     def _record(self, row: Workload) -> Record | None:

@@ -332,7 +332,7 @@ def preemptor_values(workload: Workload, account: Account) -> dict[str, Number]:
 
 def _touches(allocation: Allocation, part: Part) -> bool:
     for other in allocation.parts:
-        if other.node is part.node and (not part.devices or set(other.devices) & set(part.devices)):
+        if other.node is part.node and (not part.devices or not set(part.devices).isdisjoint(other.devices)):
             return True
     return False
 

@@ -99,7 +99,7 @@ class Accounting:
                 self._recorded[row.id] = row.team, now
                 self._record(row.team, now, 1)
             self._stale = True
-        self._ledger.grown.clear()
+        self._ledger.changed.clear()
 
     def _record(self, team: str, amounts: Iterable[tuple[str, int]], sign: int) -> None:
         for pool, amount in amounts:

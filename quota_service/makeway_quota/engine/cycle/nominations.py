@@ -6,10 +6,12 @@ Called at the beginning of the rounds of a cycle, before any other workload is s
 from __future__ import annotations
 
 from ..index.cluster import Cluster
+from ..index.nodes import Allocation
 from ..index.queues import Queue
+from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
-from ..state import Workload
+from ..state import GPU, Workload
 from .admission import kept, started
 from .serving import guaranteed
 
@@ -35,10 +37,18 @@ def _started(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Wor
     return False
 
 
+def _must_wait(queue: Queue, nomination: Allocation) -> bool:
+    """Whether all devices of a nomination are in use and no pool has enough others; False is not certain."""
+    if not queue.need.whole or any(enough(pool, queue.need) for pool in queue.pools):
+        return False
+    return all(part.node.open[at] < GPU for part in nomination.parts for at in part.devices)
+
+
 def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
     """Start the workloads that this plan nominated and whose GPUs are free by now."""
     for workload, queue in list(builder.nominated.values()):
-        if workload.id not in cluster.nominations:
+        nomination = cluster.nominations.get(workload.id)
+        if nomination is None or _must_wait(queue, nomination):
             continue
         held = cluster.withdraw_nomination(workload)
         for pool in queue.pools:

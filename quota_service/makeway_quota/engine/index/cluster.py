@@ -20,7 +20,7 @@ class Cluster(ClusterState):
         """Start a decision: drop what was cached in the last one, and restore the nominations."""
         self.rankings.clear()
         self.answers.clear()
-        self.ledger.grown.clear()
+        self.ledger.changed.clear()
         self.rooms.begin()
         for pool in self.pools.values():
             if not self.keeps_bounds:

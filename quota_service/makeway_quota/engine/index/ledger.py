@@ -94,22 +94,25 @@ class Account:
 
     def covering(self, pool: str) -> tuple[Line, ...]:
         """Return the own lines that count usage in `pool`."""
-        if pool not in self._covering:
-            self._covering[pool] = tuple(line for line in self.lines if line.quota.covers(pool))
-        return self._covering[pool]
+        known = self._covering.get(pool)
+        if known is None:
+            known = self._covering[pool] = tuple(line for line in self.lines if line.quota.covers(pool))
+        return known
 
     def reserving(self, pool: str) -> tuple[Line, ...]:
         """Return the own lines that reserve GPUs in `pool`."""
-        if pool not in self._reserving:
-            self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
-        return self._reserving[pool]
+        known = self._reserving.get(pool)
+        if known is None:
+            known = self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
+        return known
 
     def limiting(self, pool: str) -> tuple[Line, ...]:
         """Return the lines of the account and its departments that limit usage in `pool`, nearest first."""
-        if pool not in self._limiting:
+        known = self._limiting.get(pool)
+        if known is None:
             lines = (line for level in self.chain for line in level.covering(pool))
-            self._limiting[pool] = tuple(line for line in lines if line.quota.limit is not None)
-        return self._limiting[pool]
+            known = self._limiting[pool] = tuple(line for line in lines if line.quota.limit is not None)
+        return known
 
     def guarantor(self, pool: str) -> Account | None:
         """Return the account that reserves for this one in `pool`: itself, else the nearest department, else None."""
@@ -169,8 +172,8 @@ class Ledger:
                 account.parent = self.accounts.get(account.policy.parent)
         self.nested = any(account.parent for account in self.accounts.values())
         self._parents = frozenset(a.parent for a in self.accounts.values() if a.parent is not None)
-        self.grown: list[Account] = []
-        """The accounts whose usage or nominations grew, one entry for each time."""
+        self.changed: list[Account] = []
+        """The accounts whose usage or nominations changed, one entry for each time."""
         self.lines = [(name, line) for name, account in sorted(self.accounts.items()) for line in account.lines]
         """All lines with the names of their policies, in the order of names."""
         self.holding = tuple(line for a in self.accounts.values() for line in a.lines if line.spare)
@@ -206,8 +209,8 @@ class Ledger:
     ) -> None:
         """Add to every line of the account and its departments that covers the pool."""
         later = now - terminating + nominated
-        if later > 0:
-            self.grown.append(account)
+        if later:
+            self.changed.append(account)
         for each in self.affected(account):
             each.forget()
         for level in account.chain:

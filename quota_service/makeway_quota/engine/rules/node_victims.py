@@ -18,7 +18,6 @@ from .victim_sets import (
     Ways,
     combinations_of,
     cost,
-    extra_workers,
     in_legal_order,
     key,
     minimal_sets,
@@ -54,7 +53,7 @@ class NodeVictims:
     def best(self) -> Scored | None:
         """Return the best minimal legal set; None if there is none."""
         groups = _groups(self.able)
-        plain = not any(a.fresh or not a.amount or extra_workers(a) for a in self.able)
+        plain = not any(a.fresh or not a.amount or len(a.parts) > a.need.least for a in self.able)
         found = self._best_single([group[0] for group in groups]) if plain else None
         if found is not None:
             return found

@@ -90,8 +90,7 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
     first: Choice | None = None
     tried: list[frozenset[tuple[str, int]]] = []
     for victims in sets:
-        leaving = frozenset((v.allocation.workload.id, at) for v in victims for at in _gone(v))
-        if any(fewer <= leaving for fewer in tried):
+        if tried and any(fewer <= _leaving(victims) for fewer in tried):
             continue
         choice = _evicted(preemptor, victims)
         if choice is None:
@@ -101,15 +100,15 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         for victim in choice.victims:
             restore(preemptor, victim)
         first = first or choice
-        tried.append(leaving)
+        tried.append(_leaving(victims))
         if len(tried) == _MOST_RETURNS:
             break
     return _evicted(preemptor, first.victims) if first else None
 
 
-def _gone(victim: Victim) -> list[int]:
-    """Return the workers that a victim gives up; -1 where none of its nodes is in the inventory."""
-    return [part.worker for part in victim.gone] or [-1]
+def _leaving(victims: Victims) -> frozenset[tuple[str, int]]:
+    """Return the workers that are evicted, by id and number; -1 where none of a victim's nodes is in the inventory."""
+    return frozenset((v.allocation.workload.id, at) for v in victims for at in [p.worker for p in v.gone] or [-1])
 
 
 def _evicted(preemptor: Preemptor, victims: Victims) -> Choice | None:

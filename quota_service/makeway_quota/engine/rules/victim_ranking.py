@@ -10,13 +10,14 @@ bounds for every preemptor, and only those that may be the best are scored.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from ..index.ledger import Account, Line
 from ..index.nodes import Allocation, NodeState
 from .victim_bounds import VictimBounds, bounds_of
 from .victim_sets import Key, Scored, Victims, extra_workers, key
-from .victims import LIGHT, Preemptor
+from .victims import LIGHT, Preemptor, Standing
 
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
 """Returns the best set on a node, given the candidates there; None if there is none."""
@@ -41,7 +42,11 @@ class Ranking:
         """Position of such a node to its policy, its plain score and its best set; None while it is a bound."""
         self.mixed: set[int] = set()
         """The positions of nodes with candidates of several policies."""
-        self.touched = self.grown = -1
+        self.judged: dict[int, tuple[dict[str, Standing], Ranked | None]] = {}
+        """Position of such a node to its best set and the standings of all its policies that gave it."""
+        self.lowest: dict[Line, int] = {}
+        """Reserving line to the least usage that any score may stem from."""
+        self.touched = self.changed = -1
 
     def best(self, preemptor: Preemptor, without: Collection[int] = ()) -> Ranked | None:
         """Return the best set of victims on one node, `without` the nodes at these positions; None if there is none."""
@@ -82,26 +87,41 @@ class Ranking:
             least, position = heapq.heappop(found)
             if best is not None and least > best.key:
                 break
-            scored = self._judge(preemptor, position)
-            if scored is not None:
-                best = _better(best, Ranked(scored[0], position, scored[1]))
+            best = _better(best, self._ranked(preemptor, position))
         return best
+
+    def _ranked(self, preemptor: Preemptor, position: int) -> Ranked | None:
+        """Return the best set of a node with candidates of several policies; the last one if their standing is that."""
+        known = self.judged.get(position)
+        if known is not None and all(preemptor.standing(name) == was for name, was in known[0].items()):
+            return known[1]
+        scored = self._judge(preemptor, position)
+        found = None if scored is None else Ranked(scored[0], position, scored[1])
+        if preemptor.right != "fair_share":
+            names = {a.workload.policy for a in preemptor.pool.nodes[position].allocations.values()}
+            self.judged[position] = {name: preemptor.standing(name) for name in names}, found
+        return found
 
     def _catch_up(self, preemptor: Preemptor, bounds: VictimBounds) -> None:
         """Drop the scores of touched nodes, and of nodes of policies with more candidates than before."""
-        pool, grown = preemptor.pool, preemptor.cluster.ledger.grown
-        if self.grown < 0 or (preemptor.right == "fair_share" and len(grown) > self.grown):
-            self.heaps, self.scores, self.mixed = {}, {}, set()
+        pool, ledger = preemptor.pool, preemptor.cluster.ledger
+        changed = ledger.changed
+        if self.changed < 0 or (preemptor.right == "fair_share" and len(changed) > self.changed):
+            self.heaps, self.scores, self.mixed, self.judged = {}, {}, set(), {}
+            lines = (line for account in ledger.accounts.values() for line in account.reserving(pool.pool.name))
+            self.lowest = {line: line.future for line in lines}
             own = preemptor.right == "own_team"
             positions = set(preemptor.where()) if own else {node.position for node in pool.nodes if node.allocations}
         else:
             positions = set(pool.touched[self.touched :])
-            policies = preemptor.became_candidates(grown[self.grown :]) if len(grown) > self.grown else ()
+            grown = self._grown(pool.pool.name, changed[self.changed :])
+            policies = preemptor.became_candidates(grown) if grown else ()
             if policies:
                 positions.update(node.position for node in pool.nodes if _hosts_any(node, policies))
         for position in positions:
             self.scores.pop(position, None)
             self.mixed.discard(position)
+            self.judged.pop(position, None)
             bound = bounds.at(position)
             if bound is None:
                 continue
@@ -115,7 +135,23 @@ class Ranking:
             elif names:
                 (name,) = names
                 self._enter(position, name, bound.plain_key(name), None)
-        self.touched, self.grown = len(pool.touched), len(grown)
+        self.touched, self.changed = len(pool.touched), len(changed)
+
+    def _grown(self, pool: str, changed: Iterable[Account]) -> list[Account]:
+        """Return the accounts whose usage of a reservation is above the least that a score may stem from.
+
+        What was evicted on trial, and stays, is the same as before.
+        """
+        grown: list[Account] = []
+        lines: list[Line] = []
+        for account in set(changed):
+            mine = [line for level in account.chain for line in level.reserving(pool)]
+            if any(line.future > self.lowest[line] for line in mine):
+                grown.append(account)
+            lines += mine
+        for line in lines:
+            self.lowest[line] = line.future
+        return grown
 
     def _enter(self, position: int, policy: str, plain: Key, victims: Victims | None) -> None:
         self.scores[position] = policy, plain, victims
@@ -143,7 +179,9 @@ class Ranking:
             if known is None or known[:2] != (policy, plain):
                 heapq.heappop(heap)
             elif position in without:
-                aside.append(heapq.heappop(heap))
+                entry = heapq.heappop(heap)
+                if not aside or aside[-1] != entry:
+                    aside.append(entry)
             else:
                 found = self._still(preemptor, position, known)
         for entry in aside:

@@ -27,6 +27,8 @@ FIRST = -(1 << 30)
 """Lower than every priority: a start of this very plan is withdrawn before any running workload is evicted."""
 Order = tuple[int, int, int, float, float, float, str]
 """The sort key of protection; its first three parts decide before the number of victims does."""
+Standing = tuple[tuple[int, ...], tuple[int, ...]]
+"""A policy's shares, and the usage of the reservations that count it: what ranks and entitles its work."""
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class Preemptor:
     """Policy to whether its work is a candidate before any victim is chosen."""
     _fair: dict[Account, int] = field(default_factory=dict)
     _orders: dict[str, Order] = field(default_factory=dict)
+    _standings: dict[str, Standing] = field(default_factory=dict)
     _able: list[Allocation] | None = None
     _where: dict[int, list[Allocation]] | None = None
     _own_rank: tuple[int, int] | None = None
@@ -166,6 +169,15 @@ class Preemptor:
         if self.right == "fair_share":
             return account is not self.account and self._above_fair_share(account)
         return self.cluster.ledger.above(account, self.pool.pool.name, self.account, self.amount, self.gone)
+
+    def standing(self, name: str) -> Standing:
+        """Return a policy's standing before any victim is chosen."""
+        known = self._standings.get(name)
+        if known is None:
+            account, pool = self.cluster.ledger.account(name), self.pool.pool.name
+            usage = tuple(line.future for level in account.chain for line in level.reserving(pool))
+            known = self._standings[name] = account.shares(pool), usage
+        return known
 
     def is_candidate_policy(self, name: str) -> bool:
         """Whether work of a policy (or `LIGHT`: work without GPUs) is a candidate before any victim is chosen."""
