@@ -105,7 +105,7 @@ def reclaimed(
     """Make room by moves if that is enough, else by evictions, by the rights of the workload."""
     cluster = builder.cluster
     for pool in pools:
-        if not over:
+        if not over and pool.free >= queue.total:
             preemptor = Preemptor(cluster, workload, queue.need, queue.account, pool, "reservation")
             change = consolidate(preemptor)
             if change is not None:

@@ -23,7 +23,6 @@ from .victim_sets import (
     SHRINK,
     Key,
     Scored,
-    Victim,
     Victims,
     combinations_of,
     in_legal_order,

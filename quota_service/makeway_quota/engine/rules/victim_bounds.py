@@ -176,7 +176,10 @@ def _fewest(node: NodeState, able: list[Allocation], missing: int) -> int:
     """Return the least number of workloads on as many devices as are missing; more than there are if all have fewer."""
     if missing <= 0:
         return 1
-    sizes = sorted([sum(len(p.devices) for p in a.parts if p.node is node) for a in able], reverse=True)
+    sizes = [sum([len(p.devices) for p in a.parts if p.node is node]) for a in able]
+    if missing <= max(sizes, default=0):
+        return 1
+    sizes.sort(reverse=True)
     for many, size in enumerate(sizes, 1):
         missing -= size
         if missing <= 0:
