@@ -269,9 +269,8 @@ class PlanBuilder:
             found[allocation.workload.id] = allocation
         for part in parts:
             for allocation in part.node.allocations.values():
-                name = allocation.workload.id
-                if allocation.terminating and name not in found and _touches(allocation, part):
-                    found[name] = allocation
+                if allocation.terminating and _touches(allocation, part):
+                    found[allocation.workload.id] = allocation
         ends = [self._gone_by(allocation.workload) for allocation in found.values()]
         return sorted(found), max(ends, default=self.cluster.now)
 
