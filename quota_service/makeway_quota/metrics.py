@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from makeway_api.models import Usage
@@ -37,8 +38,8 @@ WORKLOADS = Gauge("makeway_workloads", "Live workloads by kind and state.", ["ki
 
 def count_decisions(decisions: Iterable[NewDecision]) -> None:
     """Count what was written into the decision log."""
-    for decision in decisions:
-        DECISIONS.labels(decision.verb, decision.team or "").inc()
+    for (verb, team), count in Counter((decision.verb, decision.team or "") for decision in decisions).items():
+        DECISIONS.labels(verb, team).inc(count)
 
 
 def show(usage: Usage, workloads: Mapping[tuple[str, str], int]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from makeway_quota.control.cycle import LONGEST_REST
 from makeway_quota.engine import schedule
 from makeway_quota.engine.incremental import IncrementalEngine
 from running import Running, running
@@ -56,6 +58,24 @@ async def test_a_reason_that_a_cycle_leaves_out_is_written_without_another_chang
         shown = await run.job(job.id, seconds=30.0)
         assert shown.state.value == "pending"
         assert shown.reason is not None
+
+
+async def test_a_long_cycle_is_followed_by_a_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
+        loop = run.service.loop
+        plan = loop._planner.plan
+
+        async def slowly(*args: Any) -> object:
+            await asyncio.sleep(2 * LONGEST_REST)
+            return await plan(*args)
+
+        await _rest(run)
+        monkeypatch.setattr(loop._planner, "plan", slowly)
+        before = loop.cycles
+        loop.wake()
+        await run.until(lambda: loop.cycles > before, "a cycle ends")
+        assert loop.last_cycle_at is not None
+        assert loop._not_before - loop.last_cycle_at == pytest.approx(LONGEST_REST)
 
 
 async def _rest(run: Running) -> None:

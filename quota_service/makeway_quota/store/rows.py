@@ -33,13 +33,24 @@ LARGEST = 2**63 - 1
 
 def clean(value: object) -> object:
     """Replace what a column cannot hold (NUL, half surrogates, huge integers): a job may report anything."""
-    if value is None or isinstance(value, float):
+    kind = type(value)
+    if kind in _AS_IS:
         return value
+    if kind is str:
+        text = cast(str, value)
+        return text if text.isascii() and "\x00" not in text else _storable(text)
     if isinstance(value, int):
         return value if -LARGEST <= value <= LARGEST else max(-LARGEST, min(LARGEST, value))
-    if not isinstance(value, str) or (value.isascii() and "\x00" not in value):
-        return value
-    return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    return _storable(value) if isinstance(value, str) else value
+
+
+def _storable(text: str) -> str:
+    text = text.replace("\x00", "\ufffd")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
 
 
 def refuse_unstorable(value: object, where: str) -> None:
