@@ -20,7 +20,7 @@ import pytest
 from hub.portal import SERVICE, Portal, until
 from notebook import Notebook
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 API = f"{SERVICE}/api/v1"
 EVIL = 'it\'s "<img src=x onerror=alert(1)>" & co'
 ROOT = Path(__file__).parents[2]

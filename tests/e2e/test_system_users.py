@@ -22,7 +22,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import JobRequest
 from makeway_spawner.process import marked
 
-pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.root, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 ANA, BO, CY = "mkw-eana", "mkw-ebo", "mkw-ecy"
 GROUPS = {"rnd": "mkw-ernd", "devops": "mkw-edevops"}
 PEOPLE = {ANA: GROUPS["rnd"], BO: GROUPS["devops"], CY: GROUPS["rnd"]}

@@ -35,6 +35,7 @@ def test_templates_have_no_complaints(root: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.xdist_group("types")  # the second run uses the cache of the first
 @pytest.mark.parametrize("what", [(), ("scripts", "hatch_build.py", "benchmarks")], ids=["packages", "house"])
 def test_types_hold(root: Path, what: tuple[str, ...]) -> None:
