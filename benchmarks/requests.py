@@ -170,7 +170,7 @@ async def _loop_under_load(service: Application, app: FastAPI) -> list[Measured]
             assert process.stdout is not None
             opened = float(json.loads(await process.stdout.readline())["seconds"])
             loaded = await _cycles(service)
-            output, _ = await process.communicate()
+            output, _ = await process.communicate(b"")  # the end of its standard input ends the load
         alone += await _cycles(service)
     asked = json.loads(output)
     medians = ", ".join(f"{what} {1000 * took:.0f} ms" for what, took in sorted(asked["median"].items()))
