@@ -88,7 +88,11 @@ async def test_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
         gone = run.client("spawner").session(session.id, wait=10, version=session.version)
         after = await gone
         assert (after.phase, after.reason.code) == ("over", "lease_expired")
-        assert await run.used() == {"rnd": 0, "devops": 0, "idle": 10}
+
+        async def freed() -> bool:
+            return await run.used() == {"rnd": 0, "devops": 0, "idle": 10}
+
+        await run.until(freed, "the read model shows the GPUs as free")
 
 
 @pytest.mark.covers("N01", "N02", "F11")
