@@ -7,7 +7,7 @@ so the best set of a node is never better than its bound. Follows the nodes that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ from .victims import FIRST, LIGHT, lost_work
 
 _MOST = 64
 """The number of requests whose bounds are kept from one decision to the next."""
+_MOST_SHARES = 4
+"""The number of different shares of the policies for which the keys of the nodes are kept."""
 
 Plain = tuple[int, int, int, float, float, float, str]
 """The order of a candidate without its policy's share, which moves all candidates of the policy alike; kind first."""
@@ -75,6 +77,8 @@ class VictimBounds:
         self._known: dict[int, NodeBound | None] = {}
         self._candidates: dict[str, tuple[Allocation, Workload, tuple[Part, ...], bool, Candidate]] = {}
         """Workload to its record, and what that was made from."""
+        self._keys: dict[tuple[tuple[str, int], ...], dict[int, Key | None]] = {}
+        """Shares to the keys of nodes; the shares that were read longest ago first."""
         self._touched, self._moved, self._now = len(pool.touched), len(pool.moved), cluster.now
 
     def at(self, position: int) -> NodeBound | None:
@@ -84,16 +88,36 @@ class VictimBounds:
         found = self._known[position] = self._bound(self.pool.nodes[position])
         return found
 
+    def keys(self, shares: Mapping[str, int], positions: Iterable[int]) -> Iterator[tuple[Key, int]]:
+        """Iterate over the bounds of the nodes at these positions, without those that have too few candidates."""
+        asked = tuple(shares.items())
+        known = self._keys[asked] = self._keys.pop(asked, {})
+        if len(self._keys) > _MOST_SHARES:
+            del self._keys[next(iter(self._keys))]
+        for position in positions:
+            if position not in known:
+                bound = self.at(position)
+                known[position] = bound.key(shares) if bound is not None else None
+            least = known[position]
+            if least is not None:
+                yield least, position
+
+    def _forget(self, position: int) -> None:
+        self._known.pop(position, None)
+        for known in self._keys.values():
+            known.pop(position, None)
+
     def catch_up(self) -> None:
         """Drop the bounds of nodes that were touched since the last call."""
         pool, cluster = self.pool, self.cluster
         if self._now != cluster.now and cluster.settings.victim_order == "cheapest":
             self._candidates.clear()
+            self._keys.clear()
             self._known.clear()  # what an eviction would lose grows with time
         for position in pool.touched[self._touched :]:
-            self._known.pop(position, None)
+            self._forget(position)
         for node in pool.moved[self._moved :]:
-            self._known.pop(node.position, None)
+            self._forget(node.position)
         self._touched, self._moved, self._now = len(pool.touched), len(pool.moved), cluster.now
 
     def restart(self) -> None:

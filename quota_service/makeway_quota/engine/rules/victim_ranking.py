@@ -75,13 +75,8 @@ class Ranking:
         best: Ranked | None,
     ) -> Ranked | None:
         """Return the best of this set and of the nodes with candidates of several policies."""
-        shares = preemptor.shares()
-        found: list[tuple[Key, int]] = []
-        for position in self.mixed.difference(without):
-            bound = bounds.at(position)
-            least = bound.key(shares) if bound is not None else None
-            if least is not None and (best is None or least <= best.key):
-                found.append((least, position))
+        nodes = bounds.keys(preemptor.shares(), self.mixed.difference(without))
+        found = [entry for entry in nodes if best is None or entry[0] <= best.key]
         heapq.heapify(found)
         while found:
             least, position = heapq.heappop(found)
