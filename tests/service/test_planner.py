@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makeway_quota.control.cycle import LONGEST_REST
+from makeway_quota.control.loop import LONGEST_REST
 from makeway_quota.engine import schedule
 from makeway_quota.engine.incremental import IncrementalEngine
 from running import Running, running
