@@ -16,6 +16,7 @@ from .victim_sets import (
     Victim,
     Victims,
     Ways,
+    all_minimal_sets,
     combinations_of,
     cost,
     in_legal_order,
@@ -123,6 +124,18 @@ class NodeVictimsInQuotas(NodeVictims):
     def fits(self, victims: Victims) -> bool:
         """Whether the preemptor could start on the node with a set gone."""
         return super().fits(victims) and allowed_without(self.preemptor, victims)
+
+    def best(self) -> Scored | None:
+        """Return the best minimal legal set; None if there is none."""
+        return next(iter(self.all()), None) if self.preemptor.may_tighten() else super().best()
+
+    def all(self) -> list[Scored]:
+        """Return the minimal legal sets, the best first; with too many candidates, some of them."""
+        if not self.preemptor.may_tighten() or combinations_of(self.able, self.node) > MOST_SETS:
+            return super().all()
+        sets = all_minimal_sets([ways(a, (self.node,)) for a in self.able], self.fits)
+        found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
+        return sorted(found, key=lambda scored: scored[0])
 
 
 class _NodeRoom:

@@ -24,6 +24,7 @@ from .victim_sets import (
     Key,
     Scored,
     Victims,
+    all_minimal_sets,
     combinations_of,
     in_legal_order,
     in_order_of_items,
@@ -209,7 +210,8 @@ def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
     """Iterate over all minimal legal sets, the best first."""
     trial = Trial(preemptor)
     units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in able]
-    found = list(minimal_sets(units, trial.fits_without))
+    sets = all_minimal_sets if preemptor.may_tighten() else minimal_sets
+    found = list(sets(units, trial.fits_without))
     trial.become()
     return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
 

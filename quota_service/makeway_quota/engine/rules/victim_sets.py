@@ -213,6 +213,14 @@ def minimal_sets(units: Sequence[Ways], fits: Fits, prune: Fits = lambda _: Fals
     return extend(0, ())
 
 
+def all_minimal_sets(units: Sequence[Ways], fits: Fits) -> Iterator[Victims]:
+    """List the minimal sets where a larger set may make less room than a smaller one (`Preemptor.may_tighten`)."""
+    for combination in product(*(((), *unit) for unit in units)):
+        victims = tuple(victim for way in combination for victim in way)
+        if victims and fits(victims) and not any(fits(fewer) for fewer in one_less(victims)):
+            yield victims
+
+
 def one_less(victims: Victims) -> Iterator[Victims]:
     """Iterate over the sets with one member less, or with one worker less of a gang that shrinks."""
     for at, victim in enumerate(victims):

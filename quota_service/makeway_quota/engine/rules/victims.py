@@ -87,6 +87,16 @@ class Preemptor:
         found = {name: ledger.account(name).share(pool) for name in names}
         return found | {LIGHT: 0} if self.is_candidate_policy(LIGHT) else found
 
+    def may_tighten(self) -> bool:
+        """Whether a victim may make less room than it takes: its team's static quota grows by more than it frees."""
+        ledger = self.cluster.ledger
+        if not ledger.holding:
+            return False
+        return ledger.counts_twice or any(
+            not allocation.parts or not all(part.node.usable for part in allocation.parts)
+            for allocation in self.candidates()
+        )
+
     def candidates_on(self, node: NodeState) -> list[Allocation]:
         """Return the candidates on a node."""
         if self._where is not None:
