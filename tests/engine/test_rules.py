@@ -35,6 +35,25 @@ def test_low_priority_policies_and_jobs_are_evicted_first() -> None:
     assert [e.id for e in plan.evict] == ["d4", "d3", "d2", "d1"]
 
 
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_start_that_the_next_plan_would_evict_is_withheld(engine: str) -> None:
+    world = World().pool("p", gpus=4).team("a", reserved=4).team("b", reserved=1)
+    world.profile("half", 0.5).profile("two", 2).profile("four", 4)
+    world.jobs("b1", "b", "half").step()
+    world.submit("b2", "b", "two")  # b is within its reservation until this starts, and 2.5 GPUs beyond 1 then
+    world.submit("a1", "a", "four")
+    world.engine = ENGINES[engine]
+    plan = world.plan()
+    assert not plan.acts
+    assert {w.id: (w.code, w.rule) for w in plan.pending} == {
+        "a1": ("no_free_gpus", "place"),
+        "b2": ("held", "withheld"),
+    }
+    world.end("a1", state="cancelled")
+    assert [start.id for start in world.plan().start] == ["b2"]
+
+
 @pytest.mark.covers("F32")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("department", "started"), [(4, 4), (6, 2)])
