@@ -280,3 +280,15 @@ def test_what_another_service_wrote_is_not_overwritten_from_memory(url: str, job
     assert [(w.state, w.message, w.version) for w in told] == [("running", "seen", 3)]
     here.close()
     there.close()
+
+
+def test_readers_are_woken_after_all_other_listeners(store: Store, job) -> None:
+    calls: list[str] = []
+    store.on_commit(lambda: calls.append("stream"))
+    store.on_change(lambda _: calls.append("reader"), last=True)
+    stop = store.on_change(lambda _: calls.append("rows"))
+    store.add_workload(job("j1"), now=0.0)
+    assert calls == ["rows", "stream", "reader"]
+    stop()
+    store.add_workload(job("j2"), now=0.0)
+    assert calls[3:] == ["stream", "reader"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -60,12 +60,8 @@ class World:
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
         """The histories as they were read, and their age in seconds."""
         self._account(())
-        store.on_change(self._committed)
-
-    def _committed(self, changed: Sequence[Workload]) -> None:
-        """Take what a commit changed, in the thread that wrote."""
-        self._active.committed(changed)
-        self._followers.committed(changed)
+        store.on_change(self._active.committed)
+        store.on_change(self._followers.committed, last=True)
 
     def follow(self, id: str) -> AbstractContextManager[Follower]:
         """Hear of every commit that changes one workload, from now on."""

@@ -68,6 +68,7 @@ class Database:
         self._writing = threading.Lock()
         self._wrote = WriteHealth()
         self._listeners: tuple[Callable[[Sequence[Any]], None], ...] = ()
+        self._wakers: tuple[Callable[[Sequence[Any]], None], ...] = ()
         self._unanswered: Unanswered | None = None
         self._closed = False
 
@@ -85,15 +86,20 @@ class Database:
                 if self._closed and not connection.invalidated:
                     connection.detach()  # else it would go back into the pool that was closed
 
-    def on_commit(self, callback: Callable[[Sequence[Any]], None]) -> Callable[[], None]:
+    def on_commit(self, callback: Callable[[Sequence[Any]], None], *, last: bool = False) -> Callable[[], None]:
         """Call `callback` after each commit with the rows that it changed, in commit order; return how to end that.
 
-        It is called before the next write may begin, so a listener must be quick and must not write.
+        It is called before the next write may begin, so a listener must be quick and must not write. One that wakes
+        a reader comes `last`: the reader then finds the commit wherever another listener keeps it.
         """
-        self._listeners = (*self._listeners, callback)
+        if last:
+            self._wakers = (*self._wakers, callback)
+        else:
+            self._listeners = (*self._listeners, callback)
 
         def stop() -> None:
             self._listeners = tuple(listener for listener in self._listeners if listener is not callback)
+            self._wakers = tuple(listener for listener in self._wakers if listener is not callback)
 
         return stop
 
@@ -175,7 +181,7 @@ class Database:
                 self._call_listeners(changed)
 
     def _call_listeners(self, changed: Sequence[Any]) -> None:
-        for listener in self._listeners:
+        for listener in (*self._listeners, *self._wakers):
             try:
                 listener(changed)
             except Exception:

@@ -75,15 +75,15 @@ class Store:
 
         It is called in the thread that wrote, by one thread at a time, and must not write itself.
         """
-        return self._database.on_commit(lambda _: callback())
+        return self._database.on_commit(lambda _: callback(), last=True)
 
-    def on_change(self, callback: Callable[[Sequence[Workload]], None]) -> Callable[[], None]:
+    def on_change(self, callback: Callable[[Sequence[Workload]], None], last: bool = False) -> Callable[[], None]:
         """Call `callback` after every commit with the workloads that it changed, as `active` would return them then.
 
         Commits of this process and those that `follow` reads come in the order of each row's versions; a commit that
-        changes no workload is left out. As `on_commit` otherwise.
+        changes no workload is left out. `last`: after all other callbacks, to wake readers. As `on_commit` otherwise.
         """
-        return self._database.on_commit(lambda changed: callback(changed) if changed else None)
+        return self._database.on_commit(lambda changed: callback(changed) if changed else None, last=last)
 
     # -- workloads
 
