@@ -10,9 +10,13 @@ import pytest
 from engine.histories import HISTORIES, happen, random_world
 from makeway_quota.engine import GPU, Placed, schedule
 from makeway_quota.engine.cycle import rounds
+from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
 from makeway_quota.engine.request import Need
 from makeway_quota.engine.rules import consolidation, hold, victim_ranking
+from makeway_quota.engine.rules.node_victims import NodeVictims
+from makeway_quota.engine.rules.trial import evict, restore
+from makeway_quota.engine.rules.victim_sets import Scored
 from makeway_quota.engine.rules.victims import Preemptor
 from worlds import World
 
@@ -126,3 +130,32 @@ def crowded(random: Random, fill: float, asked: tuple[float, ...]) -> World:
     for at in range(random.randint(1, 4)):
         world.submit(f"preemptor{at}", "owner", f"g{random.choice(asked)}")
     return world
+
+
+def test_a_victim_that_stays_after_all_lets_the_scores_of_other_nodes_stand() -> None:
+    world = World().pool("p", nodes=6).team("owner", reserved=40).team("a", reserved=2).team("b", reserved=2)
+    world.profile("two", 2)
+    for at in range(24):
+        world.run(f"j{at:02}", "ab"[at % 2], "two", f"p-{1 + at // 4}")
+    cluster = Cluster(world.submit("next", "owner", "two").snapshot())
+    workload, scored = cluster.workloads["next"], list[int]()
+    account, pool = cluster.account(workload), cluster.pools["p"]
+    preemptor = Preemptor(cluster, workload, cluster.need(workload), account, pool, "reservation")
+
+    def judge(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
+        scored.append(node.position)
+        return NodeVictims(preemptor, node, able).best()
+
+    ranking = victim_ranking.Ranking(judge)
+    first = ranking.best(preemptor)
+    assert first is not None
+    second = ranking.best(preemptor, {first.position})
+    assert second is not None
+    scored.clear()
+    for victim in first.victims:
+        evict(preemptor, victim)
+    for victim in first.victims:
+        restore(preemptor, victim)
+    assert ranking.best(preemptor) == first
+    assert ranking.best(preemptor, {first.position}) == second
+    assert set(scored) == {first.position}
