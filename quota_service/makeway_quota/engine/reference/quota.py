@@ -252,7 +252,7 @@ def teams(cluster: Cluster) -> Iterator[tuple[str, ...]]:
 def fair_share(cluster: Cluster, policy: str, pool: str, request: Request) -> int:
     """Return how far beyond its reservation a policy may fairly be, a request counted (rule 5.9).
 
-    That is its weight's part of what is neither reserved nor used within reservations.
+    That is its weight's part of the GPUs that are not used within a reservation.
     """
     every = [(levels, over(cluster, levels, pool, request)) for levels in teams(cluster)]
     asking = request.levels[0] if request.levels else policy

@@ -14,7 +14,7 @@ def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request
 
 
 def fair_over(ledger: Ledger, account: Account, pool: PoolState, preemptor: Account, request: int) -> int:
-    """Return by how much a policy's usage may fairly exceed its reservation, with the request of `asking` counted.
+    """Return by how much a policy's usage may fairly exceed its reservation, with the preemptor's request counted.
 
     That is its weight's part of the GPUs that are not used within a reservation.
     """
