@@ -42,7 +42,7 @@ class Run:
 
 
 def measure() -> Iterator[Measured]:
-    """R1 to R4 of the engine's specification."""
+    """Measure R1 (victims of many jobs), R2 (victims of a gang), R3 (one job ends) and R4 (the first pass)."""
     yield from _growing("R1", "all victims of {gpus} jobs on {n} nodes", R1_SIZES, R1_PUBLISHED, 500)
     yield from _growing("R2", "all victims of a gang of {half} × 8 on {n} nodes", R2_SIZES, R2_PUBLISHED, 1000)
     cold = run("R4", R3_NODES)

@@ -1,4 +1,4 @@
-"""The golden scenarios of the engine's specification, by name."""
+"""The golden scenarios of the engine, G1 to G13."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make one plan: the admission cycle, step by step (the policy engine's specification, §§ 3 to 5).
+"""Make one plan: the admission cycle, step by step (rules 3 to 5 of docs/explanation/engine.md).
 
 Called by the service, the simulator and what-if questions. Pure: the same snapshot always gives the same plan.
 """
@@ -52,13 +52,13 @@ def _withdraw_inadmissible(cluster: Cluster, builder: PlanBuilder, queues: Pendi
 
 
 def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Rounds) -> None:
-    """Start elastic gangs with more workers (§4); another round follows, since their policies' shares grew."""
+    """Start elastic gangs with more workers (rule 4); another round follows, since their policies' shares grew."""
     if grow(cluster, builder, heads):
         rounds.run()
 
 
 def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, heads: list[Queue]) -> None:
-    """Spare victims that a later decision made superfluous (§5.4), and withhold starts that the next plan would evict.
+    """Spare superfluous victims (rule 5.4), and withhold starts that the next plan would evict (invariant I7).
 
     The GPUs that this frees may start other work.
     """
@@ -70,7 +70,7 @@ def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, heads: list[Queue])
 
 
 def _refuse(cluster: Cluster, builder: PlanBuilder, heads: list[Queue]) -> list[Queue]:
-    """Refuse the sessions that are not in quota in any of their pools (§2); return their queues."""
+    """Refuse the sessions that are not in quota in any of their pools (rule 2); return their queues."""
     refused = [queue for queue in heads if queue.session and not queue.borrows and not queue.in_quota_somewhere()]
     for queue in refused:
         refuse(cluster, builder, queue)

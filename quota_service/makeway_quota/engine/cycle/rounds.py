@@ -1,4 +1,4 @@
-"""Serve the classes of pending workloads in order, until nothing changes any more (§3).
+"""Serve the classes of pending workloads in order, until nothing changes any more (rule 3).
 
 Called by the admission cycle (schedule.py). A start over quota can put its policy above its reservation, and an
 eviction can free more than its preemptor needs: both may help a workload that was denied before. Deciding that in

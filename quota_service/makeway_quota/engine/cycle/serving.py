@@ -1,4 +1,4 @@
-"""Serve one class of pending workloads in order: start them, nominate them, or evict for them (§§ 3 to 5).
+"""Serve one class of pending workloads in order: start them, nominate them, or evict for them (rules 3 to 5).
 
 Called for every class by the rounds of the admission cycle (rounds.py).
 """

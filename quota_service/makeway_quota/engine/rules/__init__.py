@@ -1,1 +1,1 @@
-"""The rules of the policy engine, one module for each part of its specification."""
+"""Rules of the engine: order, holds, fair share, victims, moves, forecasts; docs/explanation/engine.md lists all."""
