@@ -1,9 +1,9 @@
 """Compute what a request would get, without slowing the loop: cached, shared, and within a budget of processor time.
 
-One what-if engine serves all teams; it is shown only what changed, and an answer stands until something changes that
-the engine can see. Planning in Python stops the loop for as long as it lasts, so all what-ifs together get a small part
-of a processor (`SHARE`), and no more than `BURST` seconds at once. Beyond that, callers get the last answer, with its
-time: up to `OLDEST` seconds old, and older only while more is asked than the budget allows.
+One what-if engine serves all teams; it is shown only what changed, and an answer stands for `LASTS` seconds, or until
+something changes that the engine can see. Planning in Python stops the loop for as long as it lasts, so all what-ifs
+together get a small part of a processor (`SHARE`), and no more than `BURST` seconds at once. Beyond that, callers get
+the last answer, with its time: up to `OLDEST` seconds old, and older only while more is asked than the budget allows.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ class OfferEngine:
         self._built_at: float | None = None
         """None while it has to be built anew."""
         self._version = 0
-        """The version of the read model that the news were read with last."""
+        """The version of the read model up to which changes were read."""
         self._state = 0
         """How many times something changed that the engine can see."""
         self._rest: Snapshot | None = None
         """What was shown last besides workloads and nodes."""
         self._unread: list[EngineUpdate] = []
-        """EngineUpdate that the engine was not shown yet."""
+        """Updates that the engine was not shown yet, oldest first."""
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
         """Return what a request would get now; a slow answer may be some seconds old."""
