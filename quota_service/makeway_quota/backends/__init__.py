@@ -1,1 +1,1 @@
-"""The machines that run the work: one module per kind, behind the border of `base`."""
+"""Run work on nodes: one module for each kind of backend, behind the protocol of `base`."""

@@ -1,4 +1,4 @@
-"""Start, observe, notice and end work on nodes: the border between the control loop and what runs the work.
+"""Start, observe, notice and end work on nodes: the protocol between the control loop and what runs the work.
 
 The loop reads what is there (`observe`) and gives orders (`start`, `notice`, `kill`, `forget`). Every order names a
 workload and an attempt and may be given any number of times: a repetition does nothing. Sessions are started by the

@@ -2,7 +2,7 @@
 
 Texts have no length here (the API bounds them). Lists and mappings are JSON, read and written by `rows.py`.
 What is large and never changes (source, files) has its own tables, so that a change of state rewrites little.
-Every read of `reads.py` and `retention.py` has an index (tests/store/test_indexes.py): history may be long.
+Every read of `reads.py`, `pages.py` and `pruning.py` has an index (tests/store/test_indexes.py): history may be long.
 """
 
 from __future__ import annotations

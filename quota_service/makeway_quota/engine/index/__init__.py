@@ -1,1 +1,1 @@
-"""Indexes and caches that make the rules fast."""
+"""The cluster of a plan: nodes, allocations, the ledger of quotas; indexes and caches that make the rules fast."""

@@ -1,4 +1,4 @@
-"""The API, one module for each noun: inventory, sessions, jobs, policy."""
+"""The API, one module for each noun: inventory, sessions, jobs, policy, retention."""
 
 from __future__ import annotations
 
