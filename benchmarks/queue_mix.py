@@ -35,8 +35,8 @@ GOAL = 80.0
 class Class:
     """One kind of job: how many of them each queue submits, and how often.
 
-    `patience`: seconds that one waits for free units before others have to leave for it (`reclaim_after`): a moment
-    more than the next smaller class takes, whose work so ends instead of being done twice.
+    `patience`: seconds that a job waits for free units before others are evicted for it (`reclaim_after`): slightly
+    longer than a job of the next smaller class runs, so that its work ends instead of being done twice.
     """
 
     name: str
@@ -195,7 +195,7 @@ def row(found: Outcome, said: Mapping[str, Any], share: float, cpu: float, cycle
         note=(
             f"{100 * bound(share) / found.wall:.1f} % of what is possible (published elsewhere: "
             f"{100 * bound() / PUBLISHED:.0f} %, {PUBLISHED:.0f} s); {found.finished / found.wall:.1f} jobs/s. "
-            f"Others have to leave only for jobs that waited a moment ({patience}). "
+            f"Jobs are evicted only for jobs that waited for a moment ({patience}). "
             f"Mean time to admission: {waits}. {found.evictions} evictions, {found.wasted:,.0f} unit-seconds lost "
             f"({100 * found.wasted / work:.1f} % of the work). Service CPU {cpu:.1f} s "
             f"({1000 * cpu / found.finished:.2f} ms a job), {cycles[0]} cycles of {1000 * cycles[1]:.0f} ms; "
