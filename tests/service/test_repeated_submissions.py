@@ -26,7 +26,7 @@ async def run(tmp_path: Path) -> AsyncIterator[Running]:
 
 
 async def post(run: Running, path: str, body: dict[str, Any], key: str, person: str = "ana") -> httpx2.Response:
-    """Send one request with a key, as a program would that is not ours."""
+    """Send one request with a key, as a client other than Makeway's would."""
     return await run.client(person).http.post(path, json=body, headers={"Idempotency-Key": key})
 
 

@@ -1,6 +1,7 @@
-"""One attempt on this machine, followed from its order to its report: what is written, running, noticed, over.
+"""Follow one attempt on this machine from its order to its report, and do what is due for it.
 
-Called by the local backend from one thread only. Nothing here waits: `refresh` looks, and does what has become due.
+Called by the local backend from one thread only. Nothing here waits: `refresh` reads the attempt's files and
+does what has become due.
 """
 
 from __future__ import annotations

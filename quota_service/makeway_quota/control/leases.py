@@ -1,11 +1,11 @@
-"""End the leases of notebooks that are gone: a lease ends unless it is renewed, and the Hub has the last word.
+"""End leases that are no longer renewed, unless the Hub says that the notebook server is active.
 
 A lease is timed on the monotonic clock from its last renewal, so that a clock that jumps takes no session's GPUs away.
 Before one ends the Hub is asked: an active server keeps it; where the Hub cannot be reached only a notebook that
 never started loses it, because a GPU must never be given out twice.
 
 The leader ends leases. A renewal that reaches another replica is written to the database (`unwritten`), where the
-leader sees that the time of the lease is another than before (`written`).
+leader sees that the time of the lease has changed (`written`).
 """
 
 from __future__ import annotations

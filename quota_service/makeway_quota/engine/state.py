@@ -131,7 +131,7 @@ class Policy:
     """The quota of one team, user or activity.
 
     `history` is its past over-quota use, in milli-GPUs: the average, in which use halves in weight every
-    `history_half_life`. Use that stays as it is for ever gives a history of just that use.
+    `history_half_life`. Constant use gives a history equal to it.
     """
 
     name: str

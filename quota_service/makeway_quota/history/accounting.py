@@ -1,7 +1,7 @@
-"""Average the past over-quota use of every policy: less of it goes first (`history_half_life`).
+"""Average the past over-quota use of every policy: those with less come first (`history_half_life`).
 
 A policy's history is the average of its over-quota use, in milli-GPUs, weighed by age: what was a half-life ago counts
-half. Use that stays as it is for ever gives a history of just that use. For a department all its teams count.
+half. Constant use gives a history equal to it. For a department all its teams count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parse YAML or JSON without its traps, and find the line of each place.
+"""Parse YAML or JSON without implicit types, aliases and tags, and find the line of each place.
 
 Scalars stay text until a model reads them: `no`, `on`, `010` and `12:30` are names where a name is expected.
 Aliases and tags are refused (a few lines can stand for gigabytes), as are deep nesting and a second document.

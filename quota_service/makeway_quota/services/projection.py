@@ -1,6 +1,7 @@
-"""Project what becomes of a world when its plans are applied one after the other, for previews of a policy.
+"""Project a world to the state in which its plans change nothing any more, for previews of a policy.
 
-The clock stands meanwhile: an evicted workload has left in the next plan, and no workload ends or is submitted.
+Plans are applied one after the other at the same time of the clock: in the next plan the victims of the last one are
+gone, and no workload ends or is submitted.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..store.records import Workload
 from ..wording import sentence
 
 MOST_PLANS = 6
-"""Plans that are carried out before it is taken as it is: two are enough but for chains of moves."""
+"""The most plans that are applied; two are enough, except for chains of moves."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from .caller import Caller
 from .context import Context
 
 REFUSED = frozenset({403, 404, 409, 413, 429})
-"""The statuses of refusals that the first of two equal requests may have escaped."""
+"""The statuses with which a repetition may be refused although the first request was accepted."""
 
 LARGE = 2**18
 """Characters of files from which on a digest is computed in a thread"""
@@ -61,7 +61,7 @@ async def submitted_before(
 ) -> list[Workload] | None:
     """Return what an earlier request with these keys submitted, where a repetition of it is refused.
 
-    A limit or a changed policy refuses a repetition, although the first request was taken. The database is asked a
+    A limit or a changed policy refuses a repetition, although the first request was accepted. The database is asked a
     bounded number of times a minute for one person, so that many refusals do not become many reads.
     """
     if not keys or refused.status not in REFUSED or not context.limits.may_look_up(caller.name):

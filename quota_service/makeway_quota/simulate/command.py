@@ -1,4 +1,4 @@
-"""`makeway-quota simulate`: a trace against policies and against what clusters do without one."""
+"""`makeway-quota simulate`: play a trace against policies, and against clusters without one (baselines)."""
 
 from __future__ import annotations
 

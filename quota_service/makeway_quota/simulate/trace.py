@@ -1,4 +1,4 @@
-"""Read a recorded workload from a table: what arrived when, for which team."""
+"""Read a recorded trace from a table: when each job arrived, for which team, with how many GPUs, for how long."""
 
 from __future__ import annotations
 

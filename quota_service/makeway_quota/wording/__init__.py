@@ -1,4 +1,4 @@
-"""The sentences of the service: of the engine's codes and numbers, and of what became of workloads (`outcomes`).
+"""Render the service's sentences: from the engine's codes and numbers, and about how workloads end (`outcomes`).
 
 The engine names workloads, teams, pools and profiles by id; `Names` turns ids into what people call them.
 """

@@ -1,4 +1,4 @@
-"""Add, change and remove nodes of a standing cluster, touching only the node's own rows.
+"""Add, change and remove nodes of a cluster that is kept between decisions, touching only the node's own rows.
 
 Called by `IncrementalEngine` between decisions, when nothing is nominated and no start of the last plan is left.
 Afterwards the cluster is what a new one would be, built from the same nodes and workloads.

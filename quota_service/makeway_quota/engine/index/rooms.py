@@ -29,7 +29,7 @@ _MOST_COUNTS = 4_096
 
 @dataclass(slots=True)
 class Capacity:
-    """Workers of one need that the nodes of a pool would host, were they empty: of `every` node, of those `up`."""
+    """Workers of one need that the empty nodes of a pool would host: on `every` node, and on the usable ones (`up`)."""
 
     every: int = 0
     up: int = 0
@@ -37,7 +37,7 @@ class Capacity:
 
 @dataclass(slots=True)
 class Emptied:
-    """Workers of one need, at most its least number, that each usable node would host with only foreign pods on it.
+    """Workers of one need that each usable node would host with only foreign pods on it, at most `need.least`.
 
     `vague` counts the nodes where foreign pods hold GPUs on unknown devices: with any, `total` says nothing.
     """
@@ -148,7 +148,7 @@ def capacity(node: NodeState, need: Need) -> int:
 
 
 def hosts_emptied(node: NodeState, need: Need, nominated: Iterable[tuple[Part, Need]]) -> int:
-    """Return the workers (at most the least number) that a node would host with only what is `nominated` on it."""
+    """Return the workers, at most `need.least`, that a node would host with only what is `nominated` on it."""
     if not node.suits(need):
         return 0
     room = emptied(node)

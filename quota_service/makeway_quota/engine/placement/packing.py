@@ -2,10 +2,10 @@
 
 Every placement takes GPUs that other work could have used. A node is useful to a shape of work as far as its free
 devices, CPU and memory could carry more of that shape; a placement costs what it takes off that, summed over the
-mix. This is the fragmentation gradient of FGD (USENIX ATC'23) with two things added: CPU and memory that run out
-before the GPUs do count as lost GPUs, and what is lost to a shape weighs the more, the fewer GPUs of the pool
-could ever serve it (so work that may run anywhere avoids rare models). Ties: fewest free GPUs left on the node,
-then the first node. Arrays hold one row a node; only rows that changed are scored again.
+mix. This is the fragmentation gradient of FGD (USENIX ATC'23) with three changes: costs are exact instead of rounded
+scores, CPU and memory that run out before the GPUs do count as lost GPUs, and what is lost to a shape weighs the more,
+the fewer GPUs of the pool could ever serve it (so work that may run anywhere avoids rare models). Ties: fewest free
+GPUs left on the node, then the first node. Arrays hold one row a node; only rows that changed are scored again.
 """
 
 from __future__ import annotations

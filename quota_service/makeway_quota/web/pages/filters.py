@@ -1,4 +1,4 @@
-"""The filters of the lists: what a query may say."""
+"""Define the filters of the lists: the query parameters that their pages accept."""
 
 from __future__ import annotations
 

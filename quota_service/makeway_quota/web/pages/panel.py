@@ -51,7 +51,7 @@ class Panel:
 
     @property
     def many_teams(self) -> bool:
-        """Whether there is room for one line a team only."""
+        """Whether each team gets one line only, because there are many."""
         return len(self.teams) > MANY
 
     @property

@@ -1,4 +1,4 @@
-"""The policy document in the browser: look, edit, validate, preview, apply; for administrators."""
+"""The policy document in the browser: show, edit, validate, preview, apply; for administrators."""
 
 from __future__ import annotations
 
