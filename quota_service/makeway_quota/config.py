@@ -95,16 +95,16 @@ class QuotaService(Configurable):
         6.0,
         min=2.0,
         max=300.0,
-        help="With several replicas on one PostgreSQL: a leader that could not renew its lock for this long acts no "
-        "more, and another replica takes over; the same on all replicas (MAKEWAY_LEADER_SECONDS).",
+        help="With several replicas on one PostgreSQL: a leader that could not renew its lock for this long stops "
+        "acting, and another replica takes over; the same on all replicas (MAKEWAY_LEADER_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LEADER_SECONDS")
     tick_seconds = Float(
         5.0, min=0.05, max=60.0, help="The control loop runs a cycle at least this often (MAKEWAY_TICK_SECONDS)."
     ).tag(config=True, env="MAKEWAY_TICK_SECONDS")
     artifacts_dir = Unicode(
         "",
-        help="Folder of the large files of submissions, shared by all replicas; empty means `artifacts` beside an "
-        "SQLite database, and PostgreSQL itself (MAKEWAY_ARTIFACTS_DIR).",
+        help="Folder of the large files of submissions, shared by all replicas; empty: `artifacts` beside an "
+        "SQLite database; with PostgreSQL, the database (MAKEWAY_ARTIFACTS_DIR).",
     ).tag(config=True, env="MAKEWAY_ARTIFACTS_DIR")
     large_file_kb = Int(
         256, min=1, help="Size from which on a file of a submission is large, in KiB (MAKEWAY_LARGE_FILE_KB)."
@@ -159,14 +159,14 @@ class QuotaService(Configurable):
         24.0,
         min=0.1,
         max=8760.0,
-        help="Hours in which a submission that is repeated with its Idempotency-Key is known again "
-        "(MAKEWAY_KEEP_KEYS_HOURS).",
+        help="Hours that an Idempotency-Key is kept; within them a repeated submission submits nothing "
+        "a second time (MAKEWAY_KEEP_KEYS_HOURS).",
     ).tag(config=True, env="MAKEWAY_KEEP_KEYS_HOURS")
     start_deadline_seconds = Float(
         120.0,
         min=5.0,
         max=86_400.0,
-        help="An attempt that was ordered to start and is not seen for so long is lost "
+        help="An attempt that was ordered to start and does not appear within this time is lost "
         "(MAKEWAY_START_DEADLINE_SECONDS).",
     ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
 

@@ -15,7 +15,7 @@ REGISTRY = CollectorRegistry()
 
 CYCLE_SECONDS = Histogram(
     "makeway_cycle_seconds",
-    "Time of one cycle of the loop: look, reconcile, plan, write, act.",
+    "Time of one cycle of the loop: observe, reconcile, plan, apply, actuate.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5),
     registry=REGISTRY,
 )
