@@ -11,7 +11,7 @@ from .base import Wire
 
 
 class Decision(Wire):
-    """One line of the decision log: verb, rule, one sentence and its numbers (row F23)."""
+    """One line of the decision log: verb, code (the rule that decided, or an outcome), one sentence and its numbers."""
 
     id: int
     at: datetime

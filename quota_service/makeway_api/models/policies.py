@@ -24,7 +24,7 @@ class PolicyRequest(RequestBody):
 
     document: str = Field(max_length=1_000_000)
     comment: str = Field("", max_length=500)
-    base: int | None = Field(None, ge=0, description="the version that was edited; another one current is a conflict")
+    base: int | None = Field(None, ge=0, description="the version that was edited; 409 if another one is in force")
 
 
 class PolicyIssue(Wire):

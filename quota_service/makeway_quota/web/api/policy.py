@@ -45,5 +45,5 @@ async def preview(caller: Manager, services: TheServices, request: PolicyRequest
 
 @router.put("", operation_id="policy_apply", response_model=PolicyVersion, responses=declared(409, 413, 415))
 async def apply(caller: Admin, services: TheServices, request: PolicyRequest) -> PolicyVersion:
-    """Apply a document; `base` guards against overwriting another change."""
+    """Apply a document; 409 if `base`, the version that it was edited from, is not in force any more."""
     return await services.policies.apply(caller, request)
