@@ -196,7 +196,7 @@ def _slug(what: str, value: Any) -> str:
     if not isinstance(value, str) or not SLUG.fullmatch(value):
         shown = str(value)[:40]
         raise Refused(
-            f"{shown!r} is not the name of a {what}: names are small letters, digits, dots and dashes.",
+            f"{shown!r} is not the name of a {what}: names have small letters, digits, dots, dashes and underscores.",
             code=f"bad_{what}",
             status=400,
         )

@@ -107,7 +107,7 @@ def started(portal: Portal, user: str, options: dict[str, str]) -> None:
 
 
 def all_right(portal: Portal, book: Path, names: list[str]) -> None:
-    """Every job ended well with the right result, no attempt began twice, and nothing is held."""
+    """Every job succeeded with the right result, no attempt began twice, and nothing is held."""
     ana = portal.user("ana")
 
     def jobs() -> dict[str, Job]:

@@ -175,7 +175,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
 
         steps = [d.verb for d in ana_api.job_events(victim.id)]
         assert [v for v in steps if v != "wait"] == ["submit", "start", "evict", "requeue", "start", "finish"]
-        expect(admin.page.locator("body")).to_contain_text("“trial-8” of ana ended well")
+        expect(admin.page.locator("body")).to_contain_text("“trial-8” of ana succeeded")
         for person in people:
             assert person.outside == [], "a closed network: nothing is asked outside"
             assert person.errors == []

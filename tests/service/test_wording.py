@@ -104,7 +104,7 @@ def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_
         "“train” of ana did not leave within 30 s and was killed; no checkpoint, lost 1 min 30 s of work. "
         "It waits for GPUs again and starts from the beginning."
     )
-    assert outcomes.succeeded(job, 61, 500) == "“train” of ana ended well after 1 min 1 s; 0.5 GPU is free again."
+    assert outcomes.succeeded(job, 61, 500) == "“train” of ana succeeded after 1 min 1 s; 0.5 GPU is free again."
     assert outcomes.cancelled(job, 0).endswith("its CPU and memory are free again.")
     assert outcomes.failed_and_retried(job, "exit code 3", 1).endswith(
         "(exit code 3) and is tried again, 1 more try left."

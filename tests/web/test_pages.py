@@ -173,7 +173,7 @@ async def test_the_buttons_of_a_job_page(web: Portal) -> None:
     check(await browser.post(f"{PREFIX}jobs/{id}/explode", data=token), 404)
     eye = await web.browser("eye")
     forbidden = await eye.post(f"{PREFIX}jobs/{id}/cancel", data=xsrf((await eye.get(PREFIX)).text))
-    assert "it takes the scope custom:makeway:submit" in words(check(forbidden, 403))
+    assert "it needs the scope custom:makeway:submit" in words(check(forbidden, 403))
 
 
 async def test_a_failed_job_shows_its_exception(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ async def test_error_pages_are_friendly(web: Portal) -> None:
     browser = await web.browser("ana")
     shown = words(check(await browser.get(f"{PREFIX}nothing/<script>alert(1)</script>"), 404))
     assert "There is nothing at" in shown
-    assert "it takes the scope" in words(check(await (await web.browser("blind")).get(PREFIX), 403))
+    assert "it needs the scope" in words(check(await (await web.browser("blind")).get(PREFIX), 403))
     check(await web.as_(None, headers={"Accept": "text/html"}).get(f"{PREFIX}jobs/j-1"), 401)
     assert (await browser.get(f"{PREFIX}nothing", headers={"Accept": "application/json"})).json()["status"] == 404
 

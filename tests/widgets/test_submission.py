@@ -162,7 +162,7 @@ def test_invalid_details(details: dict[str, Any], says: str) -> None:
 
 
 def test_submit_from_python_explains_itself() -> None:
-    assert refused(submit, "1", profil="x") == "submit() has no 'profil'. Did you mean profile?"
+    assert refused(submit, "1", profil="x") == "submit() has no argument 'profil'. Did you mean profile?"
     assert "there is nothing to run" in refused(submit)
 
 

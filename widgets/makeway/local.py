@@ -76,5 +76,5 @@ def _value(path: Path) -> Any:
         return pickle.loads(path.read_bytes())
     except Exception as error:
         raise Refused(
-            f"the cell ended well, but its result cannot be read here ({type(error).__name__}: {error})."
+            f"the cell succeeded, but its result cannot be read here ({type(error).__name__}: {error})."
         ) from None

@@ -114,7 +114,7 @@ def submit(
     unknown = set(details) - set(Submission.__dataclass_fields__)
     if unknown:
         wrong = sorted(unknown)[0]
-        raise Refused(f"submit() has no {wrong!r}.{did_you_mean(wrong, Submission.__dataclass_fields__)}")
+        raise Refused(f"submit() has no argument {wrong!r}.{did_you_mean(wrong, Submission.__dataclass_fields__)}")
     if not isinstance(source, str):
         raise Refused(f"code is given as text, not as a {type(source).__name__}; a command goes into command=['…'].")
     if not source and not details.get("command"):

@@ -247,7 +247,7 @@ class Job:
     def _no_result(self) -> str:
         error = self._error()
         if error and error["type"] == "ResultNotKept":
-            return f"job {self.id} ended well, but {error['message']}; save it to a file inside the cell instead."
+            return f"job {self.id} succeeded, but {error['message']}; save it to a file inside the cell instead."
         return f"job {self.id} left no result; a cell's result is its last expression or the variable `result`."
 
     def _unpickled(self, raw: bytes) -> Any:

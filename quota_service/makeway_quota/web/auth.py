@@ -182,7 +182,7 @@ def refusal(caller: Caller, scopes: Sequence[str]) -> MakewayError:
     """Make the error that names the missing scope and how to get it."""
     names = " or ".join(f"{SCOPE}{scope}" for scope in scopes)
     return MakewayError(
-        f"{caller.name} may not do this: it takes the scope {names}. An administrator of the Hub grants it "
+        f"{caller.name} may not do this: it needs the scope {names}. An administrator of the Hub grants it "
         "with a role; a token must list it too.",
         code="forbidden",
         status=403,

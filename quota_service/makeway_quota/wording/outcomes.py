@@ -46,8 +46,8 @@ def free_again(milli: int) -> str:
 
 
 def succeeded(job: str, ran: float, milli: int) -> str:
-    """Return that a job ended well; `ran` are the seconds of its last attempt."""
-    return f"{job} ended well after {duration(ran)}; {free_again(milli)}"
+    """Return that a job succeeded; `ran` are the seconds of its last attempt."""
+    return f"{job} succeeded after {duration(ran)}; {free_again(milli)}"
 
 
 def cancelled(job: str, milli: int) -> str:
