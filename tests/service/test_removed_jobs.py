@@ -1,4 +1,4 @@
-"""Jobs that retention has removed: told as such to those who could see them, and unknown to all others."""
+"""Jobs that retention has removed: 410 for those who could see them, 404 for all others."""
 
 from __future__ import annotations
 

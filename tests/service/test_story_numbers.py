@@ -1,4 +1,4 @@
-"""The founding examples through the public API with real processes: numbers exactly as written."""
+"""The examples F19 to F21 of the feature list through the API, with real processes and exactly these numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Withhold starts over quota that the very next plan would evict for work in quota (invariant I7).
 
 Called once nothing else changes in a plan. A start over quota can put its policy above its reservation: from the next
-plan on all work of that policy is a candidate, the start among them. Such a start only interrupts itself.
+plan on all work of that policy is a candidate, the start among them, and would be evicted again at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _waiting(cluster: Cluster, heads: Iterable[Queue], fresh: list[Allocation]) 
 
 
 def _reserved_pools(cluster: Cluster, allocation: Allocation) -> set[str]:
-    """Return the pool of a start, and those that share a reservation with it."""
+    """Return the names of the pools that share a reservation of the start's policy, its own pool among them."""
     name = allocation.pool.pool.name
     lines = [line for level in cluster.account(allocation.workload).chain for line in level.reserving(name)]
     return {name, *(pool for pool in cluster.pools if any(line.quota.covers(pool) for line in lines))}
