@@ -103,6 +103,14 @@ def test_every_plan_of_a_contended_world_keeps_the_invariants(engine: str) -> No
     assert victims > 10
 
 
+@pytest.mark.covers("F16")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_jobs_move_for_a_gang_in_the_plan_that_starts_others_on_their_node(engine: str) -> None:
+    plan = check(contended_world(Random(310419)), ENGINES[engine], Random(7))
+    assert [start.id for start in plan.start] == ["new0"]
+    assert [(move.id, move.beneficiary) for move in plan.move] == [("w02", "new2")]
+
+
 @pytest.mark.covers("F14")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_eviction_leads_to_another_that_could_be_avoided(engine: str) -> None:

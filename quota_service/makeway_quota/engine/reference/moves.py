@@ -15,7 +15,7 @@ from .victims import Preemptor, order, stopped
 MOST_TRIES = 24
 """So many options are tried for one worker, the cheapest first."""
 MOST_GANG_TRIES = 6
-"""So many sets of nodes are tried for a gang: each without the node that proved impossible before."""
+"""So many sets of nodes are tried for a gang: each without the moves that proved impossible before."""
 MOST_MOVES = 200
 """A gang never makes more jobs move than this."""
 
@@ -79,7 +79,11 @@ def _for_one_worker(p: Preemptor, options: list[Option]) -> Rearrangement | None
 
 
 def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
-    """Take the first options that are enough together, without the spare ones, and try all of them at once."""
+    """Take the first options that are enough together, without the spare ones, and try all of them at once.
+
+    A job that has nowhere to go stays, and its nodes are looked at again without it.
+    """
+    staying: list[Allocation] = []
     missing = p.need.least - count_workers(p.cluster, p.pool, p.need, True)
     for _ in range(MOST_GANG_TRIES):
         chosen: list[Option] = []
@@ -100,7 +104,10 @@ def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
         done = _try(p, chosen)
         if done is None or isinstance(done, Rearrangement):
             return done
-        options = [option for option in options if done not in option.chosen]
+        staying.append(done)
+        kept = [option for option in options if done not in option.chosen]
+        others = [_option(p, option.node, staying) for option in options if done in option.chosen]
+        options = sorted([*kept, *(each for each in others if each)], key=lambda each: each.key)
     return None
 
 

@@ -18,7 +18,7 @@ from .victims import Preemptor
 _TRIES = 24
 """The number of nodes that are tried, the cheapest first."""
 _GANG_TRIES = 6
-"""The number of sets of nodes that are tried for a gang, each without the node that failed before."""
+"""The number of sets of nodes that are tried for a gang, each without the moves that failed before."""
 _MOST_MOVES = 200
 """The most jobs that one preemptor makes move."""
 
@@ -110,7 +110,11 @@ def _for_one_worker(preemptor: Preemptor, nodes: list[NodeState]) -> Rearrangeme
 
 
 def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> Rearrangement | None:
-    """Make room for as many workers as are missing, on the nodes where that moves the fewest GPUs a worker."""
+    """Make room for as many workers as are missing, on the nodes where that moves the fewest GPUs a worker.
+
+    A job without a target stays, and its nodes are looked at again without it.
+    """
+    staying: list[Allocation] = []
     for _ in range(_GANG_TRIES):
         chosen = _enough(options, missing)
         moving = [each for option in chosen for each in option.chosen]
@@ -119,7 +123,11 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
         done = _try(preemptor, moving)
         if done is None or isinstance(done, Rearrangement):
             return done
-        options = [option for option in options if all(each.allocation is not done for each in option.chosen)]
+        staying.append(done)
+        hindered = [option for option in options if any(each.allocation is done for each in option.chosen)]
+        others = [_option(preemptor, option.node, staying) for option in hindered]
+        options = [option for option in options if option not in hindered] + [each for each in others if each]
+        options.sort(key=lambda option: option.key)
     return None
 
 
