@@ -108,7 +108,7 @@ class _Rows:
     def __init__(self, rows: Sequence[Workload]) -> None:
         self.rows = rows
 
-    def on_change(self, call: Callable[[Sequence[Workload]], object]) -> None:
+    def on_change(self, call: Callable[[Sequence[Workload]], object], last: bool = False) -> None:
         """Nothing ever changes."""
 
     def active(self) -> Sequence[Workload]:

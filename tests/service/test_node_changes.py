@@ -48,7 +48,8 @@ class Rows:
         self.found: dict[str, Workload] = {}
         self.listeners: list[Callable[[Sequence[Workload]], object]] = []
 
-    def on_change(self, call: Callable[[Sequence[Workload]], object]) -> None:
+    def on_change(self, call: Callable[[Sequence[Workload]], object], last: bool = False) -> None:
+        """Call back in the order of registration; a world registers the `last` ones last."""
         self.listeners.append(call)
 
     def put(self, *rows: Workload) -> None:
