@@ -22,6 +22,8 @@ class ActiveRows:
         """Jobs and sessions that a cycle may have to act upon: starting, noticed, terminating or cancelled."""
         self.on_node: dict[str, set[str]] = {}
         """Node to the ids of the workloads that are placed there."""
+        self._by_team: dict[str, dict[str, Workload]] = {}
+        self._by_owner: dict[str, dict[str, Workload]] = {}
         self.changed: set[str] = set()
         """Ids that changed and that no cycle has gone through with yet."""
         self._news: deque[Sequence[Workload]] = deque()
@@ -81,10 +83,20 @@ class ActiveRows:
         """Return the ids of the workloads that are placed on any of the nodes."""
         return set().union(*(self.on_node.get(node, ()) for node in nodes))
 
+    def of(self, teams: Iterable[str], owner: str) -> list[Workload]:
+        """Return the rows of some teams, then those of `owner` in other teams ("" adds none); in no order."""
+        shown = set(teams)
+        found = [row for team in shown for row in self._by_team.get(team, {}).values()]
+        if owner:
+            found += [row for row in self._by_owner.get(owner, {}).values() if (row.team or "") not in shown]
+        return found
+
     def _index(self, known: Workload | None, row: Workload) -> None:
         self.changed.add(row.id)
         _put(self.watched, row, is_watched(row))
         _put(self.urgent, row, is_urgent(row))
+        _group(self._by_team, known and (known.team or ""), row.team or "", row)
+        _group(self._by_owner, known and known.owner, row.owner, row)
         before, now = known.placement if known else (), row.placement if row.live else ()
         if before != now:
             for place in before:
@@ -111,3 +123,14 @@ def _put(index: dict[str, Workload], row: Workload, there: bool) -> None:
         index[row.id] = row
     else:
         index.pop(row.id, None)
+
+
+def _group(index: dict[str, dict[str, Workload]], before: str | None, now: str, row: Workload) -> None:
+    """Put a row where it belongs now, out of where it was before (None: nowhere); empty groups are dropped."""
+    if before is not None and (before != now or not row.live):
+        group = index.get(before, {})
+        group.pop(row.id, None)
+        if not group:
+            index.pop(before, None)
+    if row.live:
+        index.setdefault(now, {})[row.id] = row

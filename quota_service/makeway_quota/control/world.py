@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -136,6 +136,11 @@ class World:
         """Return every workload that has not ended, by id, with all commits so far; do not change it."""
         await self._follow()
         return self._active.copy()
+
+    async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
+        """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
+        await self._follow()
+        return list((self._active.found or {}).values()) if teams is None else self._active.of(teams, owner)
 
     async def row(self, id: str) -> Workload | None:
         """Return one workload that has not ended, as it is now, or None."""

@@ -99,10 +99,13 @@ class ListingService:
 
     async def listing(self, caller: Caller, query: ListQuery) -> Listing:
         """Return one page of what waits or runs, as far as the caller may see it."""
-        rows = await self._context.world.rows()
         visible = self._context.visible_teams(caller)
         owner = caller.name if query.own else ""
-        return await self._context.call(list_workloads, list(rows.values()), visible, owner, query)
+        teams = visible
+        if query.team:
+            teams = [query.team] if visible is None or query.team in visible else []
+        rows = await self._context.world.rows_of(teams, owner)
+        return await self._context.call(list_workloads, rows, visible, owner, query)
 
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Return the names of live workloads by id; others are left out."""

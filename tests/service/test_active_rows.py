@@ -1,0 +1,55 @@
+"""The active rows in memory, and their groups by team and owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+
+from makeway_quota.control.active_rows import ActiveRows
+from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.store.rows import submitted
+
+TEAMS, OWNERS = ("", "ops", "rnd"), ("ana", "bo")
+
+
+def row(id: str, team: str, owner: str, version: int, state: str = "pending") -> Workload:
+    new = NewWorkload(id=id, kind="job", team=team or None, profile="gpu1", owner=owner)
+    return submitted(new, 0.0)._replace(version=version, state=state)
+
+
+async def test_rows_of_teams_and_owners_follow_every_change() -> None:
+    random, active = Random(7), ActiveRows()
+    rows: dict[str, Workload] = {}
+
+    async def read() -> Iterable[Workload]:
+        return list(rows.values())
+
+    for at in range(20):
+        rows[f"j-{at}"] = row(f"j-{at}", random.choice(TEAMS), random.choice(OWNERS), 1)
+    await active.read(read)
+    for version in range(2, 400):
+        id = f"j-{random.randrange(30)}"
+        state = random.choice(["pending", "running", "running", "succeeded"])
+        new = row(id, random.choice(TEAMS), random.choice(OWNERS), version, state)
+        active.committed([new])
+        active.follow()
+        rows.pop(id, None)
+        if new.live:
+            rows[id] = new
+        teams, owner = random.sample(TEAMS, random.randint(0, 2)), random.choice(["", *OWNERS])
+        expected = {r.id: r for r in rows.values() if (r.team or "") in teams or (owner and r.owner == owner)}
+        found = active.of(teams, owner)
+        assert {r.id: r for r in found} == expected
+        assert len(found) == len(expected)
+
+
+async def test_an_older_version_changes_no_group() -> None:
+    active = ActiveRows()
+
+    async def read() -> Iterable[Workload]:
+        return [row("j-1", "rnd", "ana", 5)]
+
+    await active.read(read)
+    active.committed([row("j-1", "ops", "bo", 4)])
+    active.follow()
+    assert [r.team for r in active.of(["rnd", "ops"], "")] == ["rnd"]
