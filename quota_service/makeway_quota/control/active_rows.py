@@ -126,7 +126,7 @@ def _put(index: dict[str, Workload], row: Workload, there: bool) -> None:
 
 
 def _group(index: dict[str, dict[str, Workload]], before: str | None, now: str, row: Workload) -> None:
-    """Put a row where it belongs now, out of where it was before (None: nowhere); empty groups are dropped."""
+    """Add a row to its present group and remove it from the one of `before` (None: none); empty groups are dropped."""
     if before is not None and (before != now or not row.live):
         group = index.get(before, {})
         group.pop(row.id, None)

@@ -101,7 +101,7 @@ class ListingService:
         """Return one page of what waits or runs, as far as the caller may see it."""
         visible = self._context.visible_teams(caller)
         owner = caller.name if query.own else ""
-        teams = visible
+        teams: Sequence[str] | None = visible
         if query.team:
             teams = [query.team] if visible is None or query.team in visible else []
         rows = await self._context.world.rows_of(teams, owner)
