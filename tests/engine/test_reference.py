@@ -111,6 +111,14 @@ def test_jobs_move_for_a_gang_in_the_plan_that_starts_others_on_their_node(engin
     assert [(move.id, move.beneficiary) for move in plan.move] == [("w02", "new2")]
 
 
+@pytest.mark.covers("F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_is_spared_where_a_later_preemptor_leaves_its_devices_to_an_earlier_one(engine: str) -> None:
+    plan = check(contended_world(Random(9004177)), ENGINES[engine], Random(7))
+    assert [(eviction.id, eviction.beneficiary) for eviction in plan.evict] == [("w03", "new2")]
+    assert sorted(waiting.id for waiting in plan.pending if waiting.nomination) == ["new1", "new2"]
+
+
 @pytest.mark.covers("F14")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_eviction_leads_to_another_that_could_be_avoided(engine: str) -> None:

@@ -114,7 +114,10 @@ class _Places:
 
 
 def _try(builder: PlanBuilder, victim: Allocation) -> bool:
-    """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit."""
+    """Place all nominations of this plan beside what a victim keeps; False (nothing changed) if one does not fit.
+
+    The orders tried: of the decisions, the largest workers first, and those first whose devices the victim keeps.
+    """
     cluster = builder.cluster
     if _exceeds(cluster, victim):
         return False
@@ -134,7 +137,9 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     if len(nominations) > _MOST_REPLACED:
         return False
     every = _Places(cluster, nominations)
-    for order in (nominations, sorted(nominations, key=lambda nomination: -nomination[1].need.gpus)):
+    displaced = {workload.id for workload, _, _ in moved}
+    keys = (lambda _: 0, lambda n: -n[1].need.gpus, lambda n: n[0].id not in displaced)
+    for order in (sorted(nominations, key=key) for key in keys):
         every.off()
         if every.find(order):
             return True

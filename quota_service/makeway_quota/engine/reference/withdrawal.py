@@ -66,12 +66,14 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
     if _exceeds_caps(trial, victim):
         return False
     ours = [name for name in decisions.nominated if _new(trial, name, victim.pool)]
-    largest = sorted(ours, key=lambda name: -trial.nominations[name].need.gpus)
     if _overbooked(trial, ours, victim):
         return False
     placed = _replace(trial, ours, True)
     if placed is None and len(ours) <= MOST_REPLACED:
-        placed = _replace(trial, ours, False) or _replace(trial, largest, False)
+        largest = sorted(ours, key=lambda name: -trial.nominations[name].need.gpus)
+        displaced = _displaced(trial.copy(), ours)
+        first = [*displaced, *(name for name in ours if name not in displaced)]
+        placed = next((found for order in (ours, largest, first) if (found := _replace(trial, order, False))), None)
     if placed is None:
         return False
     cluster.nominations = placed.nominations
@@ -109,20 +111,30 @@ def _replace(cluster: Cluster, names: Sequence[str], keep: bool) -> Cluster | No
     `keep`: each that can stays where it is, and only the others are placed anew.
     """
     trial = cluster.copy()
-    taken = {name: trial.nominations.pop(name) for name in names}
-    moving = []
-    for old in taken.values():
-        if keep and trial.holds_parts(old.need, old.parts, trial.future):
-            trial.nominate(old.workload, old.parts)
-        else:
-            moving.append(old)
-    for old in moving:
+    taken = {name: trial.nominations[name] for name in names}
+    if keep:
+        names = _displaced(trial, names)
+    for name in names:
+        trial.nominations.pop(name, None)
+    for old in (taken[name] for name in names):
         may = allowed(trial, old.levels, old.pool, old.need.total, True)
         parts = find(trial, old.pool, old.need, True) if may else ()
         if not parts:
             return None
         trial.nominate(old.workload, parts)
     return trial
+
+
+def _displaced(trial: Cluster, names: Sequence[str]) -> list[str]:
+    """Withdraw the nominations whose devices are no longer free, and return them; the others stay."""
+    taken = {name: trial.nominations.pop(name) for name in names}
+    displaced: list[str] = []
+    for name, old in taken.items():
+        if trial.holds_parts(old.need, old.parts, trial.future):
+            trial.nominate(old.workload, old.parts)
+        else:
+            displaced.append(name)
+    return displaced
 
 
 def _exceeds_caps(trial: Cluster, victim: Allocation) -> bool:
