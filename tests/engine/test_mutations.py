@@ -211,8 +211,8 @@ EDITS = (
     ),
     Edit(
         "schedule.py",
-        "        if not spare(builder, spared) and not withhold(builder, heads):\n",
-        "        if not withhold(builder, heads):\n",
+        "        if not spare(builder, spared):\n",
+        "        if True:\n",
         "an eviction that became superfluous is withdrawn",
     ),
     Edit(

@@ -37,21 +37,18 @@ def test_low_priority_policies_and_jobs_are_evicted_first() -> None:
 
 @pytest.mark.covers("F14")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_start_that_the_next_plan_would_evict_is_withheld(engine: str) -> None:
+def test_a_start_over_quota_uses_idle_gpus_until_it_is_reclaimed_with_its_team(engine: str) -> None:
     world = World().pool("p", gpus=4).team("a", reserved=4).team("b", reserved=1)
     world.profile("half", 0.5).profile("two", 2).profile("four", 4)
     world.jobs("b1", "b", "half").step()
     world.submit("b2", "b", "two")  # b is within its reservation until this starts, and 2.5 GPUs beyond 1 then
     world.submit("a1", "a", "four")
     world.engine = ENGINES[engine]
-    plan = world.plan()
-    assert not plan.acts
-    assert {w.id: (w.code, w.rule) for w in plan.pending} == {
-        "a1": ("no_free_gpus", "place"),
-        "b2": ("held", "withheld"),
-    }
-    world.end("a1", state="cancelled")
-    assert [start.id for start in world.plan().start] == ["b2"]
+    assert [start.id for start in world.step().start] == ["b2"]
+    assert {(e.id, e.beneficiary) for e in world.step().evict} == {("b1", "a1"), ("b2", "a1")}
+    world.release().reconcile()
+    assert world.named("running") == ["a1"]
+    assert not world.plan().acts
 
 
 @pytest.mark.covers("F32")

@@ -10,7 +10,6 @@ from .cycle.reasons import explain, refuse
 from .cycle.rounds import MOST_ROUNDS, Rounds
 from .cycle.scaling import scale
 from .cycle.sparing import spare
-from .cycle.withholding import withhold
 from .index.cluster import Cluster
 from .index.queues import PendingQueues, Queue
 from .plan import Plan
@@ -35,7 +34,7 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     rounds = Rounds(cluster, builder, heads, heads if queues.any_starving() else [], why)
     rounds.run()
     _grow(cluster, builder, heads, rounds)
-    _withdraw_needless(builder, rounds, heads)
+    _withdraw_needless(builder, rounds)
     builder.lift_holds()
     refused = _refuse(cluster, builder, heads)
     if why:
@@ -57,14 +56,14 @@ def _grow(cluster: Cluster, builder: PlanBuilder, heads: list[Queue], rounds: Ro
         rounds.run()
 
 
-def _withdraw_needless(builder: PlanBuilder, rounds: Rounds, heads: list[Queue]) -> None:
-    """Spare superfluous victims (rule 5.4), and withhold starts that the next plan would evict (invariant I7).
+def _withdraw_needless(builder: PlanBuilder, rounds: Rounds) -> None:
+    """Spare victims that a later decision made superfluous (rule 5.4).
 
     The GPUs that this frees may start other work.
     """
     spared: set[str] = set()
     for _ in range(MOST_ROUNDS):
-        if not spare(builder, spared) and not withhold(builder, heads):
+        if not spare(builder, spared):
             break
         rounds.run()
 

@@ -293,7 +293,6 @@ SENTENCES: Mapping[str, Sentence] = {
     "held_nodes": lambda v, n: f"{_nodes_are(v['nodes'])} {_held_for(v, n)}",
     "held_capacity": lambda v, n: f"The capacity of {_pool(v, n)} is {_held_for(v, n)}",
     "held_limit": _held_limit,
-    "withheld": lambda v, n: f"A start now would be evicted at once for {_preemptor(v, n)}; {_asks(v)}.",
     "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_asks(v)}.",
     "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
     "nominated": lambda v, n: (

@@ -12,7 +12,7 @@ from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
 from ..placement.fit import static_quota
 from ..plan import Code, Fact, Facts, Number, Refusal
-from ..plan_builder import PlanBuilder, preemptor_values, quota_numbers
+from ..plan_builder import PlanBuilder, quota_numbers
 from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
@@ -86,9 +86,7 @@ def explain(cluster: Cluster, builder: PlanBuilder, waiting: Iterable[Queue]) ->
             builder.groups.append(PendingGroup(-queue.number, (hold.workload,), _reason(cluster, builder, queue, hold)))
         if members:
             reason = known.get(queue.reason_class)
-            if queue.withheld_for is not None:
-                reason = _reason(cluster, builder, queue)
-            elif reason is None:
+            if reason is None:
                 reason = known[queue.reason_class] = _reason(cluster, builder, queue)
             builder.groups.append(PendingGroup(queue.number, members, reason))
 
@@ -113,7 +111,6 @@ def why(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState, m
         or _not_allowed(cluster, queue, pool)
         or _static(cluster, queue, pool)
         or (None if mine else _held(cluster, builder, queue, pool))
-        or _withheld(cluster, queue, pool)
         or _nominated(cluster, queue, pool)
         or _not_there(cluster, builder, queue, pool)
     )
@@ -201,16 +198,6 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
         code = "held_limit"
         values |= {"team": line.account.policy.name, "uses": number(line.now), "limit": number(line.quota.limit)}
     return Reason("held", "starvation", (Fact(code, values),), numbers)
-
-
-def _withheld(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
-    """Return the workload for which the next plan would evict a start over quota, if that is the reason."""
-    need, name, preemptor = queue.need.total, pool.pool.name, queue.withheld_for
-    if preemptor is None or cluster.ledger.in_quota(queue.account, name, need, queue.non_preemptible):
-        return None
-    numbers: dict[str, Number] = {"needs": number(need), "held_for": preemptor.id}
-    values = {**_request(queue), **preemptor_values(preemptor, cluster.account(preemptor)), **numbers, "pool": name}
-    return Reason("held", "withheld", (Fact("withheld", values),), numbers)
 
 
 def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:

@@ -56,8 +56,6 @@ class Queue:
     """Pool to the part of the order that comes from ranks."""
     keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
     """Pool to the part of the order that the whole queue shares: in quota, and over quota."""
-    withheld_for: Workload | None = None
-    """The workload in quota for which the next plan would evict a start over quota: this plan makes none."""
     _whole: dict[str, Line] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
 
@@ -76,10 +74,6 @@ class Queue:
         line = self._thinned(workload.owner)
         self.lines[workload.owner] = deque(sorted([*line, workload], key=_age))
 
-    def withhold(self, preemptor: Workload) -> None:
-        """Start nothing over quota for the rest of this decision."""
-        self.withheld_for, self.borrows = preemptor, False
-
     def _thinned(self, owner: str) -> Line:
         if owner not in self._whole:
             self._whole[owner] = self.lines[owner]
@@ -87,9 +81,7 @@ class Queue:
         return self.lines[owner]
 
     def take_back(self) -> None:
-        """Requeue all workloads that this decision removed; they may run over quota again."""
-        if self.withheld_for is not None:
-            self.withheld_for, self.borrows = None, True
+        """Requeue all workloads that this decision removed."""
         if self._whole:
             self.lines.update(self._whole)
             self._whole.clear()

@@ -15,7 +15,6 @@ from .quota import allowed, in_quota, over_limit, within_fair_share
 from .selection import select
 from .victims import Preemptor, Right
 from .withdrawal import withdraw_superfluous
-from .withholding import withhold
 
 MOST_ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
@@ -39,7 +38,7 @@ class Cycle:
         if self.grow():
             self.rounds()  # a gang that grew has a larger share now
         for _ in range(MOST_ROUNDS):
-            if not withdraw_superfluous(self.decisions, self.spared) and not withhold(self.decisions, self.waiting):
+            if not withdraw_superfluous(self.decisions, self.spared):
                 break
             self.rounds()
         self.lift_holds()

@@ -33,8 +33,6 @@ class Queue:
     pools: tuple[str, ...]
     may_borrow: bool
     members: list[Workload] = field(default_factory=list)
-    withheld: bool = False
-    """Whether a start over quota would be evicted by the next plan, so that none is made in this one."""
 
     @property
     def session(self) -> bool:

@@ -33,7 +33,6 @@ def _in_pool(decisions: Decisions, queue: Queue, pool: str, mine: bool) -> Reaso
         or _not_allowed(cluster, queue, pool)
         or _static(cluster, queue, pool)
         or (None if mine else _held(decisions, queue, pool))
-        or _withheld(cluster, queue, pool)
         or _nominated(cluster, queue, pool)
         or _not_there(decisions, queue, pool)
     )
@@ -62,20 +61,11 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     amount = queue.need.total
     if not amount:
         return None
-    if (
-        not queue.may_borrow
-        and not queue.withheld
-        and not in_quota(cluster, queue.levels, pool, amount, queue.guaranteed)
-    ):
+    if not queue.may_borrow and not in_quota(cluster, queue.levels, pool, amount, queue.guaranteed):
         return "never_over_quota", "over_quota"
     if over_limit(cluster, queue.levels, pool, amount, False) is not None:
         return "limit", "limit"
     return ("pool_capacity", "capacity") if over_capacity(cluster, pool, amount) else None
-
-
-def _withheld(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
-    quota = in_quota(cluster, queue.levels, pool, queue.need.total, queue.guaranteed)
-    return ("held", "withheld") if queue.withheld and not quota else None
 
 
 def _static(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:

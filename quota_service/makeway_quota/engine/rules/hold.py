@@ -206,7 +206,7 @@ def _helps(cluster: Cluster, queue: Queue, pool: PoolState) -> bool:
     """Whether a hold could let a workload of the queue start in a pool."""
     name, amount = pool.pool.name, queue.need.total
     in_quota = cluster.ledger.in_quota(queue.account, name, amount, queue.non_preemptible)
-    if not in_quota and not queue.borrows:
+    if not in_quota and (queue.non_preemptible or queue.account.policy.weight == "None"):
         return False
     if static_quota(cluster, queue.account, pool, amount, True) is not None or _never(queue, pool):
         return False
