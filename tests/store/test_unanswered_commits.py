@@ -92,3 +92,40 @@ async def test_an_outcome_that_cannot_be_looked_up_is_unknown_and_told_later(
     assert cut.heard == [("j1", 1), ("j3", 1)], "first what was committed first, each once"
     followed = await asyncio.to_thread(cut.store.follow, 0)
     assert followed.rows == [], "nothing is left that this process does not know"
+
+
+async def test_a_server_that_does_not_know_the_transaction_leaves_it_unknown_and_the_store_usable(
+    cut: Cut, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restore, or after a standby that lacked the last commits took over."""
+    monkeypatch.setattr(database, "STATUS", text("SELECT txid_status(:number + 1000000)"))
+    cut.before_commit(lambda _: cut.proxy.lose_answers())
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.to_thread(cut.store.add_workload, job("j1"), now=1.0)
+    assert cut.heard == [("j1", 1)], "the row is there, whatever the server says of its transaction"
+    await asyncio.to_thread(cut.store.add_workload, job("j2"), now=2.0)
+    await asyncio.to_thread(cut.store.follow, 0)
+    await asyncio.to_thread(cut.store.probe, 0.0)
+    assert cut.store.failure() is None
+    assert cut.heard == [("j1", 1), ("j2", 1)]
+
+
+async def test_the_number_of_another_transaction_does_not_count(
+    cut: Cut, job, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = create_engine(address(postgres))
+    with other.begin() as connection:
+        number = connection.execute(text("SELECT txid_current()")).scalar_one()
+    monkeypatch.setattr(database, "STATUS", text(f"SELECT txid_status({number} + 0 * :number)"))
+
+    def end_connection(connection: Connection) -> None:
+        pid = connection.connection.driver_connection.info.backend_pid  # type: ignore[union-attr]
+        with other.begin() as admin:
+            assert admin.execute(text("SELECT pg_terminate_backend(:pid, 10000)"), {"pid": pid}).scalar_one()
+
+    cut.before_commit(end_connection)
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.to_thread(cut.store.add_workload, job("j1"), now=1.0)
+    other.dispose()
+    assert cut.heard == []
+    assert await asyncio.to_thread(cut.store.workload, "j1") is None

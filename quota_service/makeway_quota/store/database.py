@@ -18,16 +18,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
 from .connections import postgres_engine
 from .errors import OutcomeUnknown, StoreError
+from .pages import by_id
 
 log = logging.getLogger(__name__)
 BUSY_SECONDS = 10
@@ -39,7 +40,9 @@ WRITERS = 0x4D414B45
 
 CHANNEL = "makeway"
 BEGIN_WRITE = text(f"SELECT txid_current(), pg_advisory_xact_lock({WRITERS}), pg_notify('{CHANNEL}', :origin)")
-WAIT_FOR_WRITERS = text(f"SELECT pg_advisory_xact_lock({WRITERS})")
+WAIT_FOR_WRITERS = text(f"SELECT txid_current(), pg_advisory_xact_lock({WRITERS})")
+"""`txid_current` is refused by a standby, which may not know yet what the primary has committed."""
+
 STATUS = text("SELECT txid_status(:number)")
 
 OUTCOME_SECONDS = 12.0
@@ -117,7 +120,7 @@ class Database:
         listeners are called later then, before the next write, if it was committed.
         """
         with self._explained(), self._writing, self._wrote.watched():
-            self._resolve()
+            self._settle()
             number, committing = 0, False
             try:
                 with self._connected() as plain:
@@ -145,8 +148,6 @@ class Database:
             try:
                 return self._resolve()
             except DBAPIError as again:
-                if not again.connection_invalidated and not isinstance(again, OperationalError):
-                    raise
                 if time.monotonic() > ends:
                     raise OutcomeUnknown() from again
                 time.sleep(0.2)
@@ -155,17 +156,30 @@ class Database:
         """Return whether the COMMIT without an answer counts (then the listeners are called); False if there is none.
 
         The lost transaction held the writers' lock, so that it has ended once another transaction gets this lock.
+        A server that was restored, or that took over without the last commits, does not know the number or has given
+        it to another transaction: then OutcomeUnknown, once, and the listeners are called with the rows as they are.
         """
         lost = self._unanswered
         if lost is None:
             return False
-        with self._connected() as connection, connection.begin():
-            connection.execute(WAIT_FOR_WRITERS)
-            committed = bool(connection.execute(STATUS, {"number": lost.number}).scalar_one() == "committed")
+        with self._connected() as connection:
+            status = _status_of(connection, lost.number)
+            with connection.begin():
+                connection.execute(WAIT_FOR_WRITERS)
+                rows = by_id(connection, [row.id for row in lost.changed])
         self._unanswered = None
-        if committed and not lost.quiet:
-            self._call_listeners(lost.changed)
+        written = all(row.id in rows and rows[row.id].version >= row.version for row in lost.changed)
+        committed = status == "committed" and written
+        if not lost.quiet and (committed or status != "aborted"):
+            self._call_listeners(lost.changed if committed else list(rows.values()))
+        if not committed and status != "aborted":
+            raise OutcomeUnknown()
         return committed
+
+    def _settle(self) -> None:
+        """Look up a COMMIT without an answer before something else is done; its caller was told that it is unknown."""
+        with suppress(OutcomeUnknown):
+            self._resolve()
 
     def follow(self, read: Callable[[Connection], Sequence[Any] | None]) -> None:
         """Read what other replicas committed, then call the listeners with the rows, unless `read` returned None.
@@ -174,7 +188,7 @@ class Database:
         of its versions.
         """
         with self._explained(), self._writing:
-            self._resolve()
+            self._settle()
             with self._connected() as connection, connection.begin():
                 changed = read(connection)
             if changed is not None:
@@ -257,6 +271,25 @@ class WriteHealth:
         began = self._began
         took = 0.0 if began is None else time.monotonic() - began
         return f"a write takes {took:.0f} s so far" if took > self.STUCK_SECONDS else self._failed
+
+
+def _status_of(connection: Connection, number: int) -> str | None:
+    """Return what PostgreSQL says of a transaction (`committed`, `aborted`); None where it does not know its number."""
+    with connection.begin() as transaction:
+        connection.execute(WAIT_FOR_WRITERS)
+        try:
+            return cast("str | None", connection.execute(STATUS, {"number": number}).scalar_one())
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            transaction.rollback()
+            log.error(
+                "The database does not know transaction %s, whose COMMIT it did not answer. If a backup was restored, "
+                "or a standby took over that lacks the last commits, restart every replica of Makeway: %s",
+                number,
+                str(error.orig).strip(),
+            )
+            return None
 
 
 def parse(url: str) -> URL:
