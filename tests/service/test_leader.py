@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import NodeSeen, NoticeOrder, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.actuate import Actuator, Started
+from makeway_quota.control.actuate import TAKEOVER_GRACE, Actuator, Started
 from makeway_quota.control.leader import Instant, Leader
 from makeway_quota.store import Deposed, StoreError, open_store
 from makeway_quota.store.errors import NotLeading
@@ -268,5 +268,25 @@ async def test_a_new_leader_grants_the_rest_of_a_grace_not_a_second_one(tmp_path
     assert not (await actuator.give(rows, seen, -70.0, Started())).changes, "its clock is behind: no negative age"
     at = 530.0
     assert (await actuator.give(rows, seen, -70.0, Started())).changes
+    await leader.close()
+    store.close()
+
+
+async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
+    leader, at = Leader(store.leader_lock(6.0), 6.0), 100.0
+    actuator = Actuator(store, Recorder(), leader, monotonic=lambda: at)
+    assert await leader.acquire()
+    actuator.restart(leader.check())
+    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    seen = await Recorder().observe()
+    for grace, granted in ((30.0, TAKEOVER_GRACE), (4.0, 4.0)):
+        actuator.restart(leader.check())
+        rows = {"s-1": made._replace(state="checkpointing", attempt=1, notice=Notice("owners", 1.0, 1.0 + grace))}
+        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+        at += granted - 0.1
+        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+        at += 0.1001
+        assert (await actuator.give(rows, seen, 90_000.0, Started())).changes
     await leader.close()
     store.close()

@@ -121,6 +121,32 @@ async def test_a_repetition_at_a_limit_returns_the_job_and_reads_little(
         assert 0 < len(reads) < 1.5 * LOOK_UPS
 
 
+async def test_a_repetition_at_a_limit_waits_for_the_first_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE="1") as run:
+        service = run.service.services.submissions
+        place, arrived, go_on = service._keep, asyncio.Event(), asyncio.Event()
+
+        async def slow(files: Any) -> None:  # as where a disk is
+            arrived.set()
+            await go_on.wait()
+            await place(files)
+
+        monkeypatch.setattr(service, "_keep", slow)
+        first = asyncio.create_task(post(run, "/jobs", JOB, "k-1"))
+        await arrived.wait()
+        again = asyncio.create_task(post(run, "/jobs", JOB, "k-1"))
+        other = await post(run, "/jobs", JOB, "k-2")
+        assert other.status_code == 429
+        assert not again.done(), "it came before the other one"
+        go_on.set()
+        answers = [await first, await again]
+        assert [answer.status_code for answer in answers] == [201, 201]
+        assert len({answer.json()["id"] for answer in answers}) == 1
+        assert service._under_way._ends == {}
+
+
 class Flaky(httpx2.ASGITransport):
     """Carries requests to the service, but loses some answers or answers 502 itself."""
 

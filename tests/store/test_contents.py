@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from makeway_quota.artifacts.folder import ArtifactFolder, Unreadable
 from makeway_quota.store import Store, StoreError, open_store
 from makeway_quota.store.contents import ORPHAN_AGE
-from makeway_quota.store.errors import FileUnreadable
+from makeway_quota.store.errors import FilesAway, FileUnreadable
 from makeway_quota.store.records import Change, FilesOf
 from makeway_quota.store.tables import blobs
 from sqlalchemy import func, select
@@ -120,7 +121,6 @@ def test_a_write_that_fails_leaves_nothing_and_takes_no_submission(
         (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_bytes(b"x" * LARGE), "damaged"),
         (lambda path: path.write_bytes(b"w"), "damaged"),
-        (lambda path: (path.unlink(), path.mkdir()), "cannot be read"),
     ],
 )
 def test_a_content_that_is_lost_is_named_and_mended_by_the_next_submission(
@@ -131,10 +131,82 @@ def test_a_content_that_is_lost_is_named_and_mended_by_the_next_submission(
     damage(path)
     with pytest.raises(FileUnreadable, match=rf"“big\.bin”.*{said}"):
         store.files("j1")
-    if path.is_dir():
-        path.rmdir()
     store.add_workload(job("j2"), BUNDLE, now=0.0)
     assert store.files("j1")[0].data == store.files("j2")[0].data == BIG
+
+
+def test_a_folder_that_is_away_loses_no_content_and_takes_none(store: Store, folder: Path, job) -> None:
+    store.add_workload(job("j1"), BUNDLE, now=0.0)
+    store.contents.probe()
+    assert store.contents.failure() is None
+    away = folder.rename(folder.with_name("away"))
+    for mount_point in (False, True):
+        if mount_point:
+            folder.mkdir()  # as where nothing is mounted
+        with pytest.raises(FilesAway, match="cannot be read now"):
+            store.files("j1")
+        with pytest.raises(StoreError, match="not there or not mounted"):
+            store.add_workload(job("j2"), BUNDLE, now=0.0)
+        with pytest.raises(OSError, match="not mounted"):
+            store.contents.collect(NOW)
+        store.contents.probe()
+        assert "not mounted" in (store.contents.failure() or "")
+    assert list(folder.iterdir()) == [], "nothing is written where nothing is mounted"
+    folder.rmdir()
+    away.rename(folder)
+    store.contents.probe()
+    assert store.contents.failure() is None
+    assert store.files("j1")[0].data == BIG
+
+
+def test_a_content_that_cannot_be_read_now_is_not_lost(store: Store, folder: Path, job) -> None:
+    store.add_workload(job("j1"), BUNDLE, now=0.0)
+    [path] = contents(folder)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FilesAway, match=r"big\.bin.*Is a directory"):
+        store.files("j1")
+
+
+def test_a_store_is_not_opened_without_the_folder_that_its_rows_refer_to(
+    store: Store, url: str, folder: Path, job
+) -> None:
+    open_store(url, folder.with_name("other"), LARGE).close()
+    assert (folder.with_name("other") / "lock").is_file(), "no row refers to a content yet"
+    store.add_workload(job("j1"), BUNDLE, now=0.0)
+    shutil.rmtree(folder)
+    with pytest.raises(StoreError, match="not there or not mounted; mount or restore it"):
+        open_store(url, folder, LARGE)
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "lock").touch()
+    open_store(url, folder, LARGE).close()
+
+
+def test_a_clock_that_is_ahead_removes_nothing_young(store: Store, folder: Path) -> None:
+    store.contents.keep(BUNDLE)
+    assert store.contents.collect(NOW + 10 * ORPHAN_AGE).removed == 0, "the folder's clock stamps its files"
+    [path] = contents(folder)
+    age(path, 2 * ORPHAN_AGE)
+    assert store.contents.collect(NOW - 10 * ORPHAN_AGE).removed == 0, "the ages have to have passed here, too"
+    assert store.contents.collect(NOW).removed == 1
+
+
+def test_a_write_that_ends_during_a_pass_does_not_end_it(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("77", "88"):
+        (folder / name).mkdir()
+        (folder / name / ".new-begun").write_bytes(b"half")
+    listed = ArtifactFolder.listed
+
+    def ends(self: ArtifactFolder):  # type: ignore[no-untyped-def]
+        for paths in listed(self):
+            paths[0].rename(paths[0].with_name("0" * 64))
+            yield paths
+
+    monkeypatch.setattr(ArtifactFolder, "listed", ends)
+    assert store.contents.collect(NOW) == (0, 0, 0)
 
 
 def test_a_database_that_is_opened_without_its_folder_says_so(postgres: str, tmp_path: Path, job) -> None:
@@ -163,5 +235,6 @@ def test_an_sqlite_file_has_its_folder_beside_it(sqlite_url: str, tmp_path: Path
 def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no SHA-256"):
         ArtifactFolder(tmp_path).get("../../etc/passwd")
+    ArtifactFolder(tmp_path).set_up()
     with pytest.raises(Unreadable, match="missing"):
         ArtifactFolder(tmp_path).get("0" * 64)

@@ -15,7 +15,7 @@ from makeway_quota.backends.base import BackendError
 from makeway_quota.history import retention as history
 from makeway_quota.history.retention import DAY, FASTEST, AgeClock, Keep, Retention
 from makeway_quota.store import Conflict, Deposed, Store, open_store
-from makeway_quota.store.records import Attempt, Change, NewDecision
+from makeway_quota.store.records import Attempt, Change, NewDecision, SubmissionKey
 from makeway_quota.store.space import SLACK_PAGES
 from makeway_quota.store.tables import attempts, blobs, files, purges, sources, workloads
 from sqlalchemy import func, select
@@ -79,6 +79,16 @@ async def test_what_is_old_goes_with_everything_it_left(store: Store, job) -> No
     assert store.pruning.last() == sweep
     again = await retention(store, 1000.0, Keep(500.0, 500.0, 500.0), folders.purge).sweep()
     assert set(again.report["removed"].values()) == {0}
+
+
+def test_no_transaction_removes_more_than_it_may_though_all_are_equally_old(store: Store, job) -> None:
+    for number in range(5):
+        key = SubmissionKey(f"k-{number}", "ana", "0" * 64)
+        store.add_workload(job(f"j{number}"), key=key, now=1.0)
+        store.commit([Change(f"j{number}", {"state": "failed", "ended_at": 1.0})], now=1.0)
+    assert store.pruning.forget_workloads(2.0, 10) == 5
+    for forget in (store.pruning.forget_removals, store.pruning.forget_keys):
+        assert [forget(3.0, 2) for _ in range(4)] == [2, 2, 1, 0]
 
 
 async def test_nothing_goes_that_is_kept_for_ever(store: Store, job) -> None:

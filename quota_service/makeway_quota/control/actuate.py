@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..backends.base import (
@@ -23,7 +23,7 @@ from ..backends.base import (
     WorkerPlace,
 )
 from ..engine.state import ADMITTED
-from ..store.errors import FileUnreadable, NotLeading
+from ..store.errors import FilesAway, FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from ..wording import IDS, Names, outcomes
@@ -33,6 +33,9 @@ from .leader import Leader
 from .leases import end_session
 
 log = logging.getLogger("makeway.actuate")
+
+TAKEOVER_GRACE = 10.0
+"""Seconds that a session has at least from when a leader first sees its notice, or its grace if that is shorter."""
 
 ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
@@ -44,6 +47,8 @@ class Started:
     attempts: set[tuple[str, int]] = field(default_factory=set)
     expected: set[tuple[str, int]] = field(default_factory=set)
     """Attempts that are not reported and must not be started again: expected, or lost."""
+    postponed: set[tuple[str, int]] = field(default_factory=set)
+    """Attempts that were not started, because their files cannot be read now: the next cycle tries again."""
     failed: ChangeSet = field(default_factory=ChangeSet)
 
 
@@ -71,6 +76,8 @@ class Actuator:
         """monotonic seconds since when a session, by id and time of its notice, is noticed"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
+        self._postponed: frozenset[tuple[str, int]] = frozenset()
+        """the attempts that the last cycle postponed"""
 
     def restart(self, term: int) -> None:
         """Forget which orders were given: a new term gives them again where the world still needs them."""
@@ -88,7 +95,7 @@ class Actuator:
         for row in rows:
             if row.kind == "job" and row.state == "starting" and not row.cancel_requested:
                 started.attempts.add((row.id, row.attempt))
-                await self._start(started.failed, row, now)
+                await self._start(started, row, now)
 
     async def give(
         self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS
@@ -103,13 +110,14 @@ class Actuator:
             if row.state not in ADMITTED or (row.id, row.attempt) in started.attempts:
                 continue  # an attempt that was started in this cycle is not in what was seen
             if row.kind == "job":
-                await self._job(change_set, row, reported.get((row.id, row.attempt)), now, started.expected)
+                await self._job(started, row, reported.get((row.id, row.attempt)), now)
         sessions = [row for row in rows.values() if row.kind == "session" and row.state in ADMITTED]
         self._sessions(change_set, sessions, now, names)
         for key, attempt in reported.items():
             await self._leftover(rows.get(key[0]), attempt)
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
+        self._postponed = frozenset(started.postponed)
         return change_set
 
     async def purge(self, workload: str) -> None:
@@ -126,23 +134,22 @@ class Actuator:
 
     async def _job(
         self,
-        change_set: ChangeSet,
+        started: Started,
         row: Workload,
         seen: AttemptSeen | None,
         now: float,
-        expected: Collection[tuple[str, int]],
     ) -> None:
         key = (row.id, row.attempt)
         if seen is None:
-            if key in expected:
+            if key in started.expected:
                 if row.cancel_requested:
                     await self._try("killed", key, lambda: self._backend.kill(*key))
                 return
             if row.cancel_requested:
                 message = outcomes.cancelled_before_start(_job(row))
-                change_set.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
+                started.failed.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
                 return
-            await self._start(change_set, row, now)
+            await self._start(started, row, now)
             return
         if seen.phase not in ALIVE:
             return
@@ -155,12 +162,17 @@ class Actuator:
         if await self._try("given its notice", key, lambda: self._backend.notice(*key, _notice(notice))):
             self._noticed[key] = notice.at
 
-    async def _start(self, change_set: ChangeSet, row: Workload, now: float) -> None:
+    async def _start(self, started: Started, row: Workload, now: float) -> None:
+        key = (row.id, row.attempt)
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
+        except FilesAway as error:
+            if key not in self._postponed:
+                log.warning("%s is started later: %s", _job(row), error)
+            started.postponed.add(key)
         except (BackendError, OSError) as error:
             message = outcomes.could_not_start(_job(row), _sentence(error))
-            change_set.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
+            started.failed.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
 
     def _start_order(self, row: Workload) -> StartOrder:
         def files() -> tuple[JobFile, ...]:
@@ -207,12 +219,13 @@ class Actuator:
 
         The grace is counted on the monotonic clock from when this replica first saw the notice in its term, so that a
         clock that jumps stops no server early. What had passed by then comes from the time that the notice was
-        written with: a new leader grants the rest of the grace, not a second one.
+        written with: a new leader grants the rest of the grace, not a second one, but at least TAKEOVER_GRACE of it,
+        because its clock may be ahead of the one that the notice was written with.
         """
         at = self._monotonic()
         noticed = {row.id: (row, row.notice) for row in rows if row.notice is not None}
         self._noticed_since = {
-            (id, notice.at): self._noticed_since.get((id, notice.at), at - max(0.0, now - notice.at))
+            (id, notice.at): self._noticed_since.get((id, notice.at), at - _passed(notice, now))
             for id, (_, notice) in noticed.items()
         }
         return {
@@ -244,6 +257,12 @@ class Actuator:
             return False
         self._failing.pop(key, None)
         return True
+
+
+def _passed(notice: Notice, now: float) -> float:
+    """Return the seconds of a grace that had passed when the notice was first seen; never the last TAKEOVER_GRACE."""
+    grace = notice.deadline - notice.at
+    return max(0.0, min(now - notice.at, grace - TAKEOVER_GRACE))
 
 
 def _job(row: Workload) -> str:

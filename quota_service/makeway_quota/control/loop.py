@@ -217,7 +217,7 @@ class Loop:
         await self.world.watched()  # with the commits so far
         started.expected = work_queue.expected(now)
         failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)
-        work_queue.ordered(now)
+        work_queue.ordered(now, started.postponed)
         changed |= await self._commit(failed, now)
         await self._keep_histories(now)
         work_queue.done()

@@ -7,7 +7,7 @@ depends on a change being noticed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ..backends.base import AttemptSeen, Key, Phase, Seen
 from ..store.records import Workload
@@ -67,10 +67,11 @@ class WorkQueue:
         absent = self._absent(self.rows().values())
         return {(row.id, row.attempt) for row in absent if self._verdict(row, now) != "start"}
 
-    def ordered(self, now: float) -> None:
-        """Expect the attempts that were just ordered to start: those that are not reported and should have been."""
+    def ordered(self, now: float, postponed: Collection[Key] = ()) -> None:
+        """Expect the attempts that were just ordered to start: not reported, to be started, and not postponed."""
         absent = self._absent(self.rows().values())
-        self.expectations.ordered((r.id, r.attempt) for r in absent if self._verdict(r, now) == "start")
+        keys = [(row.id, row.attempt) for row in absent if self._verdict(row, now) == "start"]
+        self.expectations.ordered(key for key in keys if key not in postponed)
 
     def unwritten(self, now: float) -> dict[str, float]:
         """Return when attempts were ordered that are not running after a while, where the store does not say so."""

@@ -171,7 +171,7 @@ class Retention:
             "files": await self._forget_blobs(term),
             "folders": await self._purge_folders(term),
         }
-        collected = await self._collect_artifacts()
+        collected = await self._collect_artifacts(now)
         removed["artifacts"] = collected.removed
         pages = await self._all(1.0, lambda n: pruning.give_back(min(n, PAGES_AT_ONCE)))
         report: dict[str, Any] = {"removed": removed, "pages_returned": pages, "folders_failed": len(self._failing)}
@@ -217,10 +217,10 @@ class Retention:
         self.longest = max(self.longest, pace.longest)
         return total
 
-    async def _collect_artifacts(self) -> Collected:
+    async def _collect_artifacts(self, now: float) -> Collected:
         """Remove the large files that no workload refers to; a folder that cannot be read hinders nothing else."""
         try:
-            return await self._call(self._store.contents.collect)
+            return await self._call(self._store.contents.collect, now)
         except OSError as error:
             log.warning("The large files that no workload refers to could not be removed: %s", error)
             return Collected(0, 0, 0)

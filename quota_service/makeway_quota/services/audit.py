@@ -100,17 +100,18 @@ class AuditService:
         return Health(ok=True, checks={"process": "answers"})
 
     async def ready(self) -> Health:
-        """Return whether the last write succeeded and the loop cycles; it asks neither the database nor the loop."""
+        """Return whether the last write succeeded, large files are there and the loop cycles; it waits for nothing."""
         context = self._context
-        broken = context.store.failure()
+        broken, away = context.store.failure(), context.store.contents.failure()
         age = context.world.age()
         cycles = age is not None and age < 10 * context.config.tick_seconds
         failure = context.world.failure
         loop = f"last cycle {age:.0f} s ago" if age is not None else "no cycle yet"
         return Health(
-            ok=bool(cycles and not broken and not failure),
+            ok=bool(cycles and not broken and not away and not failure),
             checks={
                 "database": "cannot be written" if broken else "writes",
+                "files": "the folder of large files is not there or not mounted" if away else "there",
                 "loop": failure or loop,
                 "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

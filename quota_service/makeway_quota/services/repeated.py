@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from makeway_api.errors import MakewayError
@@ -20,6 +22,29 @@ REFUSED = frozenset({403, 404, 409, 413, 429})
 
 LARGE = 2**18
 """Characters of files from which on a digest is computed in a thread"""
+
+
+class RequestsUnderWay:
+    """Let a repetition of a request wait for those before it: what they submit is then found by the key."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, str], asyncio.Event] = {}
+
+    @asynccontextmanager
+    async def one(self, key: SubmissionKey | None) -> AsyncIterator[None]:
+        """Wait until no other request of this person with this key is under way; None waits for nothing."""
+        if key is None:
+            yield
+            return
+        name = key.sender, key.key
+        while (before := self._ends.get(name)) is not None:
+            await before.wait()
+        end = self._ends[name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._ends[name]
+            end.set()
 
 
 def digest_of(action: str, content: str, files: Iterable[FileIn] = ()) -> str:

@@ -22,7 +22,7 @@ from .eligibility import pick_profile, pick_team
 from .job_access import JobAccess
 from .offers import OfferService
 from .refusals import database_errors, refuse
-from .repeated import clone_key, key_of, submitted_before
+from .repeated import RequestsUnderWay, clone_key, key_of, submitted_before
 from .submission_batches import Files, SubmissionBatcher
 from .submission_check import Files as DecodedFiles
 from .submission_check import check_process, new_job, read_files
@@ -42,6 +42,7 @@ class SubmissionService:
         self._access = access
         self._offers = offers
         self._batcher = SubmissionBatcher(context.store, context.clock)
+        self._under_way = RequestsUnderWay()
 
     def close(self) -> None:
         """End the thread that writes."""
@@ -53,13 +54,14 @@ class SubmissionService:
         A request that is repeated with the same `key` (Idempotency-Key) returns the job of the first one.
         """
         known = await key_of(self._context, caller, key, "submit", request)
-        try:
-            return await self._submit(caller, request, known)
-        except MakewayError as refused:
-            before = await submitted_before(self._context, caller, [known] if known else [], refused)
-            if before is None:
-                raise
-            return await self._access.shown(caller, before[0])
+        async with self._under_way.one(known):
+            try:
+                return await self._submit(caller, request, known)
+            except MakewayError as refused:
+                before = await submitted_before(self._context, caller, [known] if known else [], refused)
+                if before is None:
+                    raise
+                return await self._access.shown(caller, before[0])
 
     async def _submit(self, caller: Caller, request: JobRequest, key: SubmissionKey | None) -> Job | DryRun:
         context = self._context
@@ -72,6 +74,7 @@ class SubmissionService:
             return await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
         await context.learn_limits()
         with context.limits.submitting(caller.name, 1, bytes_of(request.command, request.env)) as reservation:
+            await self._keep(files)
             return await self._add(caller, request, team, profile, files, reservation, key)
 
     async def clone(
@@ -84,13 +87,14 @@ class SubmissionService:
         """
         known = await clone_key(self._context, caller, key, id, many, overrides)
         keys = [known and known._replace(number=number) for number in range(many)]
-        try:
-            return await self._clone(caller, id, overrides, keys)
-        except MakewayError as refused:
-            before = await submitted_before(self._context, caller, [each for each in keys if each], refused)
-            if before is None:
-                raise
-            return [await self._access.shown(caller, row) for row in before]
+        async with self._under_way.one(known):
+            try:
+                return await self._clone(caller, id, overrides, keys)
+            except MakewayError as refused:
+                before = await submitted_before(self._context, caller, [each for each in keys if each], refused)
+                if before is None:
+                    raise
+                return [await self._access.shown(caller, row) for row in before]
 
     async def _clone(
         self, caller: Caller, id: str, overrides: Mapping[str, Any], keys: Sequence[SubmissionKey | None]
@@ -109,18 +113,20 @@ class SubmissionService:
         await context.learn_limits()
         size = bytes_of(request.command, request.env)
         with context.limits.submitting(caller.name, len(keys), size) as reservation:
+            await self._keep(files)
             first = await self._add(caller, request, team, profile, files, reservation, keys[0])
             shared = FilesOf(first.id)
             rest = [self._add(caller, request, team, profile, shared, reservation, key) for key in keys[1:]]
             return [first, *await asyncio.gather(*rest)]
 
     async def _files(self, request: JobRequest) -> DecodedFiles:
-        """Decode the files; large ones are written here, where no other submission waits for them."""
         context = self._context
-        files = await context.call(read_files, request, context.config.max_files_bytes)
-        if not request.dry_run:
-            await context.call(context.store.contents.keep, files)
-        return files
+        return await context.call(read_files, request, context.config.max_files_bytes)
+
+    async def _keep(self, files: Files) -> None:
+        """Write large files, once the limits allow the submission; here no other submission waits for them."""
+        if files and not isinstance(files, FilesOf):
+            await self._context.call(self._context.store.contents.keep, files)
 
     def _place(self, caller: Caller, request: JobRequest) -> tuple[str, Profile]:
         document = self._context.document

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from sqlalchemy import select
 
-from ..artifacts.folder import ArtifactFolder, Unreadable
+from ..artifacts.folder import LOCK, ArtifactFolder, Unreadable
 from . import reads
 from .database import Database
-from .errors import FileUnreadable, StoreError
+from .errors import FilesAway, FileUnreadable, StoreError
 from .records import File
 from .tables import blobs
 
@@ -39,6 +39,7 @@ class Contents:
         self._database = database
         self._folder = None if folder is None else ArtifactFolder(folder)
         self._large = large
+        self._failed: str | None = None
 
     def keep(self, files: Sequence[tuple[str, bytes, bool]]) -> None:
         """Write the large contents of a submission before its rows; StoreError where the folder cannot be written."""
@@ -58,23 +59,65 @@ class Contents:
         return self._folder is not None and len(data) >= self._large
 
     def files(self, id: str) -> tuple[File, ...]:
-        """Return the files of a submission, by path; FileUnreadable names the one whose content is gone or damaged."""
+        """Return the files of a submission, by path; FileUnreadable and FilesAway name one."""
         with self._database.read() as connection:
             found = reads.files_of(connection, id)
         return tuple(File(path, self._read(path, data, digest), executable) for path, data, executable, digest in found)
 
-    def collect(self, now: float | None = None) -> Collected:
-        """Remove the contents without a row that are older than ORPHAN_AGE, by the clock of the file system."""
+    def collect(self, now: float) -> Collected:
+        """Remove the contents without a row that are older than ORPHAN_AGE at `now` and by the folder's own clock.
+
+        OSError while the folder cannot be reached.
+        """
         removed = left = left_bytes = 0
-        before = (time.time() if now is None else now) - ORPHAN_AGE
-        for paths in self._folder.listed() if self._folder is not None else ():
+        folder = self._folder
+        if folder is None:
+            return Collected(0, 0, 0)
+        before = min(now, folder.now()) - ORPHAN_AGE
+        for paths in folder.listed():
             used = self._used([path.name for path in paths])
             for path in paths:
-                if path.name not in used and self._folder is not None and self._folder.remove(path, before):
+                if path.name not in used and folder.remove(path, before):
                     removed += 1
-                else:
-                    left, left_bytes = left + 1, left_bytes + path.stat().st_size
+                    continue
+                with suppress(FileNotFoundError):  # a write that has ended since the folder was listed
+                    left_bytes += path.stat().st_size
+                    left += 1
         return Collected(removed, left, left_bytes)
+
+    def set_up(self) -> Contents:
+        """Make the folder and return this object.
+
+        StoreError where that fails, or where the folder is gone although rows refer to contents in it.
+        """
+        if self._folder is None or self._folder.is_set_up():
+            return self
+        with self._database.read() as connection:
+            used = connection.execute(select(blobs.c.digest).where(blobs.c.outside).limit(1)).first()
+        if used is not None:
+            raise StoreError(
+                f"the folder of large files {self._folder.root} is not there or not mounted; mount or restore it, or, "
+                f"if its contents are lost, create it with an empty file “{LOCK}”: jobs with such files then fail"
+            )
+        try:
+            self._folder.set_up()
+        except OSError as error:
+            message = f"the folder of large files {self._folder.root} cannot be made: {error.strerror or error}"
+            raise StoreError(message) from error
+        return self
+
+    def probe(self) -> None:
+        """Look whether the folder can be reached, for `failure`."""
+        try:
+            if self._folder is not None:
+                self._folder.check()
+            self._failed = None
+        except OSError as error:
+            self._failed = str(error)
+
+    def failure(self) -> str | None:
+        """Return what is wrong with the folder, or None; it waits for nothing."""
+        return self._failed
 
     def _used(self, names: Sequence[str]) -> set[str]:
         found: set[str] = set()
@@ -101,3 +144,5 @@ class Contents:
             return self._folder.get(digest)
         except Unreadable as error:
             raise FileUnreadable(path, str(error)) from error
+        except OSError as error:
+            raise FilesAway(path, str(error)) from error

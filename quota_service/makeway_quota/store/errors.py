@@ -60,6 +60,13 @@ class FileUnreadable(StoreError):
         super().__init__(f"The file “{path}” of the job is lost ({why}). Submit the job again with its files.")
 
 
+class FilesAway(StoreError):
+    """The content of a submitted file cannot be read now; it may be there later."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(f"the file “{path}” cannot be read now ({why})")
+
+
 class NotLeading(StoreError):
     """This replica does not lead (any more), so it must neither decide nor act."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, delete, exists, func, insert, select
+from sqlalchemy import Connection, Table, delete, exists, func, insert, select, tuple_
 
 from . import rows, writes
 from .database import Database
@@ -169,11 +169,10 @@ class Pruning:
 
 
 def _older(connection: Connection, table: Table, before: float, limit: int) -> int:
-    """Remove about `limit` rows of a table from before a time, the oldest first."""
-    at = table.c.at
-    first = select(at).where(at < before).order_by(at).limit(limit).subquery()
-    last = connection.execute(select(func.max(first.c.at))).scalar_one()
-    return 0 if last is None else connection.execute(delete(table).where(at <= last)).rowcount
+    """Remove at most `limit` rows of a table from before a time, the oldest first; return how many."""
+    key = list(table.primary_key)
+    first = select(*key).where(table.c.at < before).order_by(table.c.at).limit(limit)
+    return connection.execute(delete(table).where(tuple_(*key).in_(first))).rowcount
 
 
 def _oldest(

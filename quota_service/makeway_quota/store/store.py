@@ -47,7 +47,11 @@ def open_store(url: str, artifacts: Path | None = None, large: int = LARGE) -> S
     if artifacts is None and parsed.get_backend_name() == "sqlite":
         artifacts = Path(parsed.database or "").with_name("artifacts")
     database = Database(parsed)
-    return Store(database, Contents(database, artifacts, large))
+    try:
+        return Store(database, Contents(database, artifacts, large).set_up())
+    except BaseException:
+        database.close()
+        raise
 
 
 class Store:
@@ -107,10 +111,7 @@ class Store:
         return answer
 
     def add_workloads(
-        self,
-        submissions: Sequence[Submission | tuple[Any, ...]],
-        *,
-        now: float,
+        self, submissions: Sequence[Submission | tuple[Any, ...]], *, now: float
     ) -> list[Workload | ValueError | StoreError]:
         """Add many submissions in one transaction; one that is refused does not hinder the others.
 
@@ -178,7 +179,7 @@ class Store:
             return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
-        """Return the files of a submission, by path; FileUnreadable names one whose content is gone or damaged."""
+        """Return the files of a submission, by path; FileUnreadable (gone or damaged) and FilesAway name one."""
         return self.contents.files(id)
 
     def attempts(self, id: str) -> list[Attempt]:
@@ -187,12 +188,7 @@ class Store:
             return reads.attempts_of(connection, id)
 
     def commit(
-        self,
-        changes: Sequence[Change],
-        decisions: Sequence[NewDecision] = (),
-        *,
-        now: float,
-        term: int | None = None,
+        self, changes: Sequence[Change], decisions: Sequence[NewDecision] = (), *, now: float, term: int | None = None
     ) -> frozenset[str]:
         """Apply changes and log decisions; return the ids whose change was applied.
 
@@ -346,4 +342,5 @@ class Store:
 
     def probe(self, older_than: float = 10.0) -> None:
         """Begin and end an empty write, unless one succeeded in the last `older_than` seconds, for `failure`."""
+        self.contents.probe()
         self._database.probe(older_than)
