@@ -197,7 +197,7 @@ def test_a_write_that_ends_during_a_pass_does_not_end_it(
 ) -> None:
     for name in ("77", "88"):
         (folder / name).mkdir()
-        (folder / name / ".new-begun").write_bytes(b"half")
+        (folder / name / ".new-part").write_bytes(b"half")
     listed = ArtifactFolder.listed
 
     def ends(self: ArtifactFolder):  # type: ignore[no-untyped-def]

@@ -25,7 +25,7 @@ LARGE = 2**18
 
 
 class RequestsUnderWay:
-    """Let a repetition of a request wait for those before it: what they submit is then found by the key."""
+    """The requests with a key: a repetition waits for those before it, so that what they submit is found by the key."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[str, str], asyncio.Event] = {}

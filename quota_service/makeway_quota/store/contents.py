@@ -107,7 +107,7 @@ class Contents:
         return self
 
     def probe(self) -> None:
-        """Look whether the folder can be reached, for `failure`."""
+        """Check whether the folder can be reached, for `failure`."""
         try:
             if self._folder is not None:
                 self._folder.check()

@@ -120,7 +120,7 @@ class Database:
         listeners are called later then, before the next write, if it was committed.
         """
         with self._explained(), self._writing, self._wrote.watched():
-            self._settle()
+            self._resolve_first()
             number, committing = 0, False
             try:
                 with self._connected() as plain:
@@ -176,8 +176,8 @@ class Database:
             raise OutcomeUnknown()
         return committed
 
-    def _settle(self) -> None:
-        """Look up a COMMIT without an answer before something else is done; its caller was told that it is unknown."""
+    def _resolve_first(self) -> None:
+        """Resolve a COMMIT without an answer before anything else; its caller was told that it is unknown."""
         with suppress(OutcomeUnknown):
             self._resolve()
 
@@ -188,7 +188,7 @@ class Database:
         of its versions.
         """
         with self._explained(), self._writing:
-            self._settle()
+            self._resolve_first()
             with self._connected() as connection, connection.begin():
                 changed = read(connection)
             if changed is not None:
