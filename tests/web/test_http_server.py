@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from makeway_quota.web import http_server
-from makeway_quota.web.http_server import HEAD_BYTES, HEAD_FIELDS, BoundedHttp, run, server_config
+from makeway_quota.web.http_server import HEAD_BYTES, HEAD_FIELDS, MOST_PIPELINED, BoundedHttp, run, server_config
+from uvicorn.server import ServerState
 from web.portal import Server, listening
 
 PLAIN = b"GET /plain HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -246,6 +247,109 @@ async def test_nonsense_after_a_request_does_not_spoil_its_answer() -> None:
         answer = await answering
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.endswith(b"ok")
+
+
+class Wire(asyncio.Transport):
+    """A connection that keeps what is written, and whether the server reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reads = True
+        self.closed = asyncio.Event()
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def write_eof(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def is_closing(self) -> bool:
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def connected(app: Any) -> tuple[BoundedHttp, Wire]:
+    """Return one connection without a socket: what arrives is fed to it in parts as large as the test likes."""
+    protocol, wire = BoundedHttp(server_config(app, lifespan="off"), ServerState(), {}), Wire()
+    protocol.connection_made(wire)
+    return protocol, wire
+
+
+async def test_requests_that_wait_for_an_answer_are_few_and_the_connection_closes_after_them() -> None:
+    app = App()
+    app.gate.clear()
+    protocol, wire = connected(app)
+    protocol.data_received(PLAIN * 1000)
+    protocol.data_received(PLAIN * 1000)
+    assert len(protocol.pipeline) == MOST_PIPELINED
+    app.gate.set()
+    await asyncio.wait_for(wire.closed.wait(), GENEROUS)
+    assert wire.written.count(b"HTTP/1.1 ") == wire.written.count(b"HTTP/1.1 200") == MOST_PIPELINED + 1
+
+
+async def test_nothing_is_read_while_requests_wait() -> None:
+    """Every answer makes room for one request; one read may bring thousands."""
+    waiting: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if protocol.pipeline:
+            waiting.append(len(protocol.pipeline))
+            assert not wire.reads
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+        if not protocol.pipeline:
+            done.set()
+
+    done = asyncio.Event()
+    protocol, wire = connected(app)
+    protocol.data_received(PLAIN * 5)
+    await asyncio.wait_for(done.wait(), GENEROUS)
+    await asyncio.gather(*protocol.tasks)
+    assert waiting == [4, 3, 2, 1]
+    assert wire.written.count(b"HTTP/1.1 200") == 5
+    assert wire.reads
+    protocol.connection_lost(None)
+
+
+async def test_a_refused_request_spoils_no_answer_before_it() -> None:
+    app = App()
+    app.gate.clear()
+    protocol, wire = connected(app)
+    protocol.data_received(PLAIN + PLAIN + b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    protocol.data_received(b"no length\r\n")
+    assert wire.written == b""
+    app.gate.set()
+    await asyncio.wait_for(wire.closed.wait(), GENEROUS)
+    assert wire.written.count(b"HTTP/1.1 ") == wire.written.count(b"HTTP/1.1 200") == 2
+    assert len(app.seen) == 2
+
+
+async def test_the_request_under_way_hears_that_the_connection_is_gone_also_with_others_behind_it() -> None:
+    started: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        started.append(scope["path"])
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        gone.set()
+
+    gone = asyncio.Event()
+    protocol, _wire = connected(app)
+    protocol.data_received(PLAIN * 2)
+    await asyncio.sleep(0)
+    protocol.connection_lost(None)
+    await asyncio.wait_for(gone.wait(), GENEROUS)
+    assert started == ["/plain"]
 
 
 async def test_an_idle_connection_is_used_again() -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.events import TimerHandle
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import httptools
 import uvicorn
 from makeway_api.models import Problem
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .headers import ALWAYS
 from .problems import answer
@@ -27,6 +29,8 @@ HEAD_FIELDS = 200
 """Most header fields of a request"""
 HEAD_SECONDS = 20.0
 """Longest time that the head of a request, or the rest of a body after its answer, may take to arrive"""
+MOST_PIPELINED = 8
+"""Most requests of one connection that wait for the answer to an earlier one"""
 KEEP_ALIVE = 75
 """Seconds that an idle connection stays open: longer than any client keeps one, so that none closes under a request"""
 LINGER = 2.0
@@ -41,8 +45,22 @@ class _Refused(Exception):
         self.problem = problem
 
 
+class _Flow(FlowControl):
+    """Flow control that leaves reading paused while requests of the connection wait for the answer to another."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        if not self._waiting():
+            super().resume_reading()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection. A head beyond the bounds is answered with 431, a slow one with 408, one that is no HTTP with 400.
+
+    A request that is refused while others are answered or wait gets no answer: the connection closes after theirs.
 
     httptools collects a header field of any length before it reports it. What it holds back is counted as the bytes
     that were fed to it without a word from it.
@@ -52,6 +70,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, lambda: bool(self.pipeline) and not self._refused)
+        self._under_way: RequestResponseCycle | None = None
         self._in_head = False
         self._head_complete = False
         self._refused = False
@@ -63,6 +83,9 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._unset_keepalive_if_required()
+        if self._under_way is not None and self._under_way is not self.cycle:  # uvicorn tells the newest only
+            self._under_way.disconnected = True
+            self._under_way.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,6 +109,8 @@ class BoundedHttp(HttpToolsProtocol):
     # -- what the parser reports -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise _Refused(_not_http())  # others wait: the connection closes after their answers
         super().on_message_begin()
         self._in_head, self._head_complete = True, False
         self._start_count()
@@ -128,6 +153,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.more_body and not self.transport.is_closing():
             self._start_timer()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._under_way = cycle
+        super()._start_asgi_task(cycle, app)
+        self.flow.resume_reading()
 
     # -- bounds ----------------------------------------------------------------------------------------------------
 
@@ -183,9 +213,17 @@ class BoundedHttp(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with a problem and close; an answer under way is finished instead."""
+        """Answer with a problem and close; answers under way or waiting are finished instead."""
         self._refused = True
         self._stop_timer()
+        if self.pipeline:
+            if self.cycle.more_body:
+                self.pipeline.popleft()  # the newest, which is the broken one
+            last = self.pipeline[0][0] if self.pipeline else self._under_way
+            if last is not None:
+                last.keep_alive = False
+            self.flow.resume_reading()  # what follows is dropped
+            return
         if self._answering():
             self.cycle.keep_alive = False
             if self.cycle.response_started or not self.cycle.more_body:
