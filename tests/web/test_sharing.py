@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 from fastapi import Response
+from makeway_quota.services import Caller
+from makeway_quota.services.context import Context
 from makeway_quota.web.pages import sharing
 from makeway_quota.web.pages.node_facts import facts_of
 from makeway_quota.web.pages.sharing import SharedParts, view_of
@@ -77,7 +79,14 @@ async def test_views_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(parts._parts) <= 10
 
 
-async def test_all_views_together_take_their_share_of_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("burst", "expected"),
+    [(0.1, [0.0, 0.5, 1.0, 1.5, 2.0]), (1.0, [0.0, 0.1, 0.2, 0.6, 1.1])],
+    ids=["0.1 s of every 0.5 s", "after a rest 1 s of the share at once"],
+)
+async def test_all_views_together_take_their_share_of_a_processor(
+    monkeypatch: pytest.MonkeyPatch, burst: float, expected: list[float]
+) -> None:
     now, started = 0.0, []
 
     async def sleep(seconds: float) -> None:
@@ -91,17 +100,99 @@ async def test_all_views_together_take_their_share_of_a_processor(monkeypatch: p
         return Response("")
 
     monkeypatch.setattr(sharing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sharing.time, "thread_time", lambda: now)
     monkeypatch.setattr(sharing.asyncio, "sleep", sleep)
-    parts = SharedParts(interval=0.0, share=0.2)
+    parts = SharedParts(interval=0.0, share=0.2, burst=burst)
     for view in range(5):
         await parts.get(("panel", view), render)
-    assert started == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0]), "0.1 s of every 0.5 s"
+    assert started == pytest.approx(expected)
+
+
+async def test_time_that_a_rendering_waits_for_other_programs_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    async def render() -> Response:
+        nonlocal now
+        now += 100.0
+        return Response("")
+
+    monkeypatch.setattr(sharing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sharing.time, "thread_time", lambda: 0.0)
+    parts = SharedParts(burst=0.0)
+    await parts.first(("panel",), render)
+    assert parts._next <= now
+    parts.spend(1.0)
+    assert parts._next == pytest.approx(now + 1.0 / sharing.SHARE)
+
+
+async def test_a_page_that_is_opened_again_and_again_costs_one_rendering_an_interval() -> None:
+    parts, render = SharedParts(10.0), Counted()
+    first = [bytes((await parts.first((name,), render)).body) for name in ("panel", "panel", "other", "panel")]
+    assert first == [b"1", b"1", b"2", b"1"]
+
+
+async def test_a_page_begins_with_the_last_rendering_while_the_share_is_used_up() -> None:
+    parts, render = SharedParts(0.0), Counted()
+    await parts.first(("panel",), render)
+    parts.spend(1000.0)
+    parts.spend(1000.0)
+    assert (await parts.first(("panel",), render)).body == b"1"
+    other = asyncio.ensure_future(parts.first(("other",), render))
+    await asyncio.sleep(0)
+    assert not other.done()
+    assert render.made == 1, "it waits for its turn"
+    other.cancel()
 
 
 async def test_a_page_begins_with_a_rendering_of_its_own_while_few_are_wanted() -> None:
-    parts, render = SharedParts(10.0), Counted()
+    parts, render = SharedParts(0.0), Counted()
     first = [bytes((await parts.first(("panel",), render)).body) for _ in range(3)]
     assert first == [b"1", b"2", b"3"], "nothing is waited for, and nothing old is shown"
+
+
+async def test_old_renderings_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, render = SharedParts(0.0), Counted()
+    await parts.first(("panel",), render)
+    monkeypatch.setattr(sharing, "RECENT", 0.0)
+    await parts.first(("other",), render)
+    assert ("panel",) not in parts._parts
+
+
+async def test_a_part_that_a_policy_overtakes_is_shown_to_no_other_visitor(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ana and eye wait for one rendering for the team rnd; a new policy puts ana into devops before it begins."""
+    context, parts, asked, moved = web.services.context, web.app.state.parts, set[str](), asyncio.Event()
+    both = asyncio.Event()
+    visible_teams = Context.visible_teams
+
+    def visible(context: Context, visitor: Caller) -> tuple[str, ...] | None:
+        asked.add(visitor.name)
+        if asked >= {"ana", "eye"}:
+            both.set()
+        groups = frozenset({"devops"}) if moved.is_set() and visitor.name == "ana" else visitor.groups
+        return visible_teams(context, replace(visitor, groups=groups))
+
+    monkeypatch.setattr(Context, "visible_teams", visible)
+    browsers = [await web.browser("ana"), await web.browser("eye")]
+    asked.clear()
+    both.clear()
+    async with parts._one:  # nothing is rendered
+        waiting = [asyncio.create_task(browser.get(f"{PREFIX}live/panel")) for browser in browsers]
+        await asyncio.wait_for(both.wait(), 30)
+        assert len([part for part in parts._parts.values() if part.coming]) == 1
+        moved.set()
+        context.world.use(context.document, context.world.policy_version + 1)
+    ana, eye = [(await answer).text for answer in waiting]
+    assert ("teams/devops" in ana, "teams/rnd" in ana) == (True, False)
+    assert ("teams/devops" in eye, "teams/rnd" in eye) == (False, True)
+
+
+async def test_a_view_ends_with_its_policy(web: Portal) -> None:
+    world = web.services.context.world
+    before = view_of(web.services, PEOPLE["ana"])
+    world.use(world.document, world.policy_version + 1)
+    assert view_of(web.services, PEOPLE["ana"]) != before
 
 
 async def test_a_page_begins_with_the_last_rendering_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -75,7 +76,7 @@ async def panel_page(request: Request, visitor: PageVisitor, services: TheServic
         panel = await gather(services, caller, settings)
         return {"panel": panel, "virtual": panel.virtual}
 
-    return await shared_page(request, "panel", visitor, view_of(services, caller), collect, ("virtual",))
+    return await shared_page(request, "panel", visitor, partial(view_of, services, caller), collect, ("virtual",))
 
 
 async def gather(services: Services, caller: Caller, settings: WebSettings, team: str | None = None) -> Panel:

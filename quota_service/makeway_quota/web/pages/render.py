@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from makeway_api.errors import MakewayError
 from makeway_api.models import Grant
 from markupsafe import Markup
 
@@ -20,7 +23,7 @@ from .. import assets
 from ..auth import Visitor
 from ..settings import WebSettings
 from . import bars, cells, heat, look
-from .sharing import SharedParts, View
+from .sharing import SharedParts, View, ViewChanged
 
 _ENV = Environment(
     loader=FileSystemLoader(Path(__file__).parent.parent / "templates"),
@@ -50,6 +53,9 @@ VERBS = {
     "expire": ("lease ended", "secondary"),
 }
 """How a decision's verb is shown; one that is not here is shown as it is."""
+
+TRIES = 3
+"""Shared renderings that a visitor waits for while the policy changes under each; then it gets one of its own"""
 
 TODAY = 20 * 3600
 """Seconds within which a time of day needs no date."""
@@ -81,29 +87,53 @@ async def shared_page(
     request: Request,
     name: str,
     visitor: Visitor,
-    view: View,
+    view: Callable[[], View],
     gather: Callable[[], Awaitable[Mapping[str, Any]]],
     shell: Sequence[str],
 ) -> HTMLResponse:
     """Return a page whose changing part is the same for all visitors with the same view, or (below live/) that part.
 
-    `gather` collects the values of both templates; `shell` names those that the page around the part needs.
+    `gather` collects the values of both templates; `shell` names those that the page around the part needs. A part is
+    shared only if `view` is the same before and after it was gathered: else each visitor asks for its view of now.
     """
-
-    async def make() -> tuple[str, dict[str, Any]]:
-        values = await gather()
-        return await render(request, f"_{name}.html", None, **values), {key: values[key] for key in shell}
-
     parts: SharedParts = request.app.state.parts
+
+    async def make(shared: View | None) -> tuple[str, dict[str, Any]]:
+        try:
+            values = await gather()
+        except MakewayError:
+            if shared is not None and view() != shared:
+                raise ViewChanged from None
+            raise
+        if shared is not None and view() != shared:
+            raise ViewChanged
+        text, seconds = await _timed(request, f"_{name}.html", None, **values)
+        parts.spend(seconds)
+        return text, {key: values[key] for key in shell}
+
+    async def shared() -> tuple[str, dict[str, Any]]:
+        ask = parts.get if is_part(request) else parts.first
+        for _ in range(TRIES):
+            key = view()
+            with suppress(ViewChanged):
+                found: tuple[str, dict[str, Any]] = await ask((name, *key), partial(make, key))
+                return found
+        return await make(None)
+
+    text, values = await shared()
     if is_part(request):
-        text, _ = await parts.get((name, *view), make)
         return HTMLResponse(text.encode("utf-8", "replace"))
-    text, values = await parts.first((name, *view), make)
     return await page(request, f"{name}.html", visitor, part=Markup(text), **values)
 
 
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:
     """Render a template in a thread of the requests."""
+    text, _ = await _timed(request, template, visitor, **values)
+    return text
+
+
+async def _timed(request: Request, template: str, visitor: Visitor | None, **values: Any) -> tuple[str, float]:
+    """Render a template in a thread of the requests; return the text and the CPU seconds that it took."""
     settings: WebSettings = request.app.state.settings
     make = partial(
         _ENV.get_template(template).render,
@@ -116,7 +146,13 @@ async def render(request: Request, template: str, visitor: Visitor | None, **val
         **values,
     )
     services: Services = request.app.state.services
-    return await services.context.call(make)
+
+    def measured() -> tuple[str, float]:
+        before = time.thread_time()
+        text = make()
+        return text, time.thread_time() - before
+
+    return await services.context.call(measured)
 
 
 def is_part(request: Request) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from makeway_api.errors import MakewayError
+from makeway_api.models import Policy
 
 from ...services import Caller
 from ..dependencies import TheServices
@@ -22,17 +23,23 @@ router = APIRouter(include_in_schema=False)
 async def team_page(request: Request, team: str, visitor: PageVisitor, services: TheServices) -> Response:
     """One team, whole or (below live/) only its changing part."""
     caller, settings = visitor.caller, request.app.state.settings
-    policies = await services.inventory.policies(caller)
-    policy = next((policy for policy in policies if policy.name == team), None)
-    if policy is None:
-        raise _unknown_team(caller, team)
+
+    async def read_policy() -> Policy:
+        policies = await services.inventory.policies(caller)
+        policy = next((policy for policy in policies if policy.name == team), None)
+        if policy is None:
+            raise _unknown_team(caller, team)
+        return policy
 
     async def collect() -> dict[str, Any]:
+        policy = await read_policy()
         panel = await gather(services, caller, settings, team)
         return {"panel": panel, "policy": policy, "team": team, "look": panel.look, "virtual": panel.virtual}
 
-    view = (team, *view_of(services, caller))
-    return await shared_page(request, "team", visitor, view, collect, ("team", "look", "virtual"))
+    await read_policy()  # a refusal waits for no rendering
+    return await shared_page(
+        request, "team", visitor, lambda: (team, *view_of(services, caller)), collect, ("team", "look", "virtual")
+    )
 
 
 def _unknown_team(caller: Caller, team: str) -> MakewayError:
