@@ -17,12 +17,13 @@ from fastapi import Request
 from makeway_api.client import AsyncClient
 from makeway_api.models import Event, LogChunk
 from makeway_quota.services import Caller, event_feed
-from makeway_quota.services.audit import AuditService
+from makeway_quota.services import audit as audit_module
+from makeway_quota.services.audit import POSITION, AuditService
 from makeway_quota.services.event_feed import EventFeed
 from makeway_quota.store.store import open_store
 from makeway_quota.web.auth import still_reads
 from makeway_quota.web.settings import WebSettings
-from makeway_quota.web.stream import Streams
+from makeway_quota.web.stream import Streams, message
 from web.portal import API, PEOPLE, PREFIX, Portal, caller, serving
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -225,6 +226,35 @@ async def test_a_reader_that_missed_nothing_gets_no_reset(web: Portal) -> None:
     for after in (store.oldest_event_id() - 1, store.oldest_event_id(), store.last_event_id() - 1):
         first = await anext(web.services.audit.events(PEOPLE["root"], after))
         assert (first.kind == "reset", first.id) == (False, after + 1)
+
+
+async def test_a_reader_far_behind_gets_a_reset(web: Portal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "KEPT", 5)
+    store = web.services.context.store
+    for number in range(10):
+        store.add_event("job", "rnd", "ana", {"n": number}, 1.0)
+    newest = store.last_event_id()
+    for after, kind, id in ((newest - 6, "reset", newest), (newest - 5, "job", newest - 4)):
+        first = await anext(web.services.audit.events(PEOPLE["ana"], after))
+        assert (first.kind, first.id) == (kind, id)
+
+
+async def test_a_reader_that_sees_nothing_hears_how_far_it_read(web: Portal) -> None:
+    clock = Clock()
+    store = web.services.context.store
+    audit = AuditService(web.services.context, web.services.feed, clock)
+    store.add_event("job", "rnd", "ana", {"n": 0}, 1.0)
+    first = store.last_event_id()
+    events = audit.events(PEOPLE["bo"], first - 1)
+    reading = asyncio.ensure_future(anext(events))
+    await asyncio.sleep(0)
+    clock.now = 10.1
+    for number in range(3):
+        store.add_event("job", "rnd", "ana", {"n": number}, 1.0)
+    heard = await asyncio.wait_for(reading, 30)
+    assert first <= heard.id <= store.last_event_id()
+    assert message(heard) == b"id: %d\n\n" % heard.id, "an id alone is no event to a browser or a client"
+    assert heard.kind == POSITION
 
 
 async def test_one_person_may_have_so_many_streams(web: Portal, served: str) -> None:

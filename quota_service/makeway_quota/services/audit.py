@@ -12,14 +12,16 @@ from ..store.records import Decision as DecisionRow
 from ..store.records import Event as EventRow
 from .caller import Caller
 from .context import Context
-from .event_feed import EventFeed
+from .event_feed import KEPT, EventFeed
 from .refusals import refuse
 from .retention import retention_report
 from .times import at
 
 HEARTBEAT = 15.0
 RECHECK = 10.0
-"""Seconds after which a stream asks again whom it belongs to"""
+"""Seconds after which a stream asks again whom it belongs to, and says how far it read where it shows nothing"""
+POSITION = "position"
+"""Kind of an event with nothing but an id: its reader has heard of everything up to there that it may see"""
 PACE = 0.2
 """Seconds from one batch of a stream to the next: events that are committed meanwhile go together"""
 
@@ -64,15 +66,19 @@ class AuditService:
     ) -> AsyncIterator[Event]:
         """Follow what happens, from event `after` on (None: from now on), until the caller loses its rights.
 
-        `renew` is called at least every `RECHECK` seconds while there are events. A reader whose `after` is too old
-        (or from another database) gets one event of kind `reset`: read everything again, then follow from there.
+        `renew` is called at least every `RECHECK` seconds while there are events. A reader whose `after` is too old,
+        more than `KEPT` events back or from another database gets one event of kind `reset`: read everything again,
+        then follow from there. Where events pass that the caller may not see, an event of kind `POSITION` has the id
+        of the last one, at most every `RECHECK` seconds: a reader that comes back does not begin before them.
         """
         feed, checked = self._feed, self._clock()
+        told_at = checked
         oldest, newest = await feed.range()
         seen = newest if after is None else after
-        if after is not None and (after < oldest - 1 or after > newest):
+        if after is not None and (after < max(oldest - 1, newest - KEPT) or after > newest):
             seen = newest
             yield Event(id=newest, at=at(self._context.clock()), kind="reset", data={"oldest": oldest, "after": after})
+        told = seen
         while True:
             mark = feed.mark()
             batch = await feed.after(seen)
@@ -85,7 +91,11 @@ class AuditService:
             for row in batch:
                 seen = row.id
                 if _shows(caller, teams, row):
+                    told, told_at = seen, self._clock()
                     yield _event_model(row)
+            if seen != told and self._clock() - told_at > RECHECK:
+                told, told_at = seen, self._clock()
+                yield Event(id=seen, at=at(self._context.clock()), kind=POSITION)
             if batch:
                 await asyncio.sleep(PACE)
             else:

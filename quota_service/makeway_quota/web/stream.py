@@ -14,6 +14,7 @@ from typing import TypeVar
 from makeway_api.errors import MakewayError
 from makeway_api.models import Event
 
+from ..services.audit import POSITION
 from .settings import WebSettings
 
 T = TypeVar("T")
@@ -108,5 +109,10 @@ async def _pump(events: AsyncIterator[Event], queue: asyncio.Queue[Event | None]
 
 
 def message(event: Event) -> bytes:
-    """Return one event as text; its data is the whole Event, so that readers need no other field."""
+    """Return one event as text; its data is the whole Event, so that readers need no other field.
+
+    A position is an id alone: readers keep it for `Last-Event-ID` and hear of no event.
+    """
+    if event.kind == POSITION:
+        return f"id: {event.id}\n\n".encode()
     return f"id: {event.id}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n".encode("utf-8", "replace")

@@ -126,7 +126,8 @@ async def events(
 ) -> StreamingResponse:
     """Stream what happens. Each message has an id, its kind as event, and the whole Event as JSON in data.
 
-    A reader whose last event is not kept any more gets a `reset`: it reads everything again.
+    A reader whose last event is not kept any more, or is more than 2000 events back, gets a `reset`: it reads
+    everything again. A message with an id alone says that nothing up to there is for this reader.
     """
     streams.check_room(caller.name)
     start = last_event_id if last_event_id is not None else after

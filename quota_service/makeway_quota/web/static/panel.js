@@ -41,6 +41,8 @@
     };
     const listen = () => {
       again = null;
+      const shown = document.getElementById("mw-current")?.dataset.after;
+      if (shown) seen = Math.max(seen, shown); // the page was refreshed since
       stream = new EventSource(`${prefix}api/v1/events?_xsrf=${encodeURIComponent(xsrf)}&after=${seen}`);
       stream.onopen = () => {
         say("on", "live");
