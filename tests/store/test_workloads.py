@@ -206,7 +206,7 @@ def test_the_database_is_private(sqlite_url: str) -> None:
     store = open_store(sqlite_url)
     store.add_event("usage", None, None, {}, 1.0)
     for file in path.parent.iterdir():
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+        assert stat.S_IMODE(file.stat().st_mode) == (0o700 if file.is_dir() else 0o600), file
     store.close()
 
 
