@@ -105,9 +105,8 @@ def _for_a_gang(p: Preemptor, options: list[Option]) -> Rearrangement | None:
         if done is None or isinstance(done, Rearrangement):
             return done
         staying.append(done)
-        kept = [option for option in options if done not in option.chosen]
-        others = [_option(p, option.node, staying) for option in options if done in option.chosen]
-        options = sorted([*kept, *(each for each in others if each)], key=lambda each: each.key)
+        again = [_option(p, option.node, staying) if done in option.chosen else option for option in options]
+        options = sorted((option for option in again if option is not None), key=lambda option: option.key)
     return None
 
 

@@ -124,10 +124,13 @@ def _for_a_gang(preemptor: Preemptor, options: list[_Option], missing: int) -> R
         if done is None or isinstance(done, Rearrangement):
             return done
         staying.append(done)
-        hindered = [option for option in options if any(each.allocation is done for each in option.chosen)]
-        others = [_option(preemptor, option.node, staying) for option in hindered]
-        options = [option for option in options if option not in hindered] + [each for each in others if each]
-        options.sort(key=lambda option: option.key)
+        again = [
+            _option(preemptor, option.node, staying)
+            if any(each.allocation is done for each in option.chosen)
+            else option
+            for option in options
+        ]
+        options = sorted((option for option in again if option is not None), key=lambda option: option.key)
     return None
 
 
