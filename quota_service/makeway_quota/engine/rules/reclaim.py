@@ -90,7 +90,8 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
     first: Choice | None = None
     tried: list[frozenset[tuple[str, int]]] = []
     for victims in sets:
-        if tried and any(fewer <= _leaving(victims) for fewer in tried):
+        leaving = _leaving(victims) if tried else None  # most often the first set will do
+        if leaving is not None and any(fewer <= leaving for fewer in tried):
             continue
         choice = _evicted(preemptor, victims)
         if choice is None:
@@ -100,7 +101,7 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         for victim in choice.victims:
             restore(preemptor, victim)
         first = first or choice
-        tried.append(_leaving(victims))
+        tried.append(_leaving(victims) if leaving is None else leaving)
         if len(tried) == _MOST_RETURNS:
             break
     return _evicted(preemptor, first.victims) if first else None
