@@ -227,66 +227,66 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     store.close()
 
 
-async def test_a_clock_that_jumps_does_not_shorten_the_grace_of_a_session(tmp_path: Path) -> None:
+@asynccontextmanager
+async def acting(tmp_path: Path, monotonic: Callable[[], float]) -> AsyncIterator[tuple[Leader, Actuator]]:
+    """Yield a leader and an actuator of its term."""
     store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
-    leader, at = Leader(store.leader_lock(6.0), 6.0), 100.0
-    actuator = Actuator(store, Recorder(), leader, monotonic=lambda: at)
+    leader = Leader(store.leader_lock(6.0), 6.0)
+    actuator = Actuator(store, Recorder(), leader, monotonic=monotonic)
     assert await leader.acquire()
     actuator.restart(leader.check())
-    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
-    notice = Notice("owners come back", 1.0, 31.0)
-    rows = {"s-1": made._replace(state="checkpointing", attempt=1, notice=notice)}
-    seen = await Recorder().observe()
-    assert not (await actuator.give(rows, seen, 1.0, Started())).changes
-    assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes, "the wall clock jumped by a day"
-    at = 129.9
-    assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
-    at = 130.0
-    ended = await actuator.give(rows, seen, -5.0, Started())
-    assert [change.workload for change in ended.changes] == ["s-1"]
+    yield leader, actuator
     await leader.close()
     store.close()
+
+
+def noticed_session(grace: float) -> dict[str, Workload]:
+    """Return a session whose notice was written at 1 s and ends after `grace` seconds."""
+    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    notice = Notice("owners come back", 1.0, 1.0 + grace)
+    return {"s-1": made._replace(state="checkpointing", attempt=1, notice=notice)}
+
+
+async def test_a_clock_that_jumps_does_not_shorten_the_grace_of_a_session(tmp_path: Path) -> None:
+    at = 100.0
+    rows = noticed_session(30.0)
+    seen = await Recorder().observe()
+    async with acting(tmp_path, lambda: at) as (_, actuator):
+        assert not (await actuator.give(rows, seen, 1.0, Started())).changes
+        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes, "the wall clock jumped by a day"
+        at = 129.9
+        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+        at = 130.0
+        ended = await actuator.give(rows, seen, -5.0, Started())
+        assert [change.workload for change in ended.changes] == ["s-1"]
 
 
 async def test_a_new_leader_grants_the_rest_of_a_grace_not_a_second_one(tmp_path: Path) -> None:
-    store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
-    leader, at = Leader(store.leader_lock(6.0), 6.0), 100.0
-    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
-    notice = Notice("owners come back", 1.0, 31.0)
-    rows = {"s-1": made._replace(state="checkpointing", attempt=1, notice=notice)}
+    at = 100.0
+    rows = noticed_session(30.0)
     seen = await Recorder().observe()
-    actuator = Actuator(store, Recorder(), leader, monotonic=lambda: at)
-    assert await leader.acquire()
-    actuator.restart(leader.check())
-    assert not (await actuator.give(rows, seen, 21.0, Started())).changes, "20 of 30 s have passed"
-    at = 109.9
-    assert not (await actuator.give(rows, seen, 21.0, Started())).changes
-    at = 110.0
-    assert (await actuator.give(rows, seen, 21.0, Started())).changes
-    actuator.restart(leader.check())
-    at = 500.0
-    assert not (await actuator.give(rows, seen, -70.0, Started())).changes, "its clock is behind: no negative age"
-    at = 530.0
-    assert (await actuator.give(rows, seen, -70.0, Started())).changes
-    await leader.close()
-    store.close()
+    async with acting(tmp_path, lambda: at) as (leader, actuator):
+        assert not (await actuator.give(rows, seen, 21.0, Started())).changes, "20 of 30 s have passed"
+        at = 109.9
+        assert not (await actuator.give(rows, seen, 21.0, Started())).changes
+        at = 110.0
+        assert (await actuator.give(rows, seen, 21.0, Started())).changes
+        actuator.restart(leader.check())
+        at = 500.0
+        assert not (await actuator.give(rows, seen, -70.0, Started())).changes, "its clock is behind: no negative age"
+        at = 530.0
+        assert (await actuator.give(rows, seen, -70.0, Started())).changes
 
 
 async def test_a_clock_that_is_ahead_leaves_a_session_some_grace_in_a_new_term(tmp_path: Path) -> None:
-    store = open_store(f"sqlite:///{tmp_path}/makeway.sqlite")
-    leader, at = Leader(store.leader_lock(6.0), 6.0), 100.0
-    actuator = Actuator(store, Recorder(), leader, monotonic=lambda: at)
-    assert await leader.acquire()
-    actuator.restart(leader.check())
-    made = submitted(NewWorkload("s-1", "session", "rnd", "gpu1", "ana", gpus=1000), 1.0)
+    at = 100.0
     seen = await Recorder().observe()
-    for grace, granted in ((30.0, TAKEOVER_GRACE), (4.0, 4.0)):
-        actuator.restart(leader.check())
-        rows = {"s-1": made._replace(state="checkpointing", attempt=1, notice=Notice("owners", 1.0, 1.0 + grace))}
-        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
-        at += granted - 0.1
-        assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
-        at += 0.1001
-        assert (await actuator.give(rows, seen, 90_000.0, Started())).changes
-    await leader.close()
-    store.close()
+    async with acting(tmp_path, lambda: at) as (leader, actuator):
+        for grace, granted in ((30.0, TAKEOVER_GRACE), (4.0, 4.0)):
+            actuator.restart(leader.check())
+            rows = noticed_session(grace)
+            assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+            at += granted - 0.1
+            assert not (await actuator.give(rows, seen, 90_000.0, Started())).changes
+            at += 0.1001
+            assert (await actuator.give(rows, seen, 90_000.0, Started())).changes
