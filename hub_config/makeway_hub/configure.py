@@ -11,7 +11,7 @@ from jupyterhub.services import service as services
 from makeway_spawner.local import MakewayLocalSpawner
 from traitlets import default
 
-from .node import proxy_command
+from .nodejs import proxy_command
 from .pages import TEMPLATES
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read

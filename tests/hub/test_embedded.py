@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hub.portal import Portal, until
-from makeway_hub import checks, node
+from makeway_hub import checks, nodejs
 from makeway_hub.ports import holder
 from makeway_hub.settings import read
 from makeway_hub.state import LISTENING, State, free_port, is_free
@@ -78,7 +78,7 @@ def test_an_old_python_and_a_missing_node_are_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checks, "PYTHON", (9, 9))
     with pytest.raises(checks.CannotStart, match=r"needs Python 9\.9 or newer"):
         checks.check_python()
-    monkeypatch.setattr(node, "find_node", lambda *_: None)
+    monkeypatch.setattr(nodejs, "find_node", lambda *_: None)
     with pytest.raises(checks.CannotStart, match="make setup"):
         checks.check_node()
 

@@ -7,7 +7,7 @@ import subprocess
 
 from makeway_api.durations import duration
 from makeway_api.quantities import number
-from makeway_hub import node
+from makeway_hub import nodejs
 from makeway_hub.pages import STATIC
 
 SCRIPT = """
@@ -40,7 +40,7 @@ def test_scripts_and_python_share_one_format() -> None:
         0.125,
         1 / 3,
     ]
-    program = node.find_node()
+    program = nodejs.find_node()
     assert program, "the Hub's proxy needs node anyway"
     script = SCRIPT % (json.dumps((STATIC / "formats.js").as_uri()), json.dumps(given))
     done = subprocess.run(
