@@ -34,7 +34,7 @@ class IncrementalEngine:
         self.shown = replace(snapshot, nodes=(), workloads=())
         self.cluster = Cluster(snapshot)
         self.cluster.keeps_bounds = self._keeps_bounds
-        self.cluster.take_back()
+        self.cluster.reset()
         self.queues = PendingQueues(self.cluster)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -71,7 +71,7 @@ class IncrementalEngine:
             named = {name: state.node for name, state in cluster.nodes.items() if name not in left}
             self._build_anew(self.shown, (named | {node.name: node for node in news}).values())
             return
-        cluster.take_back()
+        cluster.reset()
         others: set[str] = set()
         for name in left:
             others |= membership.remove(cluster, name)
@@ -93,7 +93,7 @@ class IncrementalEngine:
 
     def plan(self, now: float, why: bool = True) -> Plan:
         """Return the plan for the present state; without `why`, it has no reasons for waiting."""
-        self.cluster.take_back()
+        self.cluster.reset()
         self.cluster.now = now
         self._let_yield()
         self.cluster.begin()
@@ -101,7 +101,7 @@ class IncrementalEngine:
             return decide(self.cluster, self.queues, why)
         finally:
             self.queues.close()
-            self.cluster.take_back_but_starts()
+            self.cluster.reset_except_starts()
 
     def _let_yield(self) -> None:
         """Lower the priority of jobs that ran for `yields_after` by now."""
@@ -115,14 +115,14 @@ class IncrementalEngine:
     def in_quota(self, workload: Workload) -> bool:
         """Whether a workload would be within the reservation in one of its pools now."""
         cluster = self.cluster
-        cluster.take_back()
+        cluster.reset()
         cluster.begin()
         try:
             account, amount = cluster.account(workload), cluster.need(workload).total
             names = [pool.pool.name for pool in cluster.pools_of(workload)]
             return any(cluster.ledger.in_quota(account, name, amount, workload.non_preemptible) for name in names)
         finally:
-            cluster.take_back()
+            cluster.reset()
 
 
 def _without_history(snapshot: Snapshot) -> list[Policy]:

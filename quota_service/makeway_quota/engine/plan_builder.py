@@ -306,7 +306,7 @@ class PlanBuilder:
         """Return the plan."""
         self._write_nominations()
         left = self.evicted.keys() | self.moved.keys()
-        staying = self.cluster.staying
+        running = self.cluster.running
         return Plan(
             start=tuple(self.started.values()),
             evict=tuple(self.evicted.values()),
@@ -314,7 +314,7 @@ class PlanBuilder:
             scale=tuple(self.scaled),
             pending=self._pending(),
             refused=tuple(self.refused[i] for i in sorted(self.refused)),
-            keep=tuple(i for i in staying if i not in left) if left else tuple(staying),
+            keep=tuple(i for i in running if i not in left) if left else tuple(running),
             terminating=tuple(self.cluster.terminating),
             usage=line_usage(self.cluster),
         )

@@ -150,7 +150,7 @@ def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change:
 def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
     cluster, allocation = builder.cluster, moving.allocation
     cluster.withdraw_nomination(allocation.workload)
-    cluster.stay(allocation)
+    cluster.restore(allocation)
     cluster.withdraw(allocation)
     in_quota = builder.started[allocation.workload.id].in_quota
     builder.withdraw(allocation.workload)
@@ -163,7 +163,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
     victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
     fresh = [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]
     for allocation in fresh:
-        cluster.stay(allocation)
+        cluster.restore(allocation)
         cluster.withdraw(allocation)
         builder.withdraw(allocation.workload)
         queue_of = builder.came_from.pop(allocation.workload.id)

@@ -39,28 +39,28 @@ def serve(
     entered, out = _sorted_out(cluster, waiting, unschedulable)
     if not entered:
         return
-    turn = QueueHeads(cluster, entered, over, unschedulable)
+    heads = QueueHeads(cluster, entered, over, unschedulable)
     builder.returned.clear()
     builder.lowered.clear()
     releases = builder.progress.releases
-    for queue, workload, at in turn:
+    for queue, workload, at in heads:
         pool = queue.pools[at]
         held = cluster.withdraw_nomination(workload)
         right = [p for p in queue.pools if may(queue, p)]
         able = right or _owed(queue, held)
         here = pool in able or (bool(able) and queue.borrows)
         if here and _begin(builder, queue, workload, pool, held, over or pool not in able):
-            _served(turn, queue, workload)
+            _served(heads, queue, workload)
         elif able and at + 1 < len(queue.pools):
             if held:
                 cluster.nominate(workload, queue.need, held)
-            turn.enter(queue, at + 1)
+            heads.enter(queue, at + 1)
         elif not (_kept_elsewhere(queue, held, able) and not over) and (
             nominated(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
         ):
-            _served(turn, queue, workload)
+            _served(heads, queue, workload)
         else:
-            turn.leave(queue)
+            heads.remove(queue)
             if held and not over and not queue.non_preemptible:
                 cluster.nominate(workload, queue.need, held)
             elif held:
@@ -69,14 +69,14 @@ def serve(
         if held:
             builder.lowered.append((queue.account, workload.owner))
         while builder.lowered:
-            turn.lower(*builder.lowered.pop())
+            heads.lower(*builder.lowered.pop())
         while builder.returned:
             back, owner = builder.returned.pop()
             if any(each is back for each in waiting):
-                turn.enter_again(back, owner)
+                heads.enter_again(back, owner)
         if out and builder.progress.releases != releases:
             for each in out:  # these queues may have room now
-                turn.enter(each, 0)
+                heads.enter(each, 0)
             out = []
 
 
@@ -112,9 +112,9 @@ def _sorted_out(
     return found, out
 
 
-def _served(turn: QueueHeads, queue: Queue, workload: Workload) -> None:
+def _served(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
     queue.pop(workload)
-    turn.again(queue, workload.owner)
+    heads.again(queue, workload.owner)
 
 
 def _begin(

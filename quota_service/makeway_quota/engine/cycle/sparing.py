@@ -49,11 +49,11 @@ def _spared(builder: PlanBuilder, victim: Allocation) -> bool:
     if not _could_stay(cluster, victim):
         return False
     target = cluster.withdraw_nomination(victim.workload)
-    cluster.stay(victim)
+    cluster.restore(victim)
     if _try(builder, victim):
         builder.spare(victim.workload)
         return True
-    cluster.leave(victim)
+    cluster.evict(victim)
     move = builder.moved.get(victim.workload.id)
     if move is not None and move.rule == "shrink":
         return _with_one_more_worker(builder, victim, target)

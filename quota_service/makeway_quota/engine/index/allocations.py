@@ -55,7 +55,7 @@ def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[
                 _count(cluster, old.profile, cluster.need(old), -1)
             cluster.nominees.pop(name, None)
             if old.state in ADMITTED:
-                ids = cluster.terminating if old.state == "checkpointing" else cluster.staying
+                ids = cluster.terminating if old.state == "checkpointing" else cluster.running
                 del ids[bisect_left(ids, name)]
             if name in cluster.allocations and name not in kept:
                 _remove(cluster, cluster.allocations[name], crowded)
@@ -73,7 +73,7 @@ def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[
         if workload.nomination and workload.state not in ("running", "starting"):
             cluster.nominees[workload.id] = workload
         if workload.state in ADMITTED:
-            insort(cluster.terminating if workload.state == "checkpointing" else cluster.staying, workload.id)
+            insort(cluster.terminating if workload.state == "checkpointing" else cluster.running, workload.id)
             if workload.id in kept:
                 _keep(cluster, kept[workload.id], workload)
                 continue

@@ -1,6 +1,6 @@
 """The cluster of one decision: nodes, allocations, ledger, and the operations that a plan is made of.
 
-`start`, `leave`, `nominate` and their inverses keep nodes, pools and the ledger in step. A search tries operations
+`start`, `evict`, `nominate` and their inverses keep nodes, pools and the ledger in step. A search tries operations
 and undoes them; what remains is the plan.
 """
 
@@ -38,7 +38,7 @@ class ClusterState:
         self.nominations: dict[str, Allocation] = {}
         self.nominees: dict[str, Workload] = {}
         """Workloads with a nomination in the snapshot, by id."""
-        self.staying: list[str] = []
+        self.running: list[str] = []
         """The ids of running workloads, sorted; `terminating` has those of terminating ones."""
         self.terminating: list[str] = []
         self.pool_now: dict[str, int] = dict.fromkeys(self.pools, 0)
@@ -79,18 +79,18 @@ class ClusterState:
 
     # Decisions
 
-    def take_back(self) -> None:
+    def reset(self) -> None:
         """Undo all operations of a decision; the cluster is as the snapshot, without nominations."""
-        self.take_back_but_starts()
+        self.reset_except_starts()
         for allocation in list(self.fresh.values()):
             self.withdraw(allocation)
 
-    def take_back_but_starts(self) -> None:
+    def reset_except_starts(self) -> None:
         """Undo all operations but starts, which the next snapshot is likely to confirm."""
         for allocation in list(self.nominations.values()):
             self.withdraw_nomination(allocation.workload)
         for allocation in list(self._evicted.values()):
-            self.stay(allocation)
+            self.restore(allocation)
 
     # Lookups
 
@@ -207,15 +207,15 @@ class ClusterState:
             part.node.shift(part, allocation.need, 1, 1)
             part.node.allocations.pop(allocation.workload.id, None)
 
-    def leave(self, allocation: Allocation) -> None:
+    def evict(self, allocation: Allocation) -> None:
         """Mark an allocation as terminating: what it holds is part of the future, not of now."""
         allocation.terminating = True
         self._evicted[allocation.workload.id] = allocation
         self.record(allocation, terminating=allocation.amount)
         self._shift(allocation, 1)
 
-    def stay(self, allocation: Allocation) -> None:
-        """Undo `leave`."""
+    def restore(self, allocation: Allocation) -> None:
+        """Undo `evict`."""
         allocation.terminating = False
         del self._evicted[allocation.workload.id]
         self.record(allocation, terminating=-allocation.amount)

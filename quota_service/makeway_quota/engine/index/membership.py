@@ -37,9 +37,9 @@ def put(cluster: Cluster, node: Node) -> set[str]:
 def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
     """Change a node: readiness, cordon, model, size or foreign pods."""
     room = emptied(state)
-    cluster.rooms.go(state)
+    cluster.rooms.subtract(state)
     repack(cluster, state, node)
-    cluster.rooms.come(state)
+    cluster.rooms.add(state)
     packing = state.pool.packing
     if packing is not None and room != emptied(state) and not packing.renew(state):
         state.pool.packing = None
@@ -50,7 +50,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
     at = bisect_left(pool.nodes, node.name, key=lambda each: each.node.name)
     state = NodeState(node, pool, at)
 
-    def come() -> None:
+    def insert() -> None:
         _catch_up(pool)
         pool.nodes.insert(at, state)
         _number_anew(pool, at, 1)
@@ -62,10 +62,10 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
         pool.moved.append(state)
         if pool.packing is not None and not pool.packing.insert(state):
             pool.packing = None
-        cluster.rooms.come(state)
+        cluster.rooms.add(state)
 
     here = [cluster.workloads[id] for id in cluster.absent.get(node.name, ()) if id in cluster.workloads]
-    others = _reallocate(cluster, [workload for workload in here if workload.state in ADMITTED], come)
+    others = _reallocate(cluster, [workload for workload in here if workload.state in ADMITTED], insert)
     if node.foreign_gpus and not state.placed:
         repack(cluster, state)
     return others
@@ -80,9 +80,9 @@ def remove(cluster: Cluster, name: str) -> set[str]:
     if state is None:
         return set()
 
-    def leave() -> None:
+    def remove_state() -> None:
         pool = state.pool
-        cluster.rooms.go(state)
+        cluster.rooms.subtract(state)
         cluster.rooms.forget(state)
         _catch_up(pool)
         pool.drop(state)
@@ -95,7 +95,7 @@ def remove(cluster: Cluster, name: str) -> set[str]:
         if pool.packing is not None:
             pool.packing.remove(state.position)
 
-    return _reallocate(cluster, [allocation.workload for allocation in state.placed.values()], leave)
+    return _reallocate(cluster, [allocation.workload for allocation in state.placed.values()], remove_state)
 
 
 def _reallocate(cluster: Cluster, workloads: Iterable[Workload], meanwhile: Callable[[], None]) -> set[str]:

@@ -80,7 +80,7 @@ class Queue:
             self.lines[owner] = deque(self.lines[owner])
         return self.lines[owner]
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         """Requeue all workloads that this decision removed."""
         if self._whole:
             self.lines.update(self._whole)
@@ -201,7 +201,7 @@ class PendingQueues:
     def close(self) -> None:
         """End a decision: requeue all workloads that it removed."""
         for queue in self._queues.values():
-            queue.take_back()
+            queue.restore()
 
     def _nominated(self, name: str) -> bool:
         """Whether a workload has a nomination, or a victim terminates for it."""

@@ -100,11 +100,11 @@ class Rooms:
                 _count_emptied(found, node, need, 1)
         return found
 
-    def come(self, node: NodeState) -> None:
+    def add(self, node: NodeState) -> None:
         """Add a node that joined its pool, or whose change is complete."""
         self._count(node, 1)
 
-    def go(self, node: NodeState) -> None:
+    def subtract(self, node: NodeState) -> None:
         """Remove a node that leaves its pool, or is about to change."""
         self._count(node, -1)
 

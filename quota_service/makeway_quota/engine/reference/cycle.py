@@ -73,7 +73,7 @@ class Cycle:
             held = self.decisions.drop_nomination(workload)
             pool = self.cluster.nodes[held[0].node].pool
             in_quota = queue.guaranteed or self.in_quota(queue, pool, len(held))
-            turn.leave(queue)
+            turn.remove(queue)
             able = in_quota or queue.may_borrow
             if able and self.free_now(held, queue) and self.start(queue, workload, pool, held, in_quota):
                 queue.members.remove(workload)
@@ -123,7 +123,7 @@ class Cycle:
             elif self.make_room(queue, workload, held, able, right, over):
                 queue.members.remove(workload)
             else:
-                turn.leave(queue)
+                turn.remove(queue)
                 if held and not over and not queue.guaranteed:
                     self.cluster.nominate(workload, held)
                 elif held:

@@ -163,7 +163,7 @@ class QueueHeads:
         fair = self.cluster.settings.user_fairness
         return owner_usage(self.cluster, queue.policy, workload.owner) if fair else 0, *age(workload)
 
-    def leave(self, queue: Queue) -> None:
+    def remove(self, queue: Queue) -> None:
         """Take a queue out: nothing it may do is left in this round."""
         del self.at[queue]
 

@@ -231,7 +231,7 @@ def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | 
     cluster, pool = preemptor.cluster, preemptor.pool
     going = _by_job(chosen)
     for allocation, gone in going:
-        cluster.leave(allocation)
+        cluster.evict(allocation)
         stays = tuple(part for part in allocation.parts if part not in gone)
         if stays:
             cluster.nominate(allocation.workload, allocation.need, stays)
@@ -253,7 +253,7 @@ def _try(preemptor: Preemptor, chosen: Sequence[_Displaced]) -> Rearrangement | 
         return Rearrangement(tuple(moves), parts)
     for allocation, _ in going:
         cluster.withdraw_nomination(allocation.workload)
-        cluster.stay(allocation)
+        cluster.restore(allocation)
     return stuck
 
 

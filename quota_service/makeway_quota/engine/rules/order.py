@@ -128,7 +128,7 @@ class QueueHeads:
         accounts = self.cluster.ledger.affected(account)
         return [q for each in accounts for q in self._of_account().get(each, ()) if self.at[id(q)] >= 0]
 
-    def leave(self, queue: Queue) -> None:
+    def remove(self, queue: Queue) -> None:
         """Remove a queue: no workload in it can start or evict."""
         self.at[id(queue)] = -1
 
@@ -154,7 +154,7 @@ class QueueHeads:
         if common(queue, queue.pools[at], self.over) != old:
             self._push(queue, at, None)
         elif self.unschedulable is not None and self.unschedulable(queue):
-            self.leave(queue)
+            self.remove(queue)
             self.in_vain += 1
             if self.in_vain == _MOST_IN_VAIN and all(
                 w is None and self.unschedulable(q) for _, _, _, q, w in self.heap

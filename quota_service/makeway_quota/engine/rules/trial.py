@@ -14,7 +14,7 @@ from .victims import Preemptor
 
 def evict(preemptor: Preemptor, victim: Victim) -> None:
     """Evict a victim; a gang that shrinks is nominated to the part of its placement that it keeps."""
-    preemptor.cluster.leave(victim.allocation)
+    preemptor.cluster.evict(victim.allocation)
     if victim.kept:
         preemptor.cluster.nominate(victim.allocation.workload, victim.allocation.need, victim.kept)
 
@@ -22,7 +22,7 @@ def evict(preemptor: Preemptor, victim: Victim) -> None:
 def restore(preemptor: Preemptor, victim: Victim) -> None:
     """Undo `evict`."""
     preemptor.cluster.withdraw_nomination(victim.allocation.workload)
-    preemptor.cluster.stay(victim.allocation)
+    preemptor.cluster.restore(victim.allocation)
 
 
 def place(preemptor: Preemptor) -> tuple[Part, ...]:
