@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-_PASSES = 10
+_SECONDS = 10.0
+"""Longest time to kill the processes of a session: one that waits for a broken disk cannot be killed."""
+_PAUSE = 0.01
+"""Seconds between two searches for them"""
 
 
 def start_ticks(pid: int) -> int:
@@ -35,17 +39,19 @@ def marked(variable: str, value: str) -> Iterator[int]:
 def kill_marked(variable: str, value: str) -> int:
     """Kill what is left of a session (kernels, terminals, their children); return how many processes there were.
 
-    Repeats until no process is left, because a process may have forked while the others were killed.
+    Repeats until none is left, for at most _SECONDS: a process may have forked while the others were killed, and one
+    that was killed exists until the kernel has run it a last time.
     """
     killed: set[psutil.Process] = set()
-    for _ in range(_PASSES):
-        before = len(killed)
-        for process in _marked(variable, value):
+    until = time.monotonic() + _SECONDS
+    while left := list(_marked(variable, value)):
+        for process in left:
             with suppress(psutil.Error):
                 process.kill()
-            killed.add(process)
-        if len(killed) == before:
+        killed.update(left)
+        if time.monotonic() > until:
             break
+        time.sleep(_PAUSE)
     return len(killed)
 
 
