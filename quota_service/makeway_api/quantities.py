@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 
 def number(value: float) -> str:
-    """Return a number without needless zeros, to three decimals: `2`, `0.5`, `0.125`."""
-    return f"{value:.3f}".rstrip("0").rstrip(".")
+    """Return a number without needless zeros, to three decimals, with thousands apart: `2`, `0.125`, `7,912`."""
+    return f"{value:,.3f}".rstrip("0").rstrip(".")
 
 
 def gpus(value: float, kind: str = "GPU") -> str:
@@ -16,8 +16,8 @@ def gpus(value: float, kind: str = "GPU") -> str:
 
 
 def count(n: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun in the right form: `1 job`, `2 jobs`."""
-    return f"{n} {noun if n == 1 else plural or noun + 's'}"
+    """Return a count with its noun in the right form: `1 job`, `2,000 jobs`."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
 def memory(mebibytes: float) -> str:

@@ -67,8 +67,12 @@ def test_what_is_no_duration_is_refused_with_the_accepted_forms(text: str) -> No
 def test_amounts_have_their_units() -> None:
     assert [gpus(n) for n in (0, 0.5, 1, 2, 1.5)] == ["0 GPUs", "0.5 GPU", "1 GPU", "2 GPUs", "1.5 GPUs"]
     assert gpus(2, "virtual GPU") == "2 virtual GPUs"
-    assert [number(n) for n in (2.0, 0.125, 1_000_000, 0.1 + 0.2)] == ["2", "0.125", "1000000", "0.3"]
-    assert [count(1, "job"), count(0, "job"), count(2, "policy", "policies")] == ["1 job", "0 jobs", "2 policies"]
+    assert [number(n) for n in (2.0, 0.125, 1_000_000, 0.1 + 0.2)] == ["2", "0.125", "1,000,000", "0.3"]
+    assert [count(1, "job"), count(0, "job"), count(2000, "policy", "policies")] == [
+        "1 job",
+        "0 jobs",
+        "2,000 policies",
+    ]
     assert [memory(n) for n in (512, 65_536, 1_572_864)] == ["512 MiB", "64 GiB", "1.5 TiB"]
     assert [size(n) for n in (12, 3_400, 50_000_000, 999_600, 12e9)] == [
         "12 bytes",

@@ -39,6 +39,8 @@ def test_scripts_and_python_share_one_format() -> None:
         273_600,
         0.125,
         1 / 3,
+        7912,
+        1234567.5,
     ]
     program = nodejs.find_node()
     assert program, "the Hub's proxy needs node anyway"

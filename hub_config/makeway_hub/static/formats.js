@@ -1,4 +1,4 @@
-// Writes numbers and durations as makeway_api/{quantities,durations}.py do: "0.5", "1 min 30 s".
+// Writes numbers and durations as makeway_api/{quantities,durations}.py do: "0.5", "7,912", "1 min 30 s".
 const UNITS = [
   ["d", 86400],
   ["h", 3600],
@@ -6,7 +6,7 @@ const UNITS = [
   ["s", 1],
 ];
 
-export const number = (value) => String(Number(value.toFixed(3)));
+export const number = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 3 });
 
 export function duration(seconds) {
   if (seconds >= 0.05 && seconds < 0.95) return `${seconds.toFixed(1)} s`;

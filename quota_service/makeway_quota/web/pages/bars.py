@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from makeway_api.models import TeamUsage
+from makeway_api.quantities import gpus, number
 from markupsafe import Markup
-
-from .look import gpus, number
 
 MANY = 12
 """Teams from which on a page lists them in one line each."""

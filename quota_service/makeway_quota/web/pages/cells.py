@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from makeway_api.models import Device, Holder, Kind, Node
+from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
-from .look import Look, gpus, number
+from .look import Look
 
 
 def node(machine: Node, look: Look) -> Markup:

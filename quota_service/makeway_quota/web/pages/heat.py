@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from makeway_api.models import Node, Pool
+from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
-from .look import Look, gpus, number
+from .look import Look
 from .node_facts import ROW_GPUS, facts_of
 
 GPU_WIDTH, GPU_HEIGHT, GAP = 6, 9, 5

@@ -49,16 +49,6 @@ class Look:
         return self.profiles.get(name) or name
 
 
-def number(gpus: float) -> str:
-    """Return a quantity of GPUs as text: 1, 2, 0.5, 12,000."""
-    return f"{round(gpus, 3):,g}" if gpus < 1e6 else f"{round(gpus):,}"
-
-
-def gpus(count: float) -> str:
-    """Return a quantity of GPUs with its noun; up to one it is singular, as in every message."""
-    return f"{number(count)} GPU{'' if 0 < count <= 1 else 's'}"
-
-
 def is_large(pool: Pool) -> bool:
     """Whether a pool is drawn as a heat map instead of one cell for each GPU."""
     return sum(len(node.devices) for node in pool.nodes) >= HEAT_FROM

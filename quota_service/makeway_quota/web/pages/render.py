@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from makeway_api.errors import MakewayError
 from makeway_api.models import Grant
+from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
 from ...services import Services
@@ -199,7 +200,7 @@ def _ranges(devices: Sequence[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-_ENV.filters.update(when=time_tag, gpus=look.gpus, number=look.number, where=where, duration=duration)
+_ENV.filters.update(when=time_tag, gpus=gpus, number=number, where=where, duration=duration)
 _ENV.globals.update(
     bar=bars.bar,
     small_bar=bars.small_bar,
