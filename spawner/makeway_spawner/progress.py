@@ -19,7 +19,7 @@ class Progress:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self._closed = False
-        self._news = asyncio.Event()
+        self._recorded = asyncio.Event()
 
     def add(self, phase: str, message: str, **more: Any) -> None:
         """Record one event; the bar never goes back."""
@@ -38,15 +38,15 @@ class Progress:
         """Yield every event, recorded and new, until `close`."""
         seen = 0
         while True:
-            news = self._news
+            recorded = self._recorded
             for event in self.events[seen:]:
                 seen += 1
                 yield dict(event)
             if self._closed and seen == len(self.events):
                 return
             if seen == len(self.events):
-                await news.wait()
+                await recorded.wait()
 
     def _wake(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._recorded.set()
+        self._recorded = asyncio.Event()

@@ -23,10 +23,10 @@ class Follower:
         """Compare the plan of the incremental engine with that of a fresh one."""
         world, known = self.world, self.known
         snapshot = world.snapshot()
-        news = [w for name, w in world.workloads.items() if known.get(name) is not w]
+        changed = [w for name, w in world.workloads.items() if known.get(name) is not w]
         gone = [name for name in known if name not in world.workloads]
         self.incremental.show(snapshot)
-        self.incremental.change(news, gone)
+        self.incremental.change(changed, gone)
         self.known = dict(world.workloads)
         whole = schedule(snapshot)
         bare = self.incremental.plan(world.now, why=False)

@@ -113,22 +113,22 @@ def test_what_is_written_and_carried_forward_is_what_was_known() -> None:
     clock = Clock()
     change_set = accounting(clock, holding("j1", "a", 6000))
     clock.now += HOUR
-    kept = change_set.news()
+    kept = change_set.unwritten()
     assert kept == {"a": pytest.approx(1000)}
     clock.now += HOUR
-    assert change_set.news() is None, "the same use goes on: it can be worked out"
+    assert change_set.unwritten() is None, "the same use goes on: it can be worked out"
     again = accounting(clock, holding("j1", "a", 6000))
     again.recall(kept, HOUR)
     assert again.policies() == change_set.policies()
 
     change_set.follow([holding("j2", "b", 5000)])
-    assert change_set.news() is not None
+    assert change_set.unwritten() is not None
     change_set.follow([holding("j2", "b", 5000, state="pending")])
-    assert change_set.news() is None, "it was just written"
-    assert change_set.news(at_once=True) is not None
-    assert change_set.news(at_once=True) is None
+    assert change_set.unwritten() is None, "it was just written"
+    assert change_set.unwritten(at_once=True) is not None
+    assert change_set.unwritten(at_once=True) is None
     change_set.use(TEAMS, POOLS, 0.0, held, [])
-    assert change_set.news(at_once=True) == {}, "switched off: forget it"
+    assert change_set.unwritten(at_once=True) == {}, "switched off: forget it"
     assert change_set.policies() == TEAMS
 
 

@@ -12,7 +12,7 @@ from makeway_quota import policy
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
 from makeway_quota.control import engine_view
-from makeway_quota.control.engine_view import EngineUpdate
+from makeway_quota.control.engine_view import EngineChanges
 from makeway_quota.control.observed import Observed
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.world import World
@@ -125,7 +125,7 @@ async def _live_through(random: Random) -> None:
             version += 1
             world.use(random.choice(DOCUMENTS), version)
         found = await world.rows()
-        take(world.news(found, now), shown, shown_nodes)
+        take(world.changes(found, now), shown, shown_nodes)
         fresh = World(rows, world.document, 1, lambda now=now: now)  # type: ignore[arg-type]
         fresh.see(Seen(tuple(nodes.values())))
         fresh.durations = world.durations
@@ -133,21 +133,21 @@ async def _live_through(random: Random) -> None:
         assert shown == {each.id: each for each in whole.workloads}
         assert shown_nodes == {each.name: each for each in whole.nodes}
         if step % 7 == 0:
-            take(world.news(found, now, reader="rarely"), *rarely)
+            take(world.changes(found, now, reader="rarely"), *rarely)
             assert rarely == (shown, shown_nodes), "each reader is told what changed since it was told last"
         assert world.assignment.parts == divide(nodes.values(), world.document).parts
         assert world.accounting.over() == (await _over(fresh)), "what is over quota follows nodes and rows"
 
 
-def take(news: EngineUpdate, workloads: dict[str, object], nodes: dict[str, object]) -> None:
-    """Apply news to what a reader knows."""
-    for each in news.snapshot.workloads if news.whole else news.changed:
+def take(new: EngineChanges, workloads: dict[str, object], nodes: dict[str, object]) -> None:
+    """Apply changes to what a reader knows."""
+    for each in new.snapshot.workloads if new.whole else new.changed:
         workloads[each.id] = each
-    for one in news.snapshot.nodes if news.whole else news.nodes:
+    for one in new.snapshot.nodes if new.whole else new.nodes:
         nodes[one.name] = one
-    for gone in news.gone:
+    for gone in new.gone:
         workloads.pop(gone, None)
-    for gone in news.gone_nodes:
+    for gone in new.gone_nodes:
         nodes.pop(gone, None)
 
 
@@ -157,15 +157,15 @@ def test_a_reader_that_was_away_too_long_is_told_of_everything(monkeypatch: pyte
     async def read() -> None:
         rows = Rows()
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
-        assert world.news(await world.rows(), 2.0, reader="away").whole
+        assert world.changes(await world.rows(), 2.0, reader="away").whole
         for at in range(5):
             rows.put(submitted(NewWorkload(f"j-{at:08x}", "job", "dev", "gpu1", "ana", gpus=1000), 1.0))
-            news = world.news(await world.rows(), 2.0)
-            assert news.whole == (at == 0)
-        late = world.news(await world.rows(), 2.0, reader="away")
+            new = world.changes(await world.rows(), 2.0)
+            assert new.whole == (at == 0)
+        late = world.changes(await world.rows(), 2.0, reader="away")
         assert late.whole
         assert len(late.snapshot.workloads) == 5
-        assert not world.news(await world.rows(), 2.0, reader="away").whole
+        assert not world.changes(await world.rows(), 2.0, reader="away").whole
 
     asyncio.run(read())
 
@@ -184,16 +184,16 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
             rows.put(row._replace(state="running", started_at=1.0, placement=(Place(f"n{at}", (0,), (1000,)),)))
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.see(changes.seen(nodes, {}, None))
-        assert world.news(await world.rows(), 2.0).whole
+        assert world.changes(await world.rows(), 2.0).whole
         before = world.assignment
         nodes["n3"] = replace(nodes["n3"], cordoned=True)
         world.see(changes.seen(nodes, {}, world.since))
-        news = world.news(await world.rows(), 2.0)
-        assert ([each.name for each in news.nodes], news.changed, news.gone, news.whole) == (["n3"], [], [], False)
+        new = world.changes(await world.rows(), 2.0)
+        assert ([each.name for each in new.nodes], new.changed, new.gone, new.whole) == (["n3"], [], [], False)
         assert world.assignment is not before
         world.see(changes.seen(nodes, {}, world.since))
         world.see(Seen(tuple(nodes.values())))
-        assert not world.news(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
+        assert not world.changes(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
 
     asyncio.run(change())
 
@@ -232,4 +232,4 @@ def test_absence_from_a_list_that_is_not_complete_means_nothing() -> None:
     assert observed.take(Seen((), (), synced=False)) == ((), ())
     assert (set(observed.nodes), set(observed.attempts)) == ({"a", "b"}, {("j", 1)})
     assert observed.take(Seen(nodes[:1], ())) == ((), ("b",))
-    assert (set(observed.attempts), observed.news) == (set(), {("j", 1)})
+    assert (set(observed.attempts), observed.changed) == (set(), {("j", 1)})

@@ -12,7 +12,7 @@ import pytest
 from makeway_api.errors import MakewayError
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.engine_view import EngineUpdate
+from makeway_quota.control.engine_view import EngineChanges
 from makeway_quota.engine import Snapshot, WhatIf
 from makeway_quota.services import offer_engine, policies
 from makeway_quota.services.offer_engine import Budget, OfferEngine, Question, question_of
@@ -57,7 +57,7 @@ async def test_the_same_question_of_many_users_costs_one_plan(tmp_path: Path, mo
     asked: list[Question] = []
     ask = OfferEngine._ask
 
-    def counted(self: OfferEngine, unread: Sequence[EngineUpdate], question: Question, now: float) -> object:
+    def counted(self: OfferEngine, unread: Sequence[EngineChanges], question: Question, now: float) -> object:
         asked.append(question)
         return ask(self, unread, question, now)
 

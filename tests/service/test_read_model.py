@@ -189,7 +189,7 @@ async def test_nodes_that_do_not_change_stay_the_same_objects(tmp_path: Path) ->
 
 
 async def test_a_model_that_was_not_read_for_long_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_model, "MOST_NEWS", 3)
+    monkeypatch.setattr(read_model, "MOST_UNREAD", 3)
     setting = Setting(tmp_path)
     random = Random(1)
     ids = []
@@ -201,7 +201,7 @@ async def test_a_model_that_was_not_read_for_long_is_rebuilt(tmp_path: Path, mon
             setting.store.add_workload(new, now=setting.clock)
         for id in ids[::3]:
             setting.store.commit([Change(id, {"state": "cancelled"}, expect_states=("pending",))], now=setting.clock)
-        assert len(setting.models._news) == 3, "no more is kept"
+        assert len(setting.models._unread) == 3, "no more is kept"
     await setting.check()
     setting.store.close()
 
@@ -209,14 +209,14 @@ async def test_a_model_that_was_not_read_for_long_is_rebuilt(tmp_path: Path, mon
 async def test_one_commit_of_more_rows_than_may_wait_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_model, "MOST_NEWS", 3)
+    monkeypatch.setattr(read_model, "MOST_UNREAD", 3)
     setting = Setting(tmp_path)
-    news = [submitted(number, Random(1)) for number in range(8)]
-    for new in news:
+    jobs = [submitted(number, Random(1)) for number in range(8)]
+    for new in jobs:
         setting.store.add_workload(new, now=setting.clock)
     await setting.check()
-    changes = [Change(new.id, {"state": "cancelled"}, expect_states=("pending",)) for new in news]
+    changes = [Change(new.id, {"state": "cancelled"}, expect_states=("pending",)) for new in jobs]
     setting.store.commit(changes, now=setting.clock)
-    assert sum(map(len, setting.models._news)) <= 3
+    assert sum(map(len, setting.models._unread)) <= 3
     await setting.check()
     setting.store.close()

@@ -42,7 +42,7 @@ class Loop:
 
     def cycle(self, *groups: PendingGroup, single: dict[str, Waiting] | None = None) -> list[str]:
         """Plan, write the reasons, and return the ids that were written."""
-        found = self.reasons.news(Pending(single or {}, groups), self.rows)
+        found = self.reasons.unwritten(Pending(single or {}, groups), self.rows)
         for waiting in found:
             places = tuple(Place(p.node, p.devices, (1000,)) for p in waiting.nomination)
             change = {
@@ -132,7 +132,7 @@ def test_a_first_reason_and_a_lost_nomination_are_written_at_once() -> None:
     assert not loop.rows["w000"].nomination
 
 
-def test_a_forecast_that_shifts_by_seconds_is_no_news() -> None:
+def test_a_forecast_that_shifts_by_seconds_is_not_written() -> None:
     loop = Loop(5)
     loop.cycle(PendingGroup(1, loop.members, told("wait", 100.0)))
     assert loop.cycle(PendingGroup(1, loop.members, told("wait", 104.0))) == []
@@ -164,6 +164,6 @@ def test_a_plan_without_reasons_leaves_those_in_the_store_and_writes_nominations
     group = PendingGroup(1, loop.members, told("0 of 8 GPUs are free."))
     loop.cycle(group)
     nominated = Waiting("w000", "held", "place", (), {}, nomination=(Placed(0, "n1", (0,), 1000),))
-    found = loop.reasons.news(Pending({"w000": nominated}, ()), loop.rows, explained=False)
+    found = loop.reasons.unwritten(Pending({"w000": nominated}, ()), loop.rows, explained=False)
     assert found == [nominated]
-    assert loop.cycle(group) == [], "the group is known still, and nothing of it is news"
+    assert loop.cycle(group) == [], "the group is known still, and nothing of it changed"

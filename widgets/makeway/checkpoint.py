@@ -336,7 +336,7 @@ def _flush(path: str | Path) -> None:
         os.close(handle)
 
 
-def _report(**news: Any) -> None:
+def _report(**values: Any) -> None:
     """Add to the progress file that the launcher and the service read; a failure never disturbs the training."""
     if not (path := os.environ.get("MAKEWAY_PROGRESS_FILE")):
         return
@@ -346,5 +346,5 @@ def _report(**news: Any) -> None:
             known = json.load(file)
         temporary = f"{path}.{os.getpid()}"
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({**known, **news}, file)
+            json.dump({**known, **values}, file)
         os.replace(temporary, path)

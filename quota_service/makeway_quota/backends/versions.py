@@ -32,9 +32,9 @@ class Versions(Generic[K, V]):
         """Take the present state as `version`, where it differs from the last one; return whether it does."""
         known = self.shown
         other = [(key, value) for key, value in now.items() if known.get(key) is not value]
-        news = [(key, value) for key, value in other if key not in known or known[key] != value]
-        left = [key for key in self.shown if key not in now] if len(now) < len(self.shown) + len(news) else []
-        for key, value in news:
+        changed = [(key, value) for key, value in other if key not in known or known[key] != value]
+        left = [key for key in self.shown if key not in now] if len(now) < len(self.shown) + len(changed) else []
+        for key, value in changed:
             self.shown[key] = value
             self._changed[key] = version
             self._changed.move_to_end(key)
@@ -44,7 +44,7 @@ class Versions(Generic[K, V]):
             self._gone[key] = version
             if len(self._gone) > MOST_GONE:
                 _, self._oldest = self._gone.popitem(last=False)
-        return bool(news or left)
+        return bool(changed or left)
 
     def since(self, version: int) -> tuple[list[V], list[K]] | None:
         """Return what changed after a version, and what is gone; None where that is not known any more."""

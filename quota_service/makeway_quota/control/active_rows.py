@@ -26,13 +26,13 @@ class ActiveRows:
         self._by_owner: dict[str, dict[str, Workload]] = {}
         self.changed: set[str] = set()
         """Ids that changed and that no cycle has gone through with yet."""
-        self._news: deque[Sequence[Workload]] = deque()
+        self._committed: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
         self._copy: dict[str, Workload] | None = None
 
     def committed(self, changed: Sequence[Workload]) -> None:
         """Take what a commit changed, in the thread that wrote."""
-        self._news.append(changed)
+        self._committed.append(changed)
 
     async def read(self, read: Callable[[], Awaitable[Iterable[Workload]]]) -> bool:
         """Read the rows, if that was not done yet; return whether it was done now."""
@@ -63,11 +63,11 @@ class ActiveRows:
         """Take in what was committed since; return each row before and after."""
         taken: list[tuple[Workload | None, Workload]] = []
         found = self.found
-        if found is None or not self._news:
+        if found is None or not self._committed:
             return taken
         self._copy = None
-        while self._news:
-            for row in self._news.popleft():
+        while self._committed:
+            for row in self._committed.popleft():
                 known = found.get(row.id)
                 if known is not None and known.version >= row.version:
                     continue

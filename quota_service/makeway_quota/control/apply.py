@@ -34,7 +34,7 @@ def change_set_of(
     change_set = ChangeSet()
     pending: list[Waiting] = []
     if reasons or plan.pending:
-        pending = (reasons or ReasonThrottle(AT_ONCE)).news(plan.pending, rows, names, explained=explained)
+        pending = (reasons or ReasonThrottle(AT_ONCE)).unwritten(plan.pending, rows, names, explained=explained)
     for start in plan.start:
         message = sentence(start.facts, names)
         _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))

@@ -80,14 +80,14 @@ class ChangeFeed:
     async def catch_up(self) -> None:
         """Read everything that was committed before this call; a new leader does so before its first decision."""
         async with self._one:
-            news, more, policy = False, True, False
+            changed, more, policy = False, True, False
             while more:
                 followed = await self._read(self._store.follow, self._last)
                 self._last, more = followed.last, followed.more
-                news, policy = news or bool(followed.rows), policy or followed.policy
+                changed, policy = changed or bool(followed.rows), policy or followed.policy
             if policy:
                 await self._use_policy()
-        if news or policy:
+        if changed or policy:
             self._changed()
 
     async def _use_policy(self) -> None:

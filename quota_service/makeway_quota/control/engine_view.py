@@ -20,7 +20,7 @@ PlacedOn = Callable[[str], Iterable[Workload]]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineUpdate:
+class EngineChanges:
     """One message to the engine: the snapshot if it is to see the `whole`, else what changed.
 
     Unless it is to see the whole, the snapshot is without its workloads and nodes.
@@ -60,11 +60,11 @@ class EngineView:
         """A heap of when work outlives its expected run time; entries that differ from `_end_of` are stale."""
         self._end_of: dict[str, float] = {}
 
-    def news(self, snapshot: Snapshot, reader: str = "cycle") -> EngineUpdate:
+    def changes(self, snapshot: Snapshot, reader: str = "cycle") -> EngineChanges:
         """Return what changed since the reader was told last, and whether that is known: not the first time."""
         unread = self._unread.get(reader, Unread())
         self._unread[reader] = Unread(known=True)
-        return EngineUpdate(
+        return EngineChanges(
             snapshot,
             not unread.known,
             [self._workloads[id] for id in unread.workloads if id in self._workloads],

@@ -1,4 +1,4 @@
-"""Wake the requests that wait for news of one workload."""
+"""Wake the requests that wait for changes of one workload."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..store.records import Workload
 
 @dataclass(slots=True)
 class Follower:
-    """A request that waits for news of one workload; `row` is the newest that was committed since."""
+    """A request that waits for changes of one workload; `row` is the newest that was committed since."""
 
     loop: asyncio.AbstractEventLoop
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     row: Workload | None = None
 
     async def heard(self, timeout: float) -> bool:
-        """Wait for news since the last time; return False when time is up."""
+        """Wait for a change since the last time; return False when time is up."""
         try:
             async with asyncio.timeout(timeout):
-                await self.news.wait()
+                await self.changed.wait()
         except TimeoutError:
             return False
-        self.news.clear()
+        self.changed.clear()
         return True
 
 
@@ -58,7 +58,7 @@ class Followers:
             for row in changed:
                 for follower in self._waiting.get(row.id, ()):
                     follower.row = row
-                    waking.setdefault(follower.loop, []).append(follower.news)
+                    waking.setdefault(follower.loop, []).append(follower.changed)
         for loop, events in waking.items():
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_set, events)

@@ -160,7 +160,7 @@ class Loop:
         rows = await self.world.rows()
         if time.monotonic() - self._drained_at > DRAIN_EVERY:
             self._drained_at = time.monotonic()
-            self.world.news(rows, self.clock())
+            self.world.changes(rows, self.clock())
             self.world.work_queue.resync()
             self.world.work_queue.rows()
             self.world.work_queue.done()
@@ -251,7 +251,7 @@ class Loop:
 
     async def _keep_histories(self, now: float, at_once: bool = False) -> None:
         """Write what was borrowed, where it is not what the last value has decayed to."""
-        milli = self.world.accounting.news(at_once)
+        milli = self.world.accounting.unwritten(at_once)
         if milli is not None:
             keep = partial(self.store.keep_histories, milli, now=now, term=self.term)
             await asyncio.get_running_loop().run_in_executor(self._threads, keep)

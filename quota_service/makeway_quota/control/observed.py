@@ -1,6 +1,6 @@
 """Keep what the backend reports, from observation to observation: nodes and attempts by name.
 
-`World` merges each observation here. Attempts that changed stay in `news` until a cycle has gone through with them,
+`World` merges each observation here. Attempts that changed stay in `changed` until a cycle has gone through with them,
 so that the next cycle handles what a failed one did not.
 """
 
@@ -31,7 +31,7 @@ class Observed:
         self.synced = False
         self.version: int | None = None
         """The version of the last observation; None before the first."""
-        self.news: set[Key] = set()
+        self.changed: set[Key] = set()
         """Attempts that changed or are gone, and that no cycle has gone through with yet."""
 
     def take(self, seen: Seen) -> NodeChanges:
@@ -56,10 +56,10 @@ class Observed:
         for attempt in attempts:
             if _differs(self.attempts, attempt.key, attempt):
                 self.attempts[attempt.key] = attempt
-                self.news.add(attempt.key)
+                self.changed.add(attempt.key)
         for key in gone:
             if self.attempts.pop(key, None) is not None:
-                self.news.add(key)
+                self.changed.add(key)
 
 
 def _differs(known: Mapping[K, V], key: K, value: V) -> bool:

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from ..engine.incremental import IncrementalEngine
 from ..engine.plan import Plan
 from ..store.records import Workload
-from .engine_view import EngineUpdate
+from .engine_view import EngineChanges
 from .world import World
 
 RENEW_AFTER = 3600.0
@@ -47,19 +47,19 @@ class Planner:
         loop = asyncio.get_running_loop()
         if self._clock() - self._built_at > RENEW_AFTER:
             incremental = None
-        news = self._world.news(rows, now, incremental is None)
-        if incremental is None or news.whole:
+        changes = self._world.changes(rows, now, incremental is None)
+        if incremental is None or changes.whole:
             self._built_at = self._clock()
-            incremental = await loop.run_in_executor(self._threads, IncrementalEngine, news.snapshot)
-        plan = await loop.run_in_executor(self._threads, _decide, incremental, news, now, explain)
+            incremental = await loop.run_in_executor(self._threads, IncrementalEngine, changes.snapshot)
+        plan = await loop.run_in_executor(self._threads, _decide, incremental, changes, now, explain)
         self._incremental = incremental
         return plan
 
 
-def _decide(incremental: IncrementalEngine, news: EngineUpdate, now: float, explain: bool) -> Plan:
-    if not news.whole:
-        incremental.use(news.snapshot)
-        if news.nodes or news.gone_nodes:
-            incremental.change_nodes(news.nodes, news.gone_nodes)
-        incremental.change(news.changed, news.gone)
+def _decide(incremental: IncrementalEngine, changes: EngineChanges, now: float, explain: bool) -> Plan:
+    if not changes.whole:
+        incremental.use(changes.snapshot)
+        if changes.nodes or changes.gone_nodes:
+            incremental.change_nodes(changes.nodes, changes.gone_nodes)
+        incremental.change(changes.changed, changes.gone)
     return incremental.plan(now, explain)

@@ -27,7 +27,7 @@ from .world import World
 SHARE = 0.2
 """The part of a processor that new versions may take: one that took 10 ms is followed by 40 ms without another."""
 
-MOST_NEWS = 10_000
+MOST_UNREAD = 10_000
 """Rows that wait to be taken in; beyond, the oldest commits are dropped, and the next request reads all rows again"""
 
 NodeKey = tuple[str, str]
@@ -114,10 +114,10 @@ class ReadModels:
         self._world = world
         self._clock = clock
         self._monotonic = monotonic
-        self._news: deque[Sequence[Workload]] = deque()
-        self._news_rows = 0
+        self._unread: deque[Sequence[Workload]] = deque()
+        self._unread_rows = 0
         self._guard = threading.Lock()
-        """of the news: commits are noted in the threads that write"""
+        """of the unread rows: commits are noted in the threads that write"""
         self._missed = True
         """Whether commits were dropped since the last version, or there is none yet"""
         self._rows: dict[str, Workload] = {}
@@ -138,10 +138,10 @@ class ReadModels:
     def _committed(self, changed: Sequence[Workload]) -> None:
         """Note what a commit changed, in the thread that wrote."""
         with self._guard:
-            self._news.append(changed)
-            self._news_rows += len(changed)
-            while self._news_rows > MOST_NEWS:
-                self._news_rows -= len(self._news.popleft())
+            self._unread.append(changed)
+            self._unread_rows += len(changed)
+            while self._unread_rows > MOST_UNREAD:
+                self._unread_rows -= len(self._unread.popleft())
                 self._missed = True
 
     async def current(self) -> ReadModel:
@@ -169,7 +169,7 @@ class ReadModels:
         world = self._world
         return (
             self._model is not None
-            and not self._news
+            and not self._unread
             and not self._missed
             and self._document is world.document
             and self._assignment is world.assignment
@@ -211,10 +211,10 @@ class ReadModels:
             for row in rows.values():
                 self._put(row)
         with self._guard:
-            news = [row for changed in self._news for row in changed]
-            self._news.clear()
-            self._news_rows = 0
-        for row in news:
+            committed = [row for changed in self._unread for row in changed]
+            self._unread.clear()
+            self._unread_rows = 0
+        for row in committed:
             self._put(row)
 
     def _put(self, row: Workload) -> None:

@@ -1,4 +1,4 @@
-"""Choose which reasons of pending workloads are written to the store (only those with news), and when to explain."""
+"""Choose which reasons of pending workloads are written to the store (only what changed), and when to explain."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Group:
 
 
 class ReasonThrottle:
-    """The reasons that are stored, so that only news is written.
+    """The reasons that are stored, so that only changes are written.
 
     A first reason and a nomination are written at once. Where only the sentence or its numbers changed, at
     most `pace` rows are written a second (the numbers of thousands change with every start), the others later.
@@ -94,7 +94,7 @@ class ReasonThrottle:
         self._at = clock()
         self._last = 0
 
-    def news(
+    def unwritten(
         self,
         pending: Sequence[Waiting],
         rows: Mapping[str, Workload],

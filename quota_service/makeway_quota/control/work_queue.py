@@ -57,7 +57,7 @@ class WorkQueue:
         if self._whole:
             found = list(attempts.values())
         else:
-            keys = {(id, row.attempt) for id, row in rows.items()} | self.observed.news
+            keys = {(id, row.attempt) for id, row in rows.items()} | self.observed.changed
             found = [attempts[key] for key in keys if key in attempts]
         lost = [self._lost(row) for row in self._absent(rows.values()) if self._verdict(row, now) == "lost"]
         return Seen(tuple(self.observed.nodes.values()), (*found, *lost), synced=self.observed.synced)
@@ -80,11 +80,13 @@ class WorkQueue:
     def done(self) -> None:
         """End a cycle that went through; keep attempts that are over, or that should not run, until they are gone."""
         attempts = self.observed.attempts
-        self.observed.news = {key for key in self.observed.news if key in attempts and self._is_left(attempts[key])}
+        self.observed.changed = {
+            key for key in self.observed.changed if key in attempts and self._is_left(attempts[key])
+        }
         self._ids.clear()
         if self._whole:
             self._whole, self._resync_at = False, self._clock()
-            self.observed.news |= {key for key, attempt in attempts.items() if self._is_left(attempt)}
+            self.observed.changed |= {key for key, attempt in attempts.items() if self._is_left(attempt)}
             self.expectations.keep(self.active.watched)
 
     def _gather(self) -> None:
@@ -93,7 +95,7 @@ class WorkQueue:
         self._ids |= self.active.changed
         self.active.changed.clear()
         self._ids.update(self.active.urgent)
-        self._ids.update(id for id, _ in self.observed.news)
+        self._ids.update(id for id, _ in self.observed.changed)
 
     def _absent(self, rows: Iterable[Workload]) -> list[Workload]:
         """List the jobs that hold GPUs and whose present attempt is not reported."""

@@ -1,7 +1,7 @@
 """Keep the world as it is now: what the backend reported last, the active rows, and the policy in force.
 
 The loop keeps it, the services read it. A change of a node or of a row touches only what belongs to it. Only
-`snapshot` and `news` turn rows and nodes into what the engine sees.
+`snapshot` and `changes` turn rows and nodes into what the engine sees.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
 from .active_rows import ActiveRows
-from .engine_view import EngineUpdate, EngineView
+from .engine_view import EngineChanges, EngineView
 from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
@@ -174,16 +174,16 @@ class World:
 
     # What the engine sees
 
-    def news(
+    def changes(
         self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = "cycle"
-    ) -> EngineUpdate:
+    ) -> EngineChanges:
         """Return what changed since the reader's last call; everything, if `whole` or if that is not known."""
         if not self._active.is_copy(rows):
-            return EngineUpdate(self.snapshot(rows, now), True)
-        news = self._view.news(self._snapshot(rows, now, self._view), reader)
-        if whole or news.whole:
-            return EngineUpdate(_with(news.snapshot, self._view), True)
-        return news
+            return EngineChanges(self.snapshot(rows, now), True)
+        changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
+        if whole or changes.whole:
+            return EngineChanges(_with(changes.snapshot, self._view), True)
+        return changes
 
     def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
         """Return the world as the engine sees it."""

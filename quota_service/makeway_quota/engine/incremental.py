@@ -65,17 +65,17 @@ class IncrementalEngine:
 
     def change_nodes(self, nodes: Iterable[Node], gone: Iterable[str] = ()) -> None:
         """Apply new and changed nodes, and the names of removed ones."""
-        cluster, news, left = self.cluster, list(nodes), list(gone)
-        known = [cluster.nodes[name].node for name in {*left, *(n.name for n in news)} if name in cluster.nodes]
-        if not all(membership.known_pool(cluster, node) for node in (*news, *known)):
+        cluster, changed, left = self.cluster, list(nodes), list(gone)
+        known = [cluster.nodes[name].node for name in {*left, *(n.name for n in changed)} if name in cluster.nodes]
+        if not all(membership.known_pool(cluster, node) for node in (*changed, *known)):
             named = {name: state.node for name, state in cluster.nodes.items() if name not in left}
-            self._build_anew(self.shown, (named | {node.name: node for node in news}).values())
+            self._build_anew(self.shown, (named | {node.name: node for node in changed}).values())
             return
         cluster.reset()
         others: set[str] = set()
         for name in left:
             others |= membership.remove(cluster, name)
-        for node in news:
+        for node in changed:
             others |= membership.put(cluster, node)
         self.queues.change(others)
 

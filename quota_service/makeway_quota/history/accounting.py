@@ -144,7 +144,7 @@ class Accounting:
             else tuple(replace(policy, history=self.history(policy.name)) for policy in policies)
         )
 
-    def news(self, at_once: bool = False) -> Mapping[str, float] | None:
+    def unwritten(self, at_once: bool = False) -> Mapping[str, float] | None:
         """Return the histories to write now; None if they are written already (or just were, unless `at_once`).
 
         While over-quota use stays the same, what was written can be carried forward from the store alone.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from makeway_api.errors import MakewayError
 
-from ..control.engine_view import EngineUpdate
+from ..control.engine_view import EngineChanges
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
 from ..engine.state import Kind, Snapshot
@@ -108,7 +108,7 @@ class OfferEngine:
         """How many times something changed that the engine can see."""
         self._rest: Snapshot | None = None
         """What was shown last besides workloads and nodes."""
-        self._unread: list[EngineUpdate] = []
+        self._unread: list[EngineChanges] = []
         """Updates that the engine was not shown yet, oldest first."""
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
@@ -152,10 +152,10 @@ class OfferEngine:
                 await asyncio.sleep(wait)
             model = await self._context.models.current()
             await self._look(model)
-            news, self._unread = self._unread, []
+            changes, self._unread = self._unread, []
             state, now = self._state, self._context.clock()
             try:
-                offer, took = await self._context.think(self._ask, news, question, now)
+                offer, took = await self._context.think(self._ask, changes, question, now)
             except BaseException:
                 self._built_at = None  # the engine may be half changed
                 raise
@@ -171,29 +171,29 @@ class OfferEngine:
         if self._version >= model.version and not self._due():
             return
         rows = await self._context.world.rows()
-        news = self._context.world.news(rows, self._context.clock(), self._due(), "offers")
+        changes = self._context.world.changes(rows, self._context.clock(), self._due(), "offers")
         self._version = max(self._version, model.version)
-        rest = replace(news.snapshot, now=0.0, nodes=(), workloads=())
-        if news.whole:
+        rest = replace(changes.snapshot, now=0.0, nodes=(), workloads=())
+        if changes.whole:
             self._built_at, self._unread = self._clock(), []
-        elif rest == self._rest and not (news.changed or news.gone or news.nodes or news.gone_nodes):
+        elif rest == self._rest and not (changes.changed or changes.gone or changes.nodes or changes.gone_nodes):
             return
         self._state += 1
         self._rest = rest
-        self._unread.append(news)
+        self._unread.append(changes)
 
     def _due(self) -> bool:
         return self._built_at is None or self._clock() - self._built_at > RENEW_AFTER
 
-    def _ask(self, unread: Sequence[EngineUpdate], question: Question, now: float) -> tuple[Offer, float]:
-        """Show the engine the news and ask it; return how long that took. Runs in the what-if thread."""
+    def _ask(self, unread: Sequence[EngineChanges], question: Question, now: float) -> tuple[Offer, float]:
+        """Show the engine the changes and ask it; return how long that took. Runs in the what-if thread."""
         began = time.thread_time()
-        for news in unread:
-            if news.whole:
-                self._what_if = WhatIf(news.snapshot)
+        for changes in unread:
+            if changes.whole:
+                self._what_if = WhatIf(changes.snapshot)
             elif self._what_if is not None:
-                self._what_if.change(news.snapshot, news.changed, news.gone, news.nodes, news.gone_nodes)
-        assert self._what_if is not None, "the first news are of everything"
+                self._what_if.change(changes.snapshot, changes.changed, changes.gone, changes.nodes, changes.gone_nodes)
+        assert self._what_if is not None, "the first changes are complete"
         self._what_if.change(replace(self._what_if.snapshot, now=now))
         offer = self._what_if.offer(question.team, question.profile, question.kind, question.owner)
         return offer, time.thread_time() - began

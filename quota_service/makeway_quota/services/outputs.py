@@ -19,7 +19,7 @@ from .job_access import JobAccess
 from .refusals import refuse
 
 LOG_POLL = 0.1
-"""Seconds after which a log without news is read again; the pause grows by half each time."""
+"""Seconds after which a log without new output is read again; the pause grows by half each time."""
 LONGEST_POLL = 1.0
 MOST_LOG = 1_000_000
 """Bytes of one answer"""
@@ -57,7 +57,7 @@ class OutputService:
         self._access = access
 
     async def log(self, caller: Caller, id: str, attempt: int | None, offset: int, limit: int, wait: float) -> LogChunk:
-        """Return part of a job's log; a negative offset counts from the end; wait up to `wait` seconds for news."""
+        """Return part of a job's log; a negative offset counts from the end; wait up to `wait` seconds for more."""
         row = await self._access.readable(caller, id)
         with self._context.limits.following(caller.name) if wait > 0 else nullcontext():
             return await self._log(

@@ -81,8 +81,8 @@ class IncrementalPlanner:
         self._passes += 1
         why = self.forecasts is not None and self._passes % ASK_EVERY == 0
         names = sorted({*changed, *self._outrun(now)} if why else changed)
-        news = [as_workload(rows[name], placed, self._expected(rows[name], now)) for name in names if name in rows]
-        self.engine.change(news, [name for name in names if name not in rows])
+        shown = [as_workload(rows[name], placed, self._expected(rows[name], now)) for name in names if name in rows]
+        self.engine.change(shown, [name for name in names if name not in rows])
         plan = self.engine.plan(now, why=why)
         pending = plan.pending
         assert isinstance(pending, Pending)

@@ -64,7 +64,7 @@ class Replay:
         self.meter = Meter(cluster.reserved())
         self.store = MemoryStore(self._changed, durations)
         self.dirty: set[str] = set()
-        self.news = False
+        self.changed = False
         self.passes = 0
         self.now = 0.0
         self._alike: dict[tuple[str, int], Workload] = {}
@@ -112,7 +112,7 @@ class Replay:
         self.machines.submit(arrival)
         self.meter.submitted(row)
         self.dirty.add(row.id)
-        self.news = True
+        self.changed = True
         if arrival.until is not None:
             heapq.heappush(self._until, (arrival.until, arrival.id))
 
@@ -169,9 +169,9 @@ class Replay:
     def _decide(self) -> None:
         """Plan and apply until nothing changes any more; not at all while no job waits."""
         for _ in range(MOST_PASSES):
-            if not self.news or not self.meter.any_waits:
+            if not self.changed or not self.meter.any_waits:
                 break
-            self.news = False
+            self.changed = False
             changed, self.dirty = self.dirty, set()
             if self.accounting.on:
                 self.planner.show(self.accounting.policies())
@@ -179,8 +179,8 @@ class Replay:
             self.passes += 1
             self._commit(change_set_of(plan, self.store.rows, now=self.now, lease_seconds=0.0))
             self._carry_out(plan)
-            self.news = bool(plan.evict or plan.move)
-        self.news = False
+            self.changed = bool(plan.evict or plan.move)
+        self.changed = False
 
     def _carry_out(self, plan: Plan) -> None:
         for start in plan.start:
@@ -198,7 +198,7 @@ class Replay:
         self.meter.changed(before, after)
         self.accounting.follow((after,))
         self.dirty.add(after.id)
-        self.news = self.news or after.state not in HOLDING
+        self.changed = self.changed or after.state not in HOLDING
         if after.ended_at is not None:
             work = self.machines.forget(after.id)
             self.meter.lost += work.lost

@@ -282,8 +282,8 @@ class Store:
         """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
         with self._database.write() as connection:
             added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
-            news = {"version": added.version, "author": author, "comment": comment}
-            writes.add_event(connection, "policy", None, author, news, now)
+            data = {"version": added.version, "author": author, "comment": comment}
+            writes.add_event(connection, "policy", None, author, data, now)
         return added
 
     # -- replicas

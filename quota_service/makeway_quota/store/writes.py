@@ -247,16 +247,16 @@ def _attempt_numbers(connection: Connection, ids: Sequence[str]) -> set[tuple[st
 
 def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewDecision], now: float) -> None:
     """Write decisions to their log, and an event for every changed workload and every decision."""
-    news = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
+    events = [_event(w.kind, w.team, w.owner, w.id, rows.event_data(w), now) for w in changed]
     if made:
         facts = [{name: getattr(new, name) for name in DECISION_FIELDS} for new in made]
         ids = _decision_ids(connection, len(made))
         ADD_DECISIONS.run(connection, [_decision(id, each, now) for id, each in zip(ids, facts, strict=True)])
-        news += [
+        events += [
             _event("decision", new.team, new.owner, new.workload, {"id": id, **each}, now)
             for id, new, each in zip(ids, made, facts, strict=True)
         ]
-    ADD_EVENTS.run(connection, news)
+    ADD_EVENTS.run(connection, events)
 
 
 def _decision_ids(connection: Connection, count: int) -> Sequence[int]:

@@ -51,7 +51,7 @@ Reserver = Annotated[Caller, Depends(needs("reserve"))]
 
 Id = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="a workload's id")]
 Name = Annotated[str | None, Query(max_length=63)]
-Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False, description="seconds to wait for news")]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT, allow_inf_nan=False, description="seconds to wait for a change")]
 Key = Annotated[
     str | None,
     Header(

@@ -82,7 +82,7 @@ class Streams:
             await asyncio.gather(pump, closing, get, return_exceptions=True)
 
     async def poll(self, ask: Callable[[float], Awaitable[T]], wait: float) -> T:
-        """Call `ask` with the seconds to wait for news; at a shutdown call it again without waiting."""
+        """Call `ask` with the seconds to wait for a change; at a shutdown call it again without waiting."""
         if wait <= 0 or self._closing.is_set():
             return await ask(0)
         asking = asyncio.ensure_future(ask(wait))

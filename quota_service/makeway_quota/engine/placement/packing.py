@@ -84,13 +84,13 @@ class Packing:
             if len(self._requests) >= _MOST_REQUESTS:
                 self._requests.clear()
             known = self._requests[shape] = _RequestCosts(len(self.free))
-            news = set(range(len(self.free)))
+            outdated = set(range(len(self.free)))
         else:
-            news = set(self.changed[known.seen :])
-        if len(news) <= _FEW:
-            self._look_up(shape, known, news)
+            outdated = set(self.changed[known.seen :])
+        if len(outdated) <= _FEW:
+            self._look_up(shape, known, outdated)
         else:
-            stale = np.array(sorted(news))
+            stale = np.array(sorted(outdated))
             known.loss[stale], known.rest[stale], known.device[stale] = self._cost(shape, stale)
         known.seen = len(self.changed)
         if known.seen > _MOST_CHANGES:

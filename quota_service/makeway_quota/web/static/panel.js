@@ -8,7 +8,7 @@
   const live = document.getElementById("live");
   const pill = document.getElementById("mw-live");
 
-  // -- news ---------------------------------------------------------------------------------------------------
+  // -- events -------------------------------------------------------------------------------------------------
   const QUIET = 1000; // at most one refresh a second, however much happens
   let due = null;
   let last = 0;
@@ -17,7 +17,7 @@
     due = setTimeout(() => {
       due = null;
       last = Date.now();
-      if (live && window.htmx) window.htmx.trigger(live, "makeway:news");
+      if (live && window.htmx) window.htmx.trigger(live, "makeway:changed");
     }, Math.max(0, QUIET - (Date.now() - last)));
   };
 
@@ -35,7 +35,7 @@
     let failures = 0;
     let again = null;
     let seen = document.getElementById("mw-current")?.dataset.after ?? ""; // the page shows what happened up to here
-    const news = (event) => {
+    const heard = (event) => {
       seen = event.lastEventId || seen;
       refresh();
     };
@@ -56,7 +56,7 @@
         const wait = Math.min(LONGEST, SHORTEST * 2 ** Math.min(failures++, 10));
         again = setTimeout(listen, Math.max(SHORTEST, wait * (0.5 + Math.random() / 2)));
       };
-      for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, news);
+      for (const kind of ["job", "session", "usage", "decision", "policy", "reset"]) stream.addEventListener(kind, heard);
     };
     listen();
     addEventListener("pageshow", (event) => { if (event.persisted) listen(); }); // back from the browser's own cache
