@@ -23,7 +23,7 @@ from .control.loop import Loop
 from .control.pool_assignment import sizes
 from .control.world import World
 from .history.retention import Retention, keep_of
-from .policy import Document, PolicyInvalid, Sizes, fit_text, read
+from .policy import Document, PolicyInvalid, Sizes, read, rescale_text
 from .services import Services
 from .store.errors import Conflict
 from .store.store import Store, open_store
@@ -187,14 +187,14 @@ def take_state_dir(state_dir: Path) -> IO[str]:
 
 
 def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes) -> tuple[Document, int]:
-    """Return the document in force; an empty database gets the policy file, fitted to the machine's `sizes`."""
+    """Return the document in force; an empty database gets the policy file, scaled to the machine's `sizes`."""
     current = store.policy_current()
     if current is None:
         text, source = seed_text(config)
         comment = f"seeded from {Path(source).name}"
-        fitted = _seed(text, source, sizes)
-        if fitted != text:
-            text, comment = fitted, f"{comment}, scaled to the GPUs of this machine"
+        rescaled = _seed(text, source, sizes)
+        if rescaled != text:
+            text, comment = rescaled, f"{comment}, scaled to the GPUs of this machine"
         try:
             current = store.add_policy(text, "makeway", comment, 0, now)
         except Conflict:  # another replica started at the same time
@@ -207,17 +207,17 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes
 
 
 def _seed(text: str, source: str, sizes: Sizes) -> str:
-    """Return the first document, fitted to the machine; ValueError lists its mistakes, line by line."""
+    """Return the first document, scaled to the machine; ValueError lists its mistakes, line by line."""
     try:
-        fitted = fit_text(text, source, sizes)
-        read(fitted, source, sizes)
+        rescaled = rescale_text(text, source, sizes)
+        read(rescaled, source, sizes)
     except PolicyInvalid as invalid:
         many = f"has {len(invalid.issues)} mistakes" if len(invalid.issues) > 1 else "has a mistake"
         raise ValueError(
             f"The policy file that it starts with {many}; mend it, or name another one in MAKEWAY_POLICY_FILE:\n"
             f"{invalid}"
         ) from None
-    return fitted
+    return rescaled
 
 
 def seed_text(config: ServiceConfig) -> tuple[str, str]:

@@ -27,7 +27,7 @@ def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> Non
     assert document.profiles_for("rnd", "job") == ("gpu1", "gpu2", "gpu3", "gpu8")
     assert document.pool_of_device(7) == "gpu"
     assert all(profile.grace == 30.0 for profile in document.profiles)
-    assert policy.fit(document, {"gpu": 10}) is document
+    assert policy.rescale(document, {"gpu": 10}) is document
 
 
 @pytest.mark.parametrize(
@@ -43,19 +43,19 @@ def test_the_sample_is_the_example_of_the_founding_documents(sample: str) -> Non
 def test_the_sample_is_scaled_to_the_machine(sample: str, gpus: int, quotas: list[tuple[int, int]]) -> None:
     sizes = {"gpu": gpus}
     document = policy.read(sample)
-    assert bool(policy.sold_out(document, sizes)) == (gpus < 10)
-    fitted = policy.fit(document, sizes)
-    assert policy.sold_out(fitted, sizes) == ()
-    assert [(q.reserved / 1000, (q.limit or 0) / 1000) for p in fitted.policies for q in p.quotas] == quotas
-    assert policy.read(policy.write(fitted), sizes=sizes) == fitted
-    text = policy.fit_text(sample, "policy.yaml", sizes)
-    assert policy.read(text, sizes=sizes) == fitted
+    assert bool(policy.overcommitments(document, sizes)) == (gpus < 10)
+    rescaled = policy.rescale(document, sizes)
+    assert policy.overcommitments(rescaled, sizes) == ()
+    assert [(q.reserved / 1000, (q.limit or 0) / 1000) for p in rescaled.policies for q in p.quotas] == quotas
+    assert policy.read(policy.write(rescaled), sizes=sizes) == rescaled
+    text = policy.rescale_text(sample, "policy.yaml", sizes)
+    assert policy.read(text, sizes=sizes) == rescaled
     assert text.count("#") == sample.count("#")
     assert len(text.splitlines()) == len(sample.splitlines())
 
 
 def test_a_sample_that_fits_keeps_every_letter(sample: str) -> None:
-    assert policy.fit_text(sample, "policy.yaml", {"gpu": 10}) is sample
+    assert policy.rescale_text(sample, "policy.yaml", {"gpu": 10}) is sample
 
 
 @pytest.mark.covers("F33")

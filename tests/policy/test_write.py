@@ -157,8 +157,8 @@ def test_scaling_the_text_is_scaling_the_document(document: Document, gpus: int)
     if read is None:
         return
     sizes = {pool.name: gpus for pool in document.pools}
-    fitted = policy.fit(read, sizes)
-    assert policy.read(policy.fit_text(text, "policy.yaml", sizes)) == fitted
+    rescaled = policy.rescale(read, sizes)
+    assert policy.read(policy.rescale_text(text, "policy.yaml", sizes)) == rescaled
 
 
 @given(st.text(max_size=300) | st.binary(max_size=100).map(lambda b: b.decode("latin-1")))
@@ -246,4 +246,4 @@ def test_a_new_order_is_described(document: Document) -> None:
 
 @pytest.mark.parametrize("sizes", [{}, {"gpu": 10}, {"elsewhere": 1}])
 def test_a_document_that_fits_is_left_alone(document: Document, sizes: dict[str, int]) -> None:
-    assert policy.fit(document, sizes) is document
+    assert policy.rescale(document, sizes) is document

@@ -2,9 +2,9 @@
 
 from .diff import diff
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
-from .fit import fit, fit_text, sold_out
 from .issues import Issue, PolicyInvalid, closest
 from .read import Sizes, read
+from .rescale import overcommitments, rescale, rescale_text
 from .write import write
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "Sizes",
     "closest",
     "diff",
-    "fit",
-    "fit_text",
+    "overcommitments",
     "read",
-    "sold_out",
+    "rescale",
+    "rescale_text",
     "write",
 ]

@@ -15,12 +15,12 @@ from .source import parse
 from .write import write
 
 
-def sold_out(document: Document, sizes: Mapping[str, int]) -> tuple[str, ...]:
+def overcommitments(document: Document, sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return a sentence for each set of pools with more reserved than exists now, as after the loss of a node."""
     return tuple(problem for problem, _, _ in overcommitted(document, sizes))
 
 
-def fit(document: Document, sizes: Mapping[str, int]) -> Document:
+def rescale(document: Document, sizes: Mapping[str, int]) -> Document:
     """Scale reservations and limits to the pools' real sizes; for the sample that a first start begins with.
 
     Only pools whose document gives a `size` are scaled. Reservations become whole GPUs, and add up to no more than
@@ -71,31 +71,31 @@ def _scaled(document: Document, factors: Mapping[str, float], share_out: bool) -
     return tuple(replace(policy, quotas=tuple(map(scale, policy.quotas))) for policy in document.policies)
 
 
-def fit_text(text: str, file: str, sizes: Sizes) -> str:
-    """Return a document scaled as by `fit`, with its comments; PolicyInvalid if it cannot be read.
+def rescale_text(text: str, file: str, sizes: Sizes) -> str:
+    """Return a document scaled as by `rescale`, with its comments; PolicyInvalid if it cannot be read.
 
     The numbers are replaced in the text. Where that does not give the scaled document, the whole
     document is written again, without its comments.
     """
     document = read(text, file)
-    fitted = fit(document, sizes(document) if callable(sizes) else sizes)
-    if fitted is document:
+    rescaled = rescale(document, sizes(document) if callable(sizes) else sizes)
+    if rescaled is document:
         return text
     source = parse(text)
-    spots = [(node, number(milli)) for loc, milli in _amounts(fitted) if (node := source.node(loc)) is not None]
+    spots = [(node, number(milli)) for loc, milli in _amounts(rescaled) if (node := source.node(loc)) is not None]
     changed = text.removeprefix("\ufeff")
     for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):
         if node.value != amount:
             changed = changed[: node.start_mark.index] + amount + changed[node.end_mark.index :]
-    return changed if read(changed, file) == fitted else write(fitted)
+    return changed if read(changed, file) == rescaled else write(rescaled)
 
 
-def _amounts(fitted: Document) -> Iterator[tuple[Loc, int]]:
-    """Yield the places of sizes, reservations and limits, and the amounts of `fitted`."""
-    for at, pool in enumerate(fitted.pools):
-        if (size := fitted.pool_facts[pool.name].size) is not None:
+def _amounts(rescaled: Document) -> Iterator[tuple[Loc, int]]:
+    """Yield the places of sizes, reservations and limits, and the amounts of `rescaled`."""
+    for at, pool in enumerate(rescaled.pools):
+        if (size := rescaled.pool_facts[pool.name].size) is not None:
             yield ("pools", at, "size"), size
-    for at, policy in enumerate(fitted.policies):
+    for at, policy in enumerate(rescaled.policies):
         for line_at, line in enumerate(policy.quotas):
             for key in ("reserved", "limit", "lend"):
                 if (milli := getattr(line, key)) is not None:
