@@ -17,7 +17,7 @@ from ..rules.victims import Preemptor, Right
 from ..state import Workload
 
 
-def started(
+def try_start(
     builder: PlanBuilder,
     queue: Queue,
     workload: Workload,
@@ -28,7 +28,7 @@ def started(
     """Start a workload in a pool if it fits there now; with a nomination (`held`), there."""
     cluster = builder.cluster
     need = queue.need
-    mine = held if held and held[0].node.pool is pool and kept(held, queue) else ()
+    mine = held if held and held[0].node.pool is pool and is_still_free(held, queue) else ()
     if not mine and not enough(pool, need):
         return False
     if len(mine) > need.least and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
@@ -47,7 +47,7 @@ def _start(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[
     builder.came_from[workload.id] = queue
 
 
-def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
+def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
     """Whether the placement of a nomination is free by now."""
     if not parts:
         return False
@@ -70,7 +70,7 @@ def kept(parts: tuple[Part, ...], queue: Queue) -> bool:
     return True
 
 
-def nominated(
+def try_nominate(
     builder: PlanBuilder,
     queue: Queue,
     workload: Workload,
@@ -95,7 +95,7 @@ def nominated(
     return False
 
 
-def reclaimed(
+def try_reclaim(
     builder: PlanBuilder,
     queue: Queue,
     workload: Workload,
@@ -114,14 +114,16 @@ def reclaimed(
         if over and allowed(cluster, queue.account, pool, queue.need.total, True) and find(pool, queue.need, True):
             continue  # enough GPUs are terminating already, though not nominated for it
         for right in _rights(cluster, queue, pool, over):
-            if _evicted(builder, queue, workload, pool, right, over):
+            if _try_evict(builder, queue, workload, pool, right, over):
                 return True
     if over or not queue.non_preemptible:
         return False
-    return any(_evicted(builder, queue, workload, pool, "own_policy", over) for pool in pools)
+    return any(_try_evict(builder, queue, workload, pool, "own_policy", over) for pool in pools)
 
 
-def _evicted(builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool) -> bool:
+def _try_evict(
+    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool
+) -> bool:
     """Evict the best victim set by one right; False if there is none."""
     line = builder.cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
     preemptor = Preemptor(builder.cluster, workload, queue.need, queue.account, pool, right, line)
@@ -139,7 +141,7 @@ def _rearrange(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, change:
         if moving.allocation.fresh:
             _start_elsewhere(builder, moving)
     moves = [moving for moving in change.moves if not moving.allocation.fresh]
-    if not moves and started(builder, queue, workload, preemptor.pool, change.parts, True):
+    if not moves and try_start(builder, queue, workload, preemptor.pool, change.parts, True):
         return
     cluster.nominate(workload, queue.need, change.parts)
     if moves:
@@ -177,7 +179,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
-        if (in_quota or not queue.non_preemptible) and started(builder, queue, workload, pool, parts, in_quota):
+        if (in_quota or not queue.non_preemptible) and try_start(builder, queue, workload, pool, parts, in_quota):
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)

@@ -12,7 +12,7 @@ from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
 from ..state import GPU, Workload
-from .admission import kept, started
+from .admission import is_still_free, try_start
 from .serving import guaranteed
 
 
@@ -22,16 +22,16 @@ def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue
     if not nominated:
         return
     for queue, workload, _ in QueueHeads(cluster, nominated, False):
-        if _started(cluster, builder, queue, workload):
+        if _try_start(cluster, builder, queue, workload):
             queue.pop(workload)
 
 
-def _started(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
+def _try_start(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
     held = cluster.withdraw_nomination(workload)
     pool = held[0].node.pool
     in_quota = queue.non_preemptible or guaranteed(cluster, queue, pool, len(held))
     able = in_quota or queue.borrows
-    if able and kept(held, queue) and started(builder, queue, workload, pool, held, in_quota):
+    if able and is_still_free(held, queue) and try_start(builder, queue, workload, pool, held, in_quota):
         return True
     cluster.nominate(workload, queue.need, held)
     return False
@@ -54,7 +54,7 @@ def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
         for pool in queue.pools:
             in_quota = guaranteed(cluster, queue, pool)
             able = in_quota or queue.borrows
-            if able and started(builder, queue, workload, pool, held, in_quota):
+            if able and try_start(builder, queue, workload, pool, held, in_quota):
                 del builder.nominated[workload.id]
                 break
         else:

@@ -16,7 +16,7 @@ from ..plan_builder import PlanBuilder
 from ..progress import Progress
 from ..rules.hold import hold, outranked, starving
 from ..state import Workload
-from .admission import started
+from .admission import try_start
 from .nominations import keep_nominations, start_nominated
 from .serving import guaranteed, serve
 from .unschedulable import Unschedulable
@@ -141,4 +141,4 @@ def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list
 
 def _started_late(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState) -> bool:
     in_quota = guaranteed(cluster, queue, pool)
-    return (in_quota or queue.borrows) and started(builder, queue, workload, pool, (), in_quota)
+    return (in_quota or queue.borrows) and try_start(builder, queue, workload, pool, (), in_quota)

@@ -11,7 +11,7 @@ from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
 from ..state import Workload
-from .admission import nominated, reclaimed, started
+from .admission import try_nominate, try_reclaim, try_start
 from .unschedulable import Unschedulable
 
 
@@ -36,7 +36,7 @@ def serve(
     def may(queue: Queue, pool: PoolState) -> bool:
         return queue.borrows if over else guaranteed(cluster, queue, pool)
 
-    entered, out = _sorted_out(cluster, waiting, unschedulable)
+    entered, out = _split(cluster, waiting, unschedulable)
     if not entered:
         return
     heads = QueueHeads(cluster, entered, over, unschedulable)
@@ -49,16 +49,17 @@ def serve(
         right = [p for p in queue.pools if may(queue, p)]
         able = right or _owed(queue, held)
         here = pool in able or (bool(able) and queue.borrows)
-        if here and _begin(builder, queue, workload, pool, held, over or pool not in able):
-            _served(heads, queue, workload)
+        if here and _try_start(builder, queue, workload, pool, held, over or pool not in able):
+            _pop(heads, queue, workload)
         elif able and at + 1 < len(queue.pools):
             if held:
                 cluster.nominate(workload, queue.need, held)
             heads.enter(queue, at + 1)
         elif not (_kept_elsewhere(queue, held, able) and not over) and (
-            nominated(builder, queue, workload, able, held, over) or _reclaimed(builder, queue, workload, right, over)
+            try_nominate(builder, queue, workload, able, held, over)
+            or _try_reclaim(builder, queue, workload, right, over)
         ):
-            _served(heads, queue, workload)
+            _pop(heads, queue, workload)
         else:
             heads.remove(queue)
             if held and not over and not queue.non_preemptible:
@@ -93,7 +94,7 @@ def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
     return [held[0].node.pool] if held and queue.non_preemptible else []
 
 
-def _sorted_out(
+def _split(
     cluster: Cluster, waiting: list[Queue], unschedulable: Unschedulable | None
 ) -> tuple[list[Queue], list[Queue]]:
     """Return the queues of a class that may start or evict, and (over quota) those without room yet."""
@@ -112,31 +113,31 @@ def _sorted_out(
     return found, out
 
 
-def _served(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
+def _pop(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
     queue.pop(workload)
     heads.again(queue, workload.owner)
 
 
-def _begin(
+def _try_start(
     builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, held: tuple[Part, ...], over: bool
 ) -> bool:
     """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
     found = builder.holds.get(pool.pool.name)
     if found is None:
-        return started(builder, queue, workload, pool, held, not over)
+        return try_start(builder, queue, workload, pool, held, not over)
     if not over or found.ends_in_time(workload):
         with found.in_state(put=False):
-            return started(builder, queue, workload, pool, held, not over)
+            return try_start(builder, queue, workload, pool, held, not over)
     with found.in_state(put=True):
         if found.line_in_the_way(queue) or found.over_capacity(queue):
             return False
-        done = started(builder, queue, workload, pool, held, False)
+        done = try_start(builder, queue, workload, pool, held, False)
     if done:
         found.count(builder.cluster.allocations[workload.id])
     return done
 
 
-def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
+def _try_reclaim(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:
     """Evict for a workload; over quota only where no GPUs are held, or where they are held for it.
 
     A workload that requests no GPUs never evicts (rule 2).
@@ -146,11 +147,11 @@ def _reclaimed(builder: PlanBuilder, queue: Queue, workload: Workload, pools: li
     found = [builder.holds[pool.pool.name] for pool in pools if over and pool.pool.name in builder.holds]
     mine = [each for each in found if each.workload is workload]
     open_to_all = [pool for pool in pools if not any(each.pool is pool for each in found)]
-    if reclaimed(builder, queue, workload, open_to_all, over):
+    if try_reclaim(builder, queue, workload, open_to_all, over):
         return True
     for each in mine:
         with each.in_state(put=False):
-            if reclaimed(builder, queue, workload, [each.pool], over):
+            if try_reclaim(builder, queue, workload, [each.pool], over):
                 return True
     return False
 

@@ -67,20 +67,20 @@ class Cycle:
 
     def keep_nominations(self) -> None:
         """Start the workloads whose nominated devices are free by now."""
-        turn = QueueHeads(self.cluster, [q for q in self.waiting if q.nominated and self.nominated(q)], False)
-        while (following := turn.next()) is not None:
+        heads = QueueHeads(self.cluster, [q for q in self.waiting if q.nominated and self.is_nominated(q)], False)
+        while (following := heads.next()) is not None:
             queue, workload, _ = following
             held = self.decisions.drop_nomination(workload)
             pool = self.cluster.nodes[held[0].node].pool
             in_quota = queue.guaranteed or self.in_quota(queue, pool, len(held))
-            turn.remove(queue)
+            heads.remove(queue)
             able = in_quota or queue.may_borrow
             if able and self.free_now(held, queue) and self.start(queue, workload, pool, held, in_quota):
                 queue.members.remove(workload)
             else:
                 self.cluster.nominate(workload, held)
 
-    def nominated(self, queue: Queue) -> bool:
+    def is_nominated(self, queue: Queue) -> bool:
         """Whether a workload of the queue has nominated devices."""
         return any(w.id in self.cluster.nominations for w in queue.members)
 
@@ -106,8 +106,8 @@ class Cycle:
 
         A workload that is in quota in one of its pools may start over quota in another: better than an eviction.
         """
-        turn = QueueHeads(self.cluster, competing, over)
-        while (following := turn.next()) is not None:
+        heads = QueueHeads(self.cluster, competing, over)
+        while (following := heads.next()) is not None:
             queue, workload, at = following
             pool, held = queue.pools[at], self.decisions.drop_nomination(workload)
             right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
@@ -119,11 +119,11 @@ class Cycle:
             elif able and at + 1 < len(queue.pools):
                 if held:
                     self.cluster.nominate(workload, held)
-                turn.at[queue] = at + 1
+                heads.at[queue] = at + 1
             elif self.make_room(queue, workload, held, able, right, over):
                 queue.members.remove(workload)
             else:
-                turn.remove(queue)
+                heads.remove(queue)
                 if held and not over and not queue.guaranteed:
                     self.cluster.nominate(workload, held)
                 elif held:
