@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backends.base import NodeSeen
 from ..engine.index.ledger import Ledger
-from ..engine.rules.usage import TeamCount, count_usage, hold
+from ..engine.rules.usage import TeamCount, add_usage, count_usage
 from ..engine.state import ADMITTED
 from ..policy import Document
 from ..store.records import Place, Workload
@@ -29,7 +29,7 @@ class UsageLedger:
     def __init__(self, document: Document, assignment: PoolAssignment) -> None:
         self._document = document
         self._ledger = Ledger(document.policies)
-        self._held: dict[str, dict[str, tuple[int, int]]] = {}
+        self._used: dict[str, dict[str, tuple[int, int]]] = {}
         self._records: dict[str, Record] = {}
         self._assign(assignment)
 
@@ -54,24 +54,24 @@ class UsageLedger:
         record = self._record(row)
         if record is not None:
             self._records[row.id] = record
-            self._book(record, 1)
+            self._count(record, 1)
 
     def remove(self, id: str) -> None:
         """Count a workload no longer."""
         record = self._records.pop(id, None)
         if record is not None:
-            self._book(record, -1)
+            self._count(record, -1)
 
     def count(self) -> dict[str, TeamCount]:
         """Return every policy's usage by name."""
-        return count_usage(self._ledger, self._totals, self._held)
+        return count_usage(self._ledger, self._totals, self._used)
 
-    def _book(self, record: Record, sign: int) -> None:
+    def _count(self, record: Record, sign: int) -> None:
         team, pool, non_preemptible, amount = record
         account = self._ledger.account(team)
         self._ledger.record(account, pool, non_preemptible, "", now=sign * amount)
         self._ledger.changed.clear()
-        hold(self._held, account, pool, sign * amount if non_preemptible else 0, sign * amount)
+        add_usage(self._used, account, pool, sign * amount if non_preemptible else 0, sign * amount)
 
     def _record(self, row: Workload) -> Record | None:
         """Return what a row counts, in the pool of its first worker; work whose nodes are gone counts in full."""

@@ -21,7 +21,7 @@ STEP = 100
 WRITE_EVERY = 1.0
 """Least seconds between two writes."""
 
-Held = Callable[[Workload], Iterable[tuple[str, int]]]
+Amounts = Callable[[Workload], Iterable[tuple[str, int]]]
 """The pools that a workload holds GPUs in, with how many milli-GPUs."""
 
 
@@ -40,7 +40,7 @@ class Accounting:
         self._told: tuple[Policy, ...] = ()
         self._ledger = Ledger(())
         self._pools: tuple[str, ...] = ()
-        self._held: Held = lambda _: ()
+        self._amounts: Amounts = lambda _: ()
         self._recorded: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {}
         self._over: dict[str, int] = {}
         self._stale = False
@@ -58,14 +58,14 @@ class Accounting:
         policies: tuple[Policy, ...],
         pools: Iterable[str],
         half_life: float,
-        held: Held,
+        amounts: Amounts,
         rows: Iterable[Workload],
     ) -> None:
         """Count by these policies from now on; `rows` are all that may hold GPUs."""
         self.advance()
         self.half_life = half_life
         self._policies = self._told = policies
-        self._pools, self._held = tuple(pools), held
+        self._pools, self._amounts = tuple(pools), amounts
         self._recorded = {}
         self._ledger = Ledger(policies if self.on else ())
         self._history = {p.name: self._history.get(p.name, 0.0) for p in policies} if self.on else {}
@@ -95,7 +95,7 @@ class Accounting:
             team, before = self._recorded.pop(row.id, ("", ()))
             self._record(team, before, -1)
             if row.team is not None and row.state in ADMITTED:
-                now = tuple(self._held(row))
+                now = tuple(self._amounts(row))
                 self._recorded[row.id] = row.team, now
                 self._record(row.team, now, 1)
             self._stale = True

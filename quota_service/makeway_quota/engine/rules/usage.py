@@ -38,7 +38,7 @@ class TeamCount:
     borrowed_from: tuple[tuple[str, int], ...] = ()
 
 
-Held = Mapping[str, Mapping[str, tuple[int, int]]]
+UsageByPool = Mapping[str, Mapping[str, tuple[int, int]]]
 """Policy to pool to milli-GPUs (of non-preemptible work, of all work), its child teams' work included."""
 
 
@@ -46,15 +46,15 @@ def usage_by_team(snapshot: Snapshot) -> tuple[TeamUsage, ...]:
     """Count reserved, used, borrowed, lent and free GPUs of every policy, in the order of names."""
     cluster = Cluster(snapshot)
     totals = {name: pool.total for name, pool in cluster.pools.items()}
-    counted = count_usage(cluster.ledger, totals, _holdings(cluster))
+    counted = count_usage(cluster.ledger, totals, _usage_by_pool(cluster))
     return tuple(_team(cluster, name, count) for name, count in counted.items())
 
 
-def count_usage(ledger: Ledger, totals: Mapping[str, int], held: Held) -> dict[str, TeamCount]:
-    """Count every policy's usage, by name, from a ledger, the GPUs of every pool and what is held there."""
+def count_usage(ledger: Ledger, totals: Mapping[str, int], used: UsageByPool) -> dict[str, TeamCount]:
+    """Count every policy's usage, by name, from a ledger, the GPUs of every pool and what is used there."""
     accounts = sorted(ledger.accounts.items())
     idle = {name: sum(max(0, line.quota.reserved - line.now) for line in a.lines) for name, a in accounts}
-    borrowed = {name: _borrowed(account, totals, held.get(name, {})) for name, account in accounts}
+    borrowed = {name: _borrowed(account, totals, used.get(name, {})) for name, account in accounts}
     reserved = sum(line.quota.reserved for _, account in accounts for line in account.lines)
     loans = _loans(ledger, borrowed, idle, max(0, sum(totals.values()) - reserved))
     lent: dict[str, int] = {}
@@ -62,22 +62,22 @@ def count_usage(ledger: Ledger, totals: Mapping[str, int], held: Held) -> dict[s
         for lender, amount in lenders.items():
             lent[lender] = lent.get(lender, 0) + amount
     return {
-        name: _count(account, held.get(name, {}), borrowed[name], lent.get(name, 0), loans.get(name, {}))
+        name: _count(account, used.get(name, {}), borrowed[name], lent.get(name, 0), loans.get(name, {}))
         for name, account in accounts
     }
 
 
-def _holdings(cluster: Cluster) -> Held:
+def _usage_by_pool(cluster: Cluster) -> UsageByPool:
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for allocation in cluster.allocations.values():
-        hold(found, cluster.account(allocation.workload), allocation.pool.pool.name, *_amounts(allocation))
+        add_usage(found, cluster.account(allocation.workload), allocation.pool.pool.name, *_amounts(allocation))
     return found
 
 
-def hold(held: dict[str, dict[str, tuple[int, int]]], account: Account, pool: str, fixed: int, every: int) -> None:
-    """Add (`fixed` by non-preemptible work, `every` in all) to what a policy and its departments hold in a pool."""
+def add_usage(used: dict[str, dict[str, tuple[int, int]]], account: Account, pool: str, fixed: int, every: int) -> None:
+    """Add to the usage of a policy and its departments in a pool: `fixed` by non-preemptible work, `every` in all."""
     for level in account.chain:
-        pools = held.setdefault(level.policy.name, {})
+        pools = used.setdefault(level.policy.name, {})
         before = pools.get(pool, (0, 0))
         pools[pool] = (before[0] + fixed, before[1] + every)
 
@@ -90,7 +90,7 @@ def _pools(cluster: Cluster, account: Account) -> list[str]:
     return [name for name in cluster.pools if not account.lines or account.covering(name)]
 
 
-def _borrowed(account: Account, totals: Mapping[str, int], held: Mapping[str, tuple[int, int]]) -> int:
+def _borrowed(account: Account, totals: Mapping[str, int], used: Mapping[str, tuple[int, int]]) -> int:
     """Return what a team uses beyond its reservation, counted in one of the pools of each reservation."""
     found: dict[str, int] = {}
     lines = {line for pool in totals for line in account.reserving(pool)}
@@ -99,7 +99,7 @@ def _borrowed(account: Account, totals: Mapping[str, int], held: Mapping[str, tu
         over = max(0, line.now - line.quota.reserved)
         if over and pools:
             found[pools[0]] = max(found.get(pools[0], 0), over)
-    for pool, (_, every) in held.items():
+    for pool, (_, every) in used.items():
         if pool in totals and account.guarantor(pool) is None:
             found[pool] = found.get(pool, 0) + every
     return sum(found.values())
@@ -129,10 +129,10 @@ def _loans(
 
 
 def _count(
-    account: Account, held: Mapping[str, tuple[int, int]], borrowed: int, lent: int, loans: Mapping[str, int]
+    account: Account, used: Mapping[str, tuple[int, int]], borrowed: int, lent: int, loans: Mapping[str, int]
 ) -> TeamCount:
-    non_preemptible = sum(fixed for fixed, _ in held.values())
-    every = sum(amount for _, amount in held.values())
+    non_preemptible = sum(fixed for fixed, _ in used.values())
+    every = sum(amount for _, amount in used.values())
     limits = [line.quota.limit for line in account.lines]
     return TeamCount(
         reserved=sum(line.quota.reserved for line in account.lines),
