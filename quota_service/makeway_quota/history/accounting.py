@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from ..engine.index.ledger import Account, Ledger, Line
+from ..engine.index.ledger import Account, Ledger, LineState
 from ..engine.state import ADMITTED, Policy
 from ..engine.weights import decayed
 from ..store.records import Workload
@@ -159,7 +159,7 @@ class Accounting:
 
 def over_quota(account: Account, pools: Iterable[str]) -> int:
     """Return what a policy uses beyond its reservations; pools under the same reservation count as one."""
-    under: dict[tuple[Line, ...], list[str]] = {}
+    under: dict[tuple[LineState, ...], list[str]] = {}
     for pool in pools:
         guarantor = account.guarantor(pool)
         under.setdefault(guarantor.reserving(pool) if guarantor else (), []).append(pool)

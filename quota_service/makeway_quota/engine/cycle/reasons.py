@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
-from ..index.ledger import Line
+from ..index.ledger import LineState
 from ..index.nodes import UNLIMITED, NodeState, PoolState, hosts
 from ..index.pending import PendingGroup, PendingReason
 from ..index.queues import Queue
@@ -213,7 +213,7 @@ def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     return None
 
 
-def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> Line | None:
+def _keeper(cluster: Cluster, queue: Queue, pool: PoolState) -> LineState | None:
     account, amount = queue.account, queue.need.total
     now = static_quota(cluster, account, pool, amount, False) if amount else None
     return now or (static_quota(cluster, account, pool, amount, True) if amount else None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
-from ..index.ledger import Line
+from ..index.ledger import LineState
 from ..index.nodes import UNLIMITED, PoolState, hosts, pick
 from ..index.queues import Queue
 from ..plan import Fact, Facts, Number, Scale, Waiting
@@ -146,7 +146,7 @@ class _Admission:
 
     def __init__(self, cluster: Cluster, demands: dict[str, _Demand]) -> None:
         self.cluster, self.demands = cluster, demands
-        self.minus: dict[Line, int] = {}
+        self.minus: dict[LineState, int] = {}
         """Line to the negated milli-GPUs that the demand so far would add to it."""
         self.able: dict[int, list[_Demand]] = {}
         """Queue number to the demand of the pools that it may grow."""

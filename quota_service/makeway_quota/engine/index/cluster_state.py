@@ -11,7 +11,7 @@ from typing import Any
 
 from ..request import Need, need_of
 from ..state import Profile, Snapshot, Workload
-from .ledger import Account, Ledger, Line
+from .ledger import Account, Ledger, LineState
 from .nodes import Allocation, NodeState, Part, PoolState
 from .rooms import Rooms
 
@@ -55,7 +55,7 @@ class ClusterState:
         """Present and future room for a request in a pool, kept from one cycle to the next."""
         self.absent: dict[str, set[str]] = {}
         """Node outside the inventory to the ids of admitted workloads whose placement names it."""
-        self.endings: dict[Line, Any] = {}
+        self.endings: dict[LineState, Any] = {}
         """Line to the expected ends of the allocations that count on its limit, kept from one cycle to the next."""
         self.lowest_priorities: dict[str, dict[str, int]] = {}
         """Pool to policy to the lowest priority among its preemptible work there."""

@@ -11,7 +11,7 @@ from ..weights import over_per_weight
 from .nodes import Allocation
 
 
-class Line:
+class LineState:
     """One quota line and what it counts now. All amounts are milli-GPUs.
 
     `now` is what admitted work holds, `terminating` the part of it that was evicted, `nominated` what pending
@@ -72,13 +72,13 @@ class Account:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.lines = tuple(Line(self, quota) for quota in policy.quotas)
+        self.lines = tuple(LineState(self, quota) for quota in policy.quotas)
         self.parent: Account | None = None
         self.in_pool: dict[str, int] = {}
         self.owners: dict[str, int] = {}
-        self._covering: dict[str, tuple[Line, ...]] = {}
-        self._reserving: dict[str, tuple[Line, ...]] = {}
-        self._limiting: dict[str, tuple[Line, ...]] = {}
+        self._covering: dict[str, tuple[LineState, ...]] = {}
+        self._reserving: dict[str, tuple[LineState, ...]] = {}
+        self._limiting: dict[str, tuple[LineState, ...]] = {}
         self._guarantors: dict[str, Account | None] = {}
         self._shares: dict[str, tuple[int, ...]] = {}
         self._unreserved: tuple[dict[str, int], dict[str, int]] = ({}, {})
@@ -92,21 +92,21 @@ class Account:
             at = at.parent
         return tuple(chain)
 
-    def covering(self, pool: str) -> tuple[Line, ...]:
+    def covering(self, pool: str) -> tuple[LineState, ...]:
         """Return the own lines that count usage in `pool`."""
         known = self._covering.get(pool)
         if known is None:
             known = self._covering[pool] = tuple(line for line in self.lines if line.quota.covers(pool))
         return known
 
-    def reserving(self, pool: str) -> tuple[Line, ...]:
+    def reserving(self, pool: str) -> tuple[LineState, ...]:
         """Return the own lines that reserve GPUs in `pool`."""
         known = self._reserving.get(pool)
         if known is None:
             known = self._reserving[pool] = tuple(line for line in self.covering(pool) if line.quota.reserved > 0)
         return known
 
-    def limiting(self, pool: str) -> tuple[Line, ...]:
+    def limiting(self, pool: str) -> tuple[LineState, ...]:
         """Return the lines of the account and its departments that limit usage in `pool`, nearest first."""
         known = self._limiting.get(pool)
         if known is None:
@@ -233,8 +233,13 @@ class Ledger:
         return amount <= account.unreserved(pool, non_preemptible)
 
     def over_limit(
-        self, account: Account, pool: str, amount: int, later: bool = False, minus: Mapping[Line, int] | None = None
-    ) -> Line | None:
+        self,
+        account: Account,
+        pool: str,
+        amount: int,
+        later: bool = False,
+        minus: Mapping[LineState, int] | None = None,
+    ) -> LineState | None:
         """Return the first line whose limit `amount` more would exceed, nearest first; None if there is none.
 
         `later`: count the future only, without terminating work. `minus`: and without these amounts.
@@ -265,7 +270,9 @@ class Ledger:
                 return False
         return True
 
-    def static_quotas(self, account: Account, pool: str, later: bool = False) -> list[tuple[Line, tuple[str, ...]]]:
+    def static_quotas(
+        self, account: Account, pool: str, later: bool = False
+    ) -> list[tuple[LineState, tuple[str, ...]]]:
         """Return the other teams' lines whose static quotas keep GPUs of `pool` free, with the pools they cover."""
         return [
             (line, line.quota.pools)
@@ -274,7 +281,7 @@ class Ledger:
         ]
 
 
-def kept_free(lines: Iterable[Line], later: bool) -> int:
+def kept_free(lines: Iterable[LineState], later: bool) -> int:
     """Return the milli-GPUs that static quotas keep free together.
 
     A department and its teams keep the larger of what the department keeps and what its teams keep in sum: what is

@@ -15,7 +15,7 @@ from .cluster import Cluster
 from .ledger import Account
 from .nodes import PoolState
 
-Line = list[Workload] | deque[Workload]
+OwnerQueue = list[Workload] | deque[Workload]
 _MOST_EMPTY = 1_000
 """So many empty queues are kept for reuse."""
 
@@ -36,7 +36,7 @@ class Queue:
     patient: bool
     nominated: bool
     pools: tuple[PoolState, ...]
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, OwnerQueue] = field(default_factory=dict)
     """Owner to that owner's workloads, oldest first."""
     session: bool = False
     """Whether these are non-preemptible sessions."""
@@ -56,7 +56,7 @@ class Queue:
     """Pool to the part of the order that comes from ranks."""
     keys: tuple[dict[str, tuple[object, ...]], ...] = field(default_factory=lambda: ({}, {}))
     """Pool to the part of the order that the whole queue shares: in quota, and over quota."""
-    _whole: dict[str, Line] = field(default_factory=dict)
+    _whole: dict[str, OwnerQueue] = field(default_factory=dict)
     _members: tuple[Workload, ...] | None = None
 
     def heads(self) -> Iterator[Workload]:
@@ -74,7 +74,7 @@ class Queue:
         line = self._thinned(workload.owner)
         self.lines[workload.owner] = deque(sorted([*line, workload], key=_age))
 
-    def _thinned(self, owner: str) -> Line:
+    def _thinned(self, owner: str) -> OwnerQueue:
         if owner not in self._whole:
             self._whole[owner] = self.lines[owner]
             self.lines[owner] = deque(self.lines[owner])

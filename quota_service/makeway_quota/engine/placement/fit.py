@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain, islice
 
 from ..index.cluster import Cluster
-from ..index.ledger import Account, Line, kept_free
+from ..index.ledger import Account, LineState, kept_free
 from ..index.nodes import NodeState, Part, PoolState, pick
 from ..request import Need
 from ..state import GPU
@@ -111,7 +111,7 @@ def _parts_on(node: NodeState, need: Need, first: int, count: int, later: bool) 
     return tuple(parts)
 
 
-def static_quota(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> Line | None:
+def static_quota(cluster: Cluster, account: Account, pool: PoolState, amount: int, later: bool) -> LineState | None:
     """Return the static quota of another team whose idle GPUs `amount` more would use; None if there is none."""
     kept = cluster.ledger.static_quotas(account, pool.pool.name, later)
     for line, names in kept:

@@ -13,7 +13,7 @@ from ..state import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, Left
 from .queues import Queue, full_rank, waits_too_long
 from .quota import (
-    Line,
+    PolicyLine,
     counts,
     in_quota,
     limiting,
@@ -75,7 +75,7 @@ class Hold:
         limit = cluster.time_limit(workload)
         return limit is not None and self.until is not None and cluster.now + limit <= self.until
 
-    def in_the_way(self, cluster: Cluster, queue: Queue) -> Line | None:
+    def in_the_way(self, cluster: Cluster, queue: Queue) -> PolicyLine | None:
         """Return a limit on which both count, and which has no room for both."""
         if not queue.need.total:
             return None

@@ -8,7 +8,7 @@ from .cluster import Cluster, Part
 from .cycle import Cycle
 from .decisions import Decisions
 from .queues import Queue
-from .quota import Line, counts
+from .quota import PolicyLine, counts
 from .reasons import reason
 from .scaling import scale
 from .victims import Right
@@ -52,7 +52,9 @@ def schedule(snapshot: Snapshot) -> Plan:
         keep=tuple(name for name in running if name not in decisions.evicted),
         terminating=tuple(w.id for w in told.values() if w.state == "checkpointing"),
         usage=tuple(
-            _usage(cluster, Line(name, quota)) for name, policy in cluster.policies.items() for quota in policy.quotas
+            _usage(cluster, PolicyLine(name, quota))
+            for name, policy in cluster.policies.items()
+            for quota in policy.quotas
         ),
     )
 
@@ -141,6 +143,6 @@ def _refusal(name: str) -> Refusal:
     return Refusal(name, "not_in_quota", "session_in_quota", (Fact("plain_refusal"),), {})
 
 
-def _usage(cluster: Cluster, line: Line) -> LineUsage:
+def _usage(cluster: Cluster, line: PolicyLine) -> LineUsage:
     each, quota = counts(cluster, line), line.quota
     return LineUsage(line.policy, quota.pools, quota.reserved, quota.limit, each.now, each.guaranteed)

@@ -10,7 +10,7 @@ from ..weights import over_per_weight
 from .cluster import Allocation, Cluster
 
 
-class Line(NamedTuple):
+class PolicyLine(NamedTuple):
     """One quota line of one policy."""
 
     policy: str
@@ -68,7 +68,7 @@ def _count(cluster: Cluster, policy: str, pools: Sequence[str]) -> Counts:
     )
 
 
-def counts(cluster: Cluster, line: Line) -> Counts:
+def counts(cluster: Cluster, line: PolicyLine) -> Counts:
     """Count what a line covers."""
     return _count(cluster, line.policy, line.quota.pools or tuple(cluster.pools))
 
@@ -88,17 +88,17 @@ def owner_usage(cluster: Cluster, policy: str, owner: str) -> int:
 # Lines
 
 
-def covering(cluster: Cluster, policy: str, pool: str) -> list[Line]:
+def covering(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
     """Return the policy's lines that cover a pool."""
-    return [Line(policy, quota) for quota in cluster.policy(policy).quotas if quota.covers(pool)]
+    return [PolicyLine(policy, quota) for quota in cluster.policy(policy).quotas if quota.covers(pool)]
 
 
-def reserving(cluster: Cluster, policy: str, pool: str) -> list[Line]:
+def reserving(cluster: Cluster, policy: str, pool: str) -> list[PolicyLine]:
     """Return the policy's lines that reserve something in a pool."""
     return [line for line in covering(cluster, policy, pool) if line.quota.reserved > 0]
 
 
-def limiting(cluster: Cluster, levels: Sequence[str], pool: str) -> list[Line]:
+def limiting(cluster: Cluster, levels: Sequence[str], pool: str) -> list[PolicyLine]:
     """Return the lines that limit what a policy runs in a pool, its departments' included, nearest first."""
     lines = (line for level in levels for line in covering(cluster, level, pool))
     return [line for line in lines if line.quota.limit is not None]
@@ -139,7 +139,7 @@ def quota_numbers(cluster: Cluster, levels: Sequence[str], pool: str, guaranteed
 # Limits, capacity and static quotas
 
 
-def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> Line | None:
+def over_limit(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
     """Return the first line whose limit `amount` more would exceed; `later`: in the future only."""
     for line in limiting(cluster, levels, pool):
         each = counts(cluster, line)
@@ -163,13 +163,13 @@ def over_capacity(cluster: Cluster, pool: str, amount: int, later: bool = False)
     return capacity is not None and pool_usage(cluster, pool, later) + amount > capacity
 
 
-def spare(line: Line) -> int:
+def spare(line: PolicyLine) -> int:
     """Return how much of a reservation is never lent."""
     quota = line.quota
     return max(0, quota.reserved - (quota.reserved if quota.lend is None else quota.lend))
 
 
-def kept_free(cluster: Cluster, lines: Sequence[Line], later: bool) -> int:
+def kept_free(cluster: Cluster, lines: Sequence[PolicyLine], later: bool) -> int:
     """Return what static quotas keep free of other teams together, beyond what their own teams use.
 
     A department and its teams keep the larger of what the department keeps and what its teams keep in sum.
@@ -178,21 +178,21 @@ def kept_free(cluster: Cluster, lines: Sequence[Line], later: bool) -> int:
     return sum(_kept_within(cluster, name, lines, later) for name in reached if len(cluster.levels(name)) == 1)
 
 
-def _kept_within(cluster: Cluster, policy: str, lines: Sequence[Line], later: bool) -> int:
+def _kept_within(cluster: Cluster, policy: str, lines: Sequence[PolicyLine], later: bool) -> int:
     """Return what a policy and the teams below it keep free together."""
     own = sum(_kept_by(cluster, line, later) for line in lines if line.policy == policy)
     teams = [name for name, known in cluster.policies.items() if known.parent == policy != name]
     return max(own, sum(_kept_within(cluster, name, lines, later) for name in teams))
 
 
-def _kept_by(cluster: Cluster, line: Line, later: bool) -> int:
+def _kept_by(cluster: Cluster, line: PolicyLine, later: bool) -> int:
     each = counts(cluster, line)
     return max(0, spare(line) - (each.future if later else each.now))
 
 
-def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> Line | None:
+def static_quota(cluster: Cluster, levels: Sequence[str], pool: str, amount: int, later: bool) -> PolicyLine | None:
     """Return another team's static quota whose idle GPUs `amount` more would use."""
-    every = [Line(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
+    every = [PolicyLine(name, quota) for name in cluster.policies for quota in cluster.policies[name].quotas]
     others = [ln for ln in every if spare(ln) and ln.quota.covers(pool) and ln.policy not in levels]
     lines = [line for line in others if _kept_by(cluster, line, later)]
     for line in lines:

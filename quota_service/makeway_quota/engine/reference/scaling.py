@@ -10,7 +10,7 @@ from ..request import Need
 from ..state import GPU, Pool, Workload
 from .cluster import Cluster, Left
 from .queues import Queue, key
-from .quota import Line, counts, covering, in_quota, limiting
+from .quota import PolicyLine, counts, covering, in_quota, limiting
 
 _COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
 
@@ -45,7 +45,7 @@ def scale(cluster: Cluster, waiting: Mapping[str, tuple[Queue, Code]]) -> tuple[
     """Return the demand, and the codes of the workloads that wait for a node or for a larger budget instead."""
     growing = [pool for pool in cluster.pools.values() if pool.kind == "autoscaled"]
     demands = {pool.name: Demand(pool, len(cluster.nodes_of(pool.name))) for pool in growing}
-    more: dict[Line, int] = {}
+    more: dict[PolicyLine, int] = {}
     codes: dict[str, Code] = {}
     for queue, workload in _in_order(cluster, waiting, demands):
         code = _ask(cluster, demands, more, queue, workload)
@@ -87,7 +87,7 @@ def _in_order(
 
 
 def _ask(
-    cluster: Cluster, demands: Mapping[str, Demand], more: dict[Line, int], queue: Queue, workload: Workload
+    cluster: Cluster, demands: Mapping[str, Demand], more: dict[PolicyLine, int], queue: Queue, workload: Workload
 ) -> Code | None:
     need, levels, beyond = queue.need, queue.levels, False
     for pool in queue.pools:
@@ -105,7 +105,9 @@ def _ask(
     return "over_budget" if beyond else None
 
 
-def _over_limit(cluster: Cluster, levels: tuple[str, ...], pool: str, amount: int, more: Mapping[Line, int]) -> bool:
+def _over_limit(
+    cluster: Cluster, levels: tuple[str, ...], pool: str, amount: int, more: Mapping[PolicyLine, int]
+) -> bool:
     for line in limiting(cluster, levels, pool):
         each = counts(cluster, line)
         if max(each.now, each.future) + more.get(line, 0) + amount > (line.quota.limit or 0):

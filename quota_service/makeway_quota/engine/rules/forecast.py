@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ..index.cluster import Cluster
-from ..index.ledger import Line
+from ..index.ledger import LineState
 from ..index.nodes import Allocation, PoolState
 from ..index.openings import KNOWN, UNKNOWN
 from ..index.queues import Queue
@@ -74,7 +74,7 @@ def limit_falls(cluster: Cluster, queue: Queue, pool: PoolState) -> float | None
     return max(known.found[at][0], cluster.now) if at < len(known.found) else None
 
 
-def _endings(cluster: Cluster, line: Line) -> Endings:
+def _endings(cluster: Cluster, line: LineState) -> Endings:
     """Return the ends of the allocations that count on a limit, cached."""
     known: Endings | None = cluster.endings.get(line)
     if known is None or known.changes != line.changes or not known.asked <= cluster.now < known.until:

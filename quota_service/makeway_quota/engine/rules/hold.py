@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..index.cluster import Cluster
-from ..index.ledger import Line
+from ..index.ledger import LineState
 from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
@@ -92,7 +92,7 @@ class Hold:
         limit = self.cluster.time_limit(workload)
         return limit is not None and self.until is not None and self.cluster.now + limit <= self.until
 
-    def line_in_the_way(self, queue: Queue) -> Line | None:
+    def line_in_the_way(self, queue: Queue) -> LineState | None:
         """Return a limit on which both workloads count and that has no room for both; None if there is none."""
         if not queue.total:
             return None

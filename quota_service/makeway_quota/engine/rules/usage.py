@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
-from ..index.ledger import Account, Ledger, Line, kept_free
+from ..index.ledger import Account, Ledger, LineState, kept_free
 from ..index.nodes import Allocation
 from ..placement.fit import static_quota
 from ..plan import LineUsage, TeamUsage
@@ -18,7 +18,7 @@ def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:
     return tuple([line.reported or _report(name, line) for name, line in cluster.ledger.lines])
 
 
-def _report(policy: str, line: Line) -> LineUsage:
+def _report(policy: str, line: LineState) -> LineUsage:
     line.reported = LineUsage(
         policy, line.quota.pools, line.quota.reserved, line.quota.limit, line.now, line.non_preemptible
     )

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from ..index.ledger import Account, Line
+from ..index.ledger import Account, LineState
 from ..index.nodes import Allocation, NodeState
 from .victim_bounds import VictimBounds, bounds_of
 from .victim_sets import Key, Scored, Victims, extra_workers, key
@@ -44,7 +44,7 @@ class Ranking:
         """The positions of nodes with candidates of several policies."""
         self.judged: dict[int, tuple[dict[str, Standing], Ranked | None]] = {}
         """Position of such a node to its best set and the standings of all its policies that gave it."""
-        self.lowest: dict[Line, int] = {}
+        self.lowest: dict[LineState, int] = {}
         """Reserving line to the least usage that any score may stem from."""
         self.touched = self.changed = -1
 
@@ -138,7 +138,7 @@ class Ranking:
         What was evicted on trial, and stays, is the same as before.
         """
         grown: list[Account] = []
-        lines: list[Line] = []
+        lines: list[LineState] = []
         for account in set(changed):
             mine = [line for level in account.chain for line in level.reserving(pool)]
             if any(line.future > self.lowest[line] for line in mine):

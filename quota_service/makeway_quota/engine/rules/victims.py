@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..index.cluster import Cluster
-from ..index.ledger import Account, Line
+from ..index.ledger import Account, LineState
 from ..index.nodes import Allocation, NodeState, PoolState
 from ..request import Need
 from ..state import Workload
@@ -41,7 +41,7 @@ class Preemptor:
     account: Account
     pool: PoolState
     right: Right
-    blocked: Line | None = None
+    blocked: LineState | None = None
     """The line whose limit is in the way; only messages depend on it."""
     kept_out: bool = False
     """Whether a static quota kept it out although victims had made room on a node."""
