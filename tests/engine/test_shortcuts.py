@@ -13,11 +13,12 @@ from makeway_quota.engine.cycle import rounds
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.nodes import Allocation, NodeState, Part
 from makeway_quota.engine.request import Need
-from makeway_quota.engine.rules import consolidation, hold, victim_ranking
-from makeway_quota.engine.rules.node_victims import NodeVictims
-from makeway_quota.engine.rules.trial import evict, restore
-from makeway_quota.engine.rules.victim_sets import Scored
-from makeway_quota.engine.rules.victims import Preemptor
+from makeway_quota.engine.rules import consolidation, hold
+from makeway_quota.engine.rules.victims import ranking as victim_ranking
+from makeway_quota.engine.rules.victims.on_node import NodeVictims
+from makeway_quota.engine.rules.victims.preemptor import Preemptor
+from makeway_quota.engine.rules.victims.sets import Scored
+from makeway_quota.engine.rules.victims.trial import evict, restore
 from worlds import World
 
 WRONG_ONCE = (23, 25, 32, 58, 118, 358)

@@ -12,11 +12,11 @@ from engine.mixed_worlds import contended_world, happen_mixed, mixed_world
 from makeway_quota.engine import WhatIf
 from makeway_quota.engine.index.cluster import Cluster
 from makeway_quota.engine.index.nodes import Allocation, NodeState
-from makeway_quota.engine.rules.node_victims import NodeVictims
-from makeway_quota.engine.rules.victim_bounds import bounds_of
-from makeway_quota.engine.rules.victim_ranking import Ranking, enough_devices
-from makeway_quota.engine.rules.victim_sets import Scored
-from makeway_quota.engine.rules.victims import Preemptor, Right
+from makeway_quota.engine.rules.victims.bounds import bounds_of
+from makeway_quota.engine.rules.victims.on_node import NodeVictims
+from makeway_quota.engine.rules.victims.preemptor import Preemptor, Right
+from makeway_quota.engine.rules.victims.ranking import Ranking, enough_devices
+from makeway_quota.engine.rules.victims.sets import Scored
 from makeway_quota.engine.state import LIVE
 from worlds import World
 

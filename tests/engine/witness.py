@@ -11,7 +11,7 @@ from engine.sums import Sums, fits, take
 from makeway_quota.engine import QuotaLine, Snapshot, Workload
 from makeway_quota.engine.cycle import admission
 from makeway_quota.engine.index.nodes import placement_of
-from makeway_quota.engine.rules.victim_sets import Victim
+from makeway_quota.engine.rules.victims.sets import Victim
 
 
 @contextmanager

@@ -30,6 +30,6 @@ def test_each_rule_names_a_function_of_both_engines(root: Path) -> None:
 
 def test_the_modules_of_the_search_exist(root: Path) -> None:
     page = (root / "docs/explanation/engine.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:rules|cycle|index|placement|reference)/\w+\.py)`", page))
+    named = set(re.findall(r"`((?:rules|cycle|index|placement|reference)/[\w/]+\.py)`", page))
     assert named
     assert not [name for name in sorted(named) if not (root / ENGINE / name).is_file()]

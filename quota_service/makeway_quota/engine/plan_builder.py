@@ -15,8 +15,8 @@ from .progress import Progress
 from .rules.consolidation import Moving
 from .rules.hold import Hold
 from .rules.usage import line_usage
-from .rules.victim_sets import SHRINK, Victim
-from .rules.victims import Preemptor, Right
+from .rules.victims.preemptor import Preemptor, Right
+from .rules.victims.sets import SHRINK, Victim
 from .state import Workload, number
 
 _BECAUSE: dict[Right, str] = {

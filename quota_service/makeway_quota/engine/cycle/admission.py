@@ -12,8 +12,8 @@ from ..plan_builder import PlanBuilder
 from ..rules.consolidation import Moving, Rearrangement, consolidate
 from ..rules.fair_share import within_fair_share
 from ..rules.reclaim import Choice, reclaim
-from ..rules.victim_sets import WITHDRAW
-from ..rules.victims import Preemptor, Right
+from ..rules.victims.preemptor import Preemptor, Right
+from ..rules.victims.sets import WITHDRAW
 from ..state import Workload
 
 

@@ -15,7 +15,7 @@ from ..index.nominations import fits_later
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, static_quota
 from ..plan_builder import PlanBuilder
-from ..rules.victims import order_of
+from ..rules.victims.preemptor import order_of
 from ..state import Workload
 
 _MOST_REPLACED = 8

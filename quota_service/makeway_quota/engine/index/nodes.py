@@ -237,7 +237,7 @@ class PoolState:
         """How many times the mix has changed."""
         self.packing: PoolPacking | None = None
         self.bounds: dict[Need, Any] = {}
-        """Request to what room for it costs at least on each node (rules/victim_bounds.py)."""
+        """Request to what room for it costs at least on each node (rules/victims/bounds.py)."""
 
     def index(self) -> None:
         """Build the index from the nodes."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..index.nodes import Allocation, NodeState, Part, hosts
 from ..placement.fit import allowed, find
 from ..state import GPU
-from .victims import Preemptor
+from .victims.preemptor import Preemptor
 
 _TRIES = 24
 """The number of nodes that are tried, the cheapest first."""

@@ -1,7 +1,7 @@
 """Search for the victims of one preemptor: the best minimal set, in the order of rule 5.4.
 
-Called for a workload that does not fit, with one of its rights (victims.py). One worker takes the best set of one node;
-gangs, and workloads that a limit, capacity or static quota keeps out, are looked at pool-wide.
+Called for a workload that does not fit, with one of its rights (victims/preemptor.py). One worker takes the best set of
+one node; gangs, and workloads that a limit, capacity or static quota keeps out, are looked at pool-wide.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from functools import partial
 
 from ..index.nodes import Allocation, NodeState, Part
 from ..placement.fit import allowed, enough
-from .gang_victims import node_by_node
-from .node_victims import NodeVictims, NodeVictimsInQuotas, room_on
-from .returning import any_returns
-from .trial import Trial, allowed_without, evict, place, restore
-from .victim_ranking import Ranking, enough_devices
-from .victim_sets import (
+from .victims.node_by_node import node_by_node
+from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
+from .victims.one_by_one import in_order, one_by_one, smallest_first, steps_of
+from .victims.preemptor import Preemptor
+from .victims.ranking import Ranking, enough_devices
+from .victims.returning import any_returns
+from .victims.sets import (
     MOST_SETS,
     SHRINK,
     Key,
@@ -33,8 +34,7 @@ from .victim_sets import (
     ways,
     whole,
 )
-from .victim_walk import in_order, one_by_one, smallest_first, steps_of
-from .victims import Preemptor
+from .victims.trial import PoolTrial, allowed_without, evict, place, restore
 
 _SHARED = ("reservation", "fair_share")
 """Rights by which equivalent preemptors have the same candidates: their rankings are shared."""
@@ -197,7 +197,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
         preemptor.order(allocation)  # before any eviction
     if combinations_of(able, None) <= MOST_SETS:
         return _take(preemptor, _all_sets(preemptor, able), returns)
-    trial = Trial(preemptor)
+    trial = PoolTrial(preemptor)
     found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
     found = found or _walk(preemptor, able, trial)
     parts = place(preemptor) if found else ()
@@ -209,7 +209,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
 
 def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
     """Iterate over all minimal legal sets, the best first."""
-    trial = Trial(preemptor)
+    trial = PoolTrial(preemptor)
     units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in able]
     sets = all_minimal_sets if preemptor.may_tighten() else minimal_sets
     found = list(sets(units, trial.fits_without))
@@ -217,7 +217,7 @@ def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
     return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
 
 
-def _walk(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims:
+def _walk(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Victims:
     """Evict the first set found: extra workers of elastic gangs, one workload, then one candidate after the other."""
     steps = in_order(preemptor, (step for a in able for step in steps_of(a)))
 
@@ -233,7 +233,7 @@ def _walk(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims
     return found
 
 
-def _single(preemptor: Preemptor, able: list[Allocation], trial: Trial) -> Victims:
+def _single(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Victims:
     singles = [single for a in able if in_legal_order(preemptor, single := (whole(a),))]
     for victims in sorted(singles, key=partial(key, preemptor)):
         if trial.fits_without(victims):

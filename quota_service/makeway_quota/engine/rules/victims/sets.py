@@ -1,6 +1,6 @@
 """Sets of victims: what each frees, whether it is legal and minimal, and which of two is better (rule 5.4).
 
-Called by the search (node_victims.py for one node at a time, reclaim.py for a pool). Changes nothing in the cluster;
+Called by the search (on_node.py for one node at a time, rules/reclaim.py for a pool). Changes nothing in the cluster;
 only the preemptor's count of what is gone is changed and restored.
 """
 
@@ -11,8 +11,8 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from ..index.nodes import Allocation, NodeState, Part
-from .victims import Preemptor
+from ...index.nodes import Allocation, NodeState, Part
+from .preemptor import Preemptor
 
 WITHDRAW, SHRINK, STOP = -1, 0, 1
 """The kinds of victims: a start of this very plan is withdrawn, an elastic gang gives up workers, a workload stops."""

@@ -1,6 +1,6 @@
 """Choose victims for a gang node after node, where there are too many candidates for every set (rule 5.4).
 
-Called by the search for victims (reclaim.py). The node whose victims cost the fewest GPUs for each worker comes first.
+Called by the search for victims (rules/reclaim.py). The node whose victims cost the fewest GPUs a worker comes first.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import heapq
 from fractions import Fraction
 
-from ..index.nodes import NodeState
-from .node_victims import NodeVictims, room_on
+from ...index.nodes import NodeState
+from .on_node import NodeVictims, room_on
+from .one_by_one import without_needless
+from .preemptor import Preemptor
 from .returning import could_return
-from .trial import Trial
-from .victim_sets import Scored, Victim, Victims, in_legal_order
-from .victim_walk import without_needless
-from .victims import Preemptor
+from .sets import Scored, Victim, Victims, in_legal_order
+from .trial import PoolTrial
 
 _Rate = tuple[object, ...]
 
@@ -121,7 +121,7 @@ def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
     return tuple(kinds.values())
 
 
-def node_by_node(preemptor: Preemptor, trial: Trial) -> Victims:
+def node_by_node(preemptor: Preemptor, trial: PoolTrial) -> Victims:
     """Return victims for a gang, evicted in the cluster; empty, with nothing changed, if there are none."""
     search = _Search(preemptor)
     found = search.run()

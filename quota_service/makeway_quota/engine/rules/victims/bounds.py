@@ -1,6 +1,6 @@
 """Bound from below what room on each node costs, for all preemptors of one pool with the same request.
 
-Read by the ranking of nodes (victim_ranking.py), which scores only nodes whose bound is not above the best set found.
+Read by the ranking of nodes (ranking.py), which scores only nodes whose bound is not above the best set found.
 A bound counts every preemptible workload as a candidate whose policy may be; what the preemptor may evict is a subset,
 so the best set of a node is never better than its bound. Follows the nodes that are touched.
 """
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from ..index.cluster import Cluster
-from ..index.nodes import Allocation, NodeState, Part, PoolState
-from ..request import Need
-from ..state import GPU, Workload
-from .victim_sets import STOP, Key, extra_workers
-from .victims import FIRST, LIGHT, lost_work
+from ...index.cluster import Cluster
+from ...index.nodes import Allocation, NodeState, Part, PoolState
+from ...request import Need
+from ...state import GPU, Workload
+from .preemptor import FIRST, LIGHT, lost_work
+from .sets import STOP, Key, extra_workers
 
 _MOST = 64
 """The number of requests whose bounds are kept from one decision to the next."""
@@ -50,7 +50,7 @@ class NodeBound(NamedTuple):
     """The policy and the plain key where all candidates are of one policy."""
 
     def plain_key(self, policy: str) -> Key:
-        """Return the bound where only this policy may be evicted, without its share (see victim_ranking.py)."""
+        """Return the bound where only this policy may be evicted, without its share (see ranking.py)."""
         return _plain_key(self.used, self.least, [each for each in self.candidates if each.policy == policy])
 
     def key(self, shares: Mapping[str, int]) -> Key | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..index.nodes import NodeState, Part, hosts
-from ..placement.fit import allowed, find
-from ..request import Need
-from ..state import GPU
-from .victim_sets import Victim, Victims
-from .victims import Preemptor
+from ...index.nodes import NodeState, Part, hosts
+from ...placement.fit import allowed, find
+from ...request import Need
+from ...state import GPU
+from .preemptor import Preemptor
+from .sets import Victim, Victims
 
 
 def evict(preemptor: Preemptor, victim: Victim) -> None:
@@ -54,7 +54,7 @@ def allowed_without(preemptor: Preemptor, victims: Victims) -> bool:
     return found
 
 
-class Trial:
+class PoolTrial:
     """A pool without some victims, on trial in the cluster itself."""
 
     booked = True

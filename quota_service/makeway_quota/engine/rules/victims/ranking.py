@@ -1,7 +1,7 @@
 """Rank the nodes of a pool by their best set of victims, cached from one preemptor to the next equivalent one.
 
 Called by the search for victims (rules/reclaim.py). Nodes are scored in the order of their lower bounds
-(victim_bounds.py), until no bound is below the best set found. A node where only one policy has candidates keeps its
+(bounds.py), until no bound is below the best set found. A node where only one policy has candidates keeps its
 score within that policy until it is touched: the policy's share moves all its nodes alike. Such nodes are kept in one
 heap per policy, with their bound until they are scored. Nodes with candidates of several policies are ordered by their
 bounds for every preemptor, and only those that may be the best are scored.
@@ -13,11 +13,11 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from ..index.ledger import Account, LineState
-from ..index.nodes import Allocation, NodeState
-from .victim_bounds import VictimBounds, bounds_of
-from .victim_sets import Key, Scored, Victims, extra_workers, key
-from .victims import LIGHT, Preemptor, Standing
+from ...index.ledger import Account, LineState
+from ...index.nodes import Allocation, NodeState
+from .bounds import VictimBounds, bounds_of
+from .preemptor import LIGHT, Preemptor, Standing
+from .sets import Key, Scored, Victims, extra_workers, key
 
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
 """Returns the best set on a node, given the candidates there; None if there is none."""

@@ -1,16 +1,17 @@
 """Find the sets of victims that make room for workers on one node (rule 5.4).
 
-Called for every node that could be the cheapest (victim_ranking.py), and node after node for gangs (reclaim.py).
+Called for every node that could be the cheapest (ranking.py), and node after node for gangs (rules/reclaim.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..index.nodes import Allocation, NodeState, hosts
-from ..state import GPU
-from .trial import allowed_without
-from .victim_sets import (
+from ...index.nodes import Allocation, NodeState, hosts
+from ...state import GPU
+from .one_by_one import in_order, one_by_one, smallest_first, steps_of
+from .preemptor import Preemptor
+from .sets import (
     MOST_SETS,
     Scored,
     Victim,
@@ -26,8 +27,7 @@ from .victim_sets import (
     ways,
     whole,
 )
-from .victim_walk import in_order, one_by_one, smallest_first, steps_of
-from .victims import Preemptor
+from .trial import allowed_without
 
 
 class NodeVictims:
@@ -105,7 +105,7 @@ class NodeVictims:
         found = [way for a in self.able for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
         steps = [step for a in self.able for step in steps_of(a, (self.node,))]
         for order in (in_order, smallest_first):
-            chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeRoom(self))
+            chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeTrial(self))
             if chosen:
                 found += [chosen] if chosen not in found else []
                 break
@@ -138,8 +138,8 @@ class NodeVictimsInQuotas(NodeVictims):
         return sorted(found, key=lambda scored: scored[0])
 
 
-class _NodeRoom:
-    """The room on one node without the victims that were added."""
+class _NodeTrial:
+    """One node without the victims that were added."""
 
     booked = False
 

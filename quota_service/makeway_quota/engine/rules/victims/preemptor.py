@@ -1,6 +1,6 @@
 """Find the allocations that a workload may evict, by which rule, and their order of protection (rules 5.1 to 5.3).
 
-Called by the search for victims (reclaim.py) and by consolidation. Reads the cluster, changes nothing in it.
+Called by the search for victims (rules/reclaim.py) and by consolidation. Reads the cluster, changes nothing in it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..index.cluster import Cluster
-from ..index.ledger import Account, LineState
-from ..index.nodes import Allocation, NodeState, PoolState
-from ..request import Need
-from ..state import Workload
-from .fair_share import fair_over
-from .order import rank_in_profile
+from ...index.cluster import Cluster
+from ...index.ledger import Account, LineState
+from ...index.nodes import Allocation, NodeState, PoolState
+from ...request import Need
+from ...state import Workload
+from ..fair_share import fair_over
+from ..order import rank_in_profile
 
 Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 """The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""

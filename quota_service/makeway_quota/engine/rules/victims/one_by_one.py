@@ -1,6 +1,6 @@
 """Choose victims one after the other, where there are too many candidates for every set (rule 5.4).
 
-Called for a node (node_victims.py) and for a pool (reclaim.py), each with its own `Room`.
+Called for a node (on_node.py) and for a pool (rules/reclaim.py), each with its own trial.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
-from ..index.nodes import Allocation, NodeState, Part
-from .victim_sets import SHRINK, Victim, Victims, extra_workers, items_of, protection, whole
-from .victims import Preemptor
+from ...index.nodes import Allocation, NodeState, Part
+from .preemptor import Preemptor
+from .sets import SHRINK, Victim, Victims, extra_workers, items_of, protection, whole
 
 
-class Room(Protocol):
-    """The room without some victims."""
+class Trial(Protocol):
+    """The nodes without some victims."""
 
     booked: bool
     """Whether the victims are subtracted from the usage of their policies, too."""
@@ -35,32 +35,32 @@ class Room(Protocol):
 def one_by_one(
     preemptor: Preemptor,
     steps: Iterable[Victim],
-    room: Room,
+    trial: Trial,
     may_block: Callable[[Allocation], bool] = lambda _: True,
 ) -> Victims:
     """Return victims chosen in this order, each if it is legal then, until there is room; none if there never is.
 
     `may_block`: whether a candidate counts on the limit that is in the way, if any. Needless victims are spared again.
-    The chosen victims are left in `room`.
+    The chosen victims are left in `trial`.
     """
     chosen: dict[str, Victim] = {}
     counted: list[tuple[Allocation, int]] = []
     fits = False
     for step in steps:
         if may_block(step.allocation) and _count(preemptor, step, chosen, counted):
-            if room.booked:
+            if trial.booked:
                 _uncount(preemptor, counted)
             name = step.allocation.workload.id
             before = chosen.get(name)
             chosen[name] = step._replace(gone=(*before.gone, *step.gone)) if before and step.kind == SHRINK else step
-            room.add(chosen[name])
-            if fits := room.fits():
+            trial.add(chosen[name])
+            if fits := trial.fits():
                 break
     _uncount(preemptor, counted)
     if fits:
-        return without_needless(preemptor, tuple(chosen.values()), room)
+        return without_needless(preemptor, tuple(chosen.values()), trial)
     for victim in chosen.values():
-        room.remove(victim)
+        trial.remove(victim)
     return ()
 
 
@@ -109,34 +109,34 @@ def smallest_first(preemptor: Preemptor, steps: Iterable[Victim]) -> list[Victim
     return sorted(steps, key=lambda step: (step.kind, step.amount, protection(preemptor, step)))
 
 
-def without_needless(preemptor: Preemptor, victims: Victims, room: Room) -> Victims:
-    """Return the victims without those, and those workers, that the room does not need; most protected first."""
+def without_needless(preemptor: Preemptor, victims: Victims, trial: Trial) -> Victims:
+    """Return the victims without those, and those workers, that the preemptor does not need; most protected first."""
     needed: list[Victim] = []
     for victim in sorted(victims, key=lambda v: protection(preemptor, v), reverse=True):
         gone = victim.gone
         if victim.kind != SHRINK:
-            if room.surely_needs(victim):
+            if trial.surely_needs(victim):
                 needed.append(victim)
                 continue
-            room.remove(victim)
-            if not room.fits():
-                room.add(victim)
+            trial.remove(victim)
+            if not trial.fits():
+                trial.add(victim)
                 needed.append(victim)
             continue
         for part in sorted(gone, key=lambda p: p.worker):
             fewer = tuple(other for other in gone if other is not part)
-            _replace(room, victim._replace(gone=gone), victim._replace(gone=fewer))
-            if room.fits():
+            _replace(trial, victim._replace(gone=gone), victim._replace(gone=fewer))
+            if trial.fits():
                 gone = fewer
             else:
-                _replace(room, victim._replace(gone=fewer), victim._replace(gone=gone))
+                _replace(trial, victim._replace(gone=fewer), victim._replace(gone=gone))
         if gone:
             needed.append(victim._replace(gone=gone))
     return tuple(needed)
 
 
-def _replace(room: Room, old: Victim, new: Victim) -> None:
+def _replace(trial: Trial, old: Victim, new: Victim) -> None:
     if new.gone:
-        room.add(new)
+        trial.add(new)
     else:
-        room.remove(old)
+        trial.remove(old)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..index.nodes import Allocation, Part, PoolState
-from ..index.queues import closed_or_paused
-from ..placement.fit import allowed, find
-from ..state import Workload
-from .fair_share import within_fair_share
-from .victim_sets import STOP, Victim, Victims
-from .victims import Preemptor, Right
+from ...index.nodes import Allocation, Part, PoolState
+from ...index.queues import closed_or_paused
+from ...placement.fit import allowed, find
+from ...state import Workload
+from ..fair_share import within_fair_share
+from .preemptor import Preemptor, Right
+from .sets import STOP, Victim, Victims
 
 Finds = Callable[[Preemptor], bool]
 """Whether a preemptor finds a legal set of victims, cascades ignored; changes nothing."""
