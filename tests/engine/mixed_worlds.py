@@ -162,3 +162,46 @@ def keep_more_back(world: World, random: Random) -> World:
         quotas = tuple(replace(q, lend=random.choice([0, min(1000, q.reserved), q.lend])) for q in policy.quotas)
         world.policies[name] = replace(policy, quotas=quotas)
     return world
+
+
+def with_lost_nodes(world: World, random: Random) -> World:
+    """Return a world some of whose nodes are not ready, cordoned or no longer in the inventory."""
+    for name in random.sample(list(world.nodes), random.randint(1, len(world.nodes) // 2)):
+        node = world.nodes.pop(name)
+        if kept := random.choice([replace(node, ready=False), replace(node, cordoned=True), None]):
+            world.nodes[name] = kept
+    return world
+
+
+def with_a_department(world: World, random: Random) -> World:
+    """Return a world with some teams below a department."""
+    if "top" not in world.policies:
+        world.team("top", reserved=random.choice([0, 2, 6]), limit=random.choice([None, 10]))
+        for name in random.sample(["a", "b", "c"], random.randint(1, 3)):
+            world.policies[name] = replace(world.policies[name], parent="top")
+    return world
+
+
+def in_two_pools(world: World, random: Random) -> World:
+    """Return a contended world with half of its nodes in a second pool, where some teams reserve only as a department.
+
+    Work on nodes of both pools is removed, and more is submitted.
+    """
+    world.pools["q"] = replace(world.pools["p"], name="q", capacity=None)
+    moved = set(list(world.nodes)[len(world.nodes) // 2 :])
+    for name in moved:
+        world.nodes[name] = replace(world.nodes[name], pool="q")
+    apart = {w.id for w in world.workloads.values() if len({placed.node in moved for placed in w.placement}) > 1}
+    world.workloads = {name: w for name, w in world.workloads.items() if name not in apart}
+    with_a_department(world, random)
+    for name in ("a", "b", "c"):
+        policy, pools = world.policies[name], random.choice([(), ("p",), ("q",)])
+        weight = random.choice(["None", policy.weight, policy.weight])
+        world.policies[name] = replace(policy, weight=weight, quotas=(replace(policy.quotas[0], pools=pools),))
+    for profile in list(world.profiles.values()):
+        world.profiles[profile.name] = replace(profile, pools=random.choice([("p", "q"), ("q", "p")]))
+    for at in range(random.randint(1, 4)):
+        kind, preemptible = random.choice(["job", "job", "session"]), random.choice([None, False])
+        name, priority = random.choice(list(world.profiles)), random.choice([0, 0, 1])
+        world.submit(f"more{at}", random.choice("aab"), name, kind=kind, priority=priority, preemptible=preemptible)
+    return world

@@ -277,7 +277,7 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "if len(stay) >= need.least else ()",
+        "if len(stay) >= least else ()",
         "if stay else ()",
         "no gang goes on with fewer than its least number of workers",
     ),
@@ -308,9 +308,21 @@ EDITS = (
     ),
     Edit(
         "cycle/serving.py",
-        "able = right or _owed(queue, held)",
+        "able = [p for p in queue.pools if p in right or _owed(queue, held, p)] if held else right",
         "able = right",
         "a session's nomination stands",
+    ),
+    Edit(
+        "cycle/serving.py",
+        "able = [p for p in queue.pools if p in right or _owed(queue, held, p)] if held else right",
+        "able = right or [p for p in queue.pools if held and _owed(queue, held, p)]",
+        "a nomination stands where its workload is in quota in another pool by now",
+    ),
+    Edit(
+        "cycle/sparing.py",
+        "if _overbooked(victim):",
+        "if False:",
+        "no victim is spared whose CPU is promised to a nomination",
     ),
     Edit(
         "cycle/rounds.py",
@@ -419,7 +431,7 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[Edit | None, Futu
 
 
 def test_there_are_enough_edits() -> None:
-    assert len({(edit.file, edit.old) for edit in EDITS}) == len(EDITS) >= 30
+    assert len({(edit.file, edit.old, edit.new) for edit in EDITS}) == len(EDITS) >= 30
     for edit in EDITS:
         for name, old, _ in edit.changes:
             text = (ROOT / "quota_service" / "makeway_quota" / "engine" / name).read_text(encoding="utf-8")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -11,9 +10,17 @@ import pytest
 from engine.cascades import come_to_rest
 from engine.engines import ENGINES, differences
 from engine.histories import HISTORIES, happen, random_world
-from engine.mixed_worlds import contended_world, happen_mixed, keep_more_back, mixed_world
+from engine.mixed_worlds import (
+    contended_world,
+    happen_mixed,
+    in_two_pools,
+    keep_more_back,
+    mixed_world,
+    with_a_department,
+    with_lost_nodes,
+)
 from engine.properties import check
-from makeway_quota.engine import reference, schedule
+from makeway_quota.engine import Placed, reference, schedule
 from makeway_quota.engine.state import LIVE
 from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
@@ -119,6 +126,41 @@ def test_a_victim_is_spared_where_a_later_preemptor_leaves_its_devices_to_an_ear
     assert sorted(waiting.id for waiting in plan.pending if waiting.nomination) == ["new1", "new2"]
 
 
+@pytest.mark.covers("F15")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_is_not_spared_where_its_cpu_is_promised_to_the_start_that_needed_it(engine: str) -> None:
+    """Team a's start fits beside x only until team b's nominated job runs: 3 + 2 + 2 cores of 6."""
+    world = World(consolidation=False).pool("p", gpus=8, cpu=6000).team("a", 3).team("b", 3)
+    world.profile("three", 3, cpu=2000).profile("four", 4, cpu=500).profile("none", 0, cpu=3000)
+    world.run("y", "a", "four", "p-1").run("x", "a", "none", "p-1")
+    world.engine = ENGINES[engine]
+    world.submit("b1", "b", "three")
+    world.change("y", state="checkpointing", evicted_for="b1", deadline=world.now + 30)
+    world.change("b1", nomination=(Placed(0, "p-1", (0, 1, 2)),))
+    world.submit("a1", "a", "three", preemptible=False)
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [start.id for start in plan.start] == ["a1"]
+    assert [(eviction.id, eviction.beneficiary) for eviction in plan.evict] == [("x", "a1")]
+
+
+@pytest.mark.covers("F14")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_nomination_stands_where_its_teams_other_work_uses_up_the_departments_reservation(engine: str) -> None:
+    """a1 counts on its department in q, a2 on its own team in p: a1 does not evict once more to be in quota in p."""
+    world = World().pool("p", gpus=4).pool("q", gpus=4).team("b")
+    world.team("top", 2).team("a", 4, parent="top", pools=("p",))
+    world.profile("two", 2, pools=("q", "p"))
+    world.jobs("b1 b2 b3 b4", "b", "two").reconcile()
+    world.engine = ENGINES[engine]
+    world.jobs("a1 a2", "a", "two", preemptible=False)
+    plan = check(world, ENGINES[engine], Random(7))
+    nominated = {waiting.id: waiting.nomination[0].node for waiting in plan.pending if waiting.nomination}
+    assert nominated == {"a1": "q-1", "a2": "p-1"}
+    assert len(plan.evict) == 2
+    world.release().reconcile()
+    assert world.named(team="a") == ["a1", "a2"]
+
+
 @pytest.mark.covers("F14")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_eviction_leads_to_another_that_could_be_avoided(engine: str) -> None:
@@ -147,19 +189,38 @@ def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -
     assert not found, f"fast and reference differ: {found}"
 
 
-def with_lost_nodes(world: World, random: Random) -> World:
-    """Return a world some of whose nodes are not ready, cordoned or no longer in the inventory."""
-    for name in random.sample(list(world.nodes), random.randint(1, len(world.nodes) // 2)):
-        node = world.nodes.pop(name)
-        if kept := random.choice([replace(node, ready=False), replace(node, cordoned=True), None]):
-            world.nodes[name] = kept
-    return world
-
-
 @pytest.mark.covers(*ROWS)
 def test_both_engines_decide_the_same_with_lost_nodes() -> None:
     for seed in (*range(60), 1416):
         compare(with_lost_nodes(contended_world(Random(seed)), Random(seed + 9)))
+
+
+def changed_worlds(seed: int) -> Iterator[World]:
+    """Iterate over a contended world with lost nodes, with static quotas, with both in a department, in two pools."""
+    random = Random(seed + 9)
+    yield with_lost_nodes(contended_world(Random(seed)), random)
+    yield keep_more_back(contended_world(Random(seed)), random)
+    nested = with_a_department(contended_world(Random(seed)), random)
+    yield keep_more_back(with_lost_nodes(nested, random), random)
+    yield in_two_pools(contended_world(Random(seed)), random)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("part", range(4))
+def test_both_engines_decide_the_same_in_changed_worlds(part: int) -> None:
+    for seed in range(20 * part, 20 * part + 20):
+        for world in changed_worlds(seed):
+            compare(world)
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_plan_of_a_world_of_two_pools_keeps_the_invariants(engine: str) -> None:
+    victims = 0
+    for seed in range(40):
+        plan = check(in_two_pools(contended_world(Random(seed)), Random(seed)), ENGINES[engine], Random(7))
+        victims += bool(plan.evict or plan.move)
+    assert victims > 10
 
 
 @pytest.mark.slow
@@ -175,3 +236,10 @@ def test_both_engines_decide_the_same_at_length(part: int) -> None:
             compare(contended_world(Random(each)))
             check(contended_world(Random(each)), ENGINES["fast" if each % 2 else "reference"], Random(7))
             come_to_rest(contended_world(Random(each)), ENGINES["reference" if each % 2 else "fast"])
+        for world in changed_worlds(seed):
+            compare(world)
+        check(
+            in_two_pools(contended_world(Random(seed)), Random(seed)),
+            ENGINES["fast" if seed % 2 else "reference"],
+            Random(7),
+        )

@@ -47,7 +47,7 @@ def serve(
         pool = queue.pools[at]
         held = cluster.withdraw_nomination(workload)
         right = [p for p in queue.pools if may(queue, p)]
-        able = right or _owed(queue, held)
+        able = [p for p in queue.pools if p in right or _owed(queue, held, p)] if held else right
         here = pool in able or (bool(able) and queue.borrows)
         if here and _try_start(builder, queue, workload, pool, held, over or pool not in able):
             _pop(heads, queue, workload)
@@ -86,12 +86,12 @@ def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState])
     return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
 
 
-def _owed(queue: Queue, held: tuple[Part, ...]) -> list[PoolState]:
-    """Return the pool of a nomination that stands though the reservation is used up, like a running session; or None.
+def _owed(queue: Queue, held: tuple[Part, ...], pool: PoolState) -> bool:
+    """Whether a nomination in a pool stands though the reservation there is used up, like a running session.
 
-    A department's reservation can be used up by a team of it that has one of its own.
+    A department's reservation can be used up by work of it that counts on the reservation of its own team.
     """
-    return [held[0].node.pool] if held and queue.non_preemptible else []
+    return queue.non_preemptible and held[0].node.pool is pool
 
 
 def _split(

@@ -125,6 +125,9 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     nodes = {part.node.position for part in victim.parts}
     near = _Places(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
     near.off()
+    if _overbooked(victim):
+        near.back()
+        return False
     moved = []
     for nomination in near.taken:
         if fits_later(nomination[2], nomination[1].need):
@@ -145,6 +148,14 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
             return True
         every.back()
     return False
+
+
+def _overbooked(victim: Allocation) -> bool:
+    """Whether a start, a move or an older nomination uses the devices, CPU or memory of a victim that stays."""
+    return any(
+        part.node.cpu_future < 0 or part.node.memory_future < 0 or any(part.node.future[at] < 0 for at in part.devices)
+        for part in victim.parts
+    )
 
 
 def _exceeds(cluster: Cluster, victim: Allocation) -> bool:

@@ -111,8 +111,8 @@ class Cycle:
             queue, workload, at = following
             pool, held = queue.pools[at], self.decisions.drop_nomination(workload)
             right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
-            owed = [self.cluster.nodes[held[0].node].pool] if held and queue.guaranteed else []
-            able = right or owed
+            owed = self.cluster.nodes[held[0].node].pool if held and queue.guaranteed else None
+            able = [p for p in queue.pools if p in right or p == owed]
             here = pool in able or (bool(able) and queue.may_borrow)
             if here and self.start_here(queue, workload, pool, held, over or pool not in able):
                 queue.members.remove(workload)

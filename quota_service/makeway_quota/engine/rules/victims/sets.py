@@ -37,10 +37,10 @@ class Victim(NamedTuple):
         """Return the parts that the victim keeps, renumbered; empty unless it shrinks."""
         if self.kind != SHRINK:
             return ()
-        need = self.allocation.need
-        able = (part for part in self.allocation.parts if part.node.usable and part not in self.gone)
-        stay = sorted((part for part in able if len(part.devices) * part.milli == need.gpus), key=lambda p: p.worker)
-        return tuple(part._replace(worker=at) for at, part in enumerate(stay)) if len(stay) >= need.least else ()
+        rest = (part for part in self.allocation.parts if part not in self.gone)
+        stay = sorted((part for part in rest if stays(self.allocation, part)), key=lambda part: part.worker)
+        least = self.allocation.need.least
+        return tuple(part._replace(worker=at) for at, part in enumerate(stay)) if len(stay) >= least else ()
 
 
 Victims = tuple[Victim, ...]
@@ -51,6 +51,11 @@ Scored = tuple[Key, Victims]
 Ways = list[Victims]
 """The alternatives of one candidate, or of a group of equal ones."""
 Fits = Callable[[Victims], bool]
+
+
+def stays(allocation: Allocation, part: Part) -> bool:
+    """Whether a worker of a gang that shrinks may stay: its node is usable, and none of its devices is lost."""
+    return part.node.usable and len(part.devices) * part.milli == allocation.need.gpus
 
 
 def extra_workers(allocation: Allocation) -> int:
@@ -96,10 +101,14 @@ def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
     for part in allocation.parts:
         if node is None or part.node is node:
             counts[part.node.position] = counts.get(part.node.position, 0) + 1
-    if len(counts) == 1:
+    intact = all(stays(allocation, part) for part in allocation.parts)
+    if len(counts) == 1 and intact:
         return min(extra, *counts.values()) + 2
     if prod(count + 1 for count in counts.values()) > MOST_SETS**2:
         return MOST_SETS + 1
+    if not intact:  # the workers that stay may be too few to go on
+        nodes = {part.node.position: part.node for part in allocation.parts if node is None or part.node is node}
+        return 1 + len(ways(allocation, list(nodes.values())))
     return 1 + sum(sum(many) <= extra for many in product(*(range(count + 1) for count in counts.values())))
 
 
