@@ -15,7 +15,7 @@ from makeway_quota.engine.state import ADMITTED
 from makeway_quota.wording import sentence
 from worlds import World
 
-HOLDS = {"held", "paused", "queue_closed"}
+HOLDS = {"held", "static_quota", "nominated", "paused", "queue_closed"}
 
 
 def check(world: World, shuffle: Random) -> Plan:

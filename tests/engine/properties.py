@@ -16,7 +16,7 @@ from makeway_quota.engine import GPU, Plan, Snapshot, Workload
 from makeway_quota.engine.state import Placement
 from worlds import World
 
-HELD = {"held", "paused", "queue_closed"}
+HELD = {"held", "static_quota", "nominated", "paused", "queue_closed"}
 MOST_CANDIDATES = 8
 MOST_COMBINATIONS = 1024
 

@@ -140,7 +140,7 @@ def test_g8_static_quota() -> None:
     world = World().pool("p", gpus=4).team("a", reserved=1, lend=0).team("b", reserved=3).profile("one", 1)
     plan = world.jobs("b1 b2 b3 b4 b5", "b", "one").step()
     assert world.used() == 3
-    assert [(w.id, w.code) for w in plan.pending] == [("b4", "held"), ("b5", "held")]
+    assert [(w.id, w.code) for w in plan.pending] == [("b4", "static_quota"), ("b5", "static_quota")]
     assert (
         world.say(plan.pending[0]) == "1 GPU of pool p is kept free for a, which lends none of them; this job needs 1."
     )

@@ -61,7 +61,7 @@ def test_a_department_and_its_teams_keep_the_larger_of_both_free(engine: str, de
     world.engine = ENGINES[engine]
     plan = world.plan()
     assert len(plan.start) == started
-    assert {(w.code, w.rule) for w in plan.pending} == {("held", "lend")}
+    assert {(w.code, w.rule) for w in plan.pending} == {("static_quota", "lend")}
 
 
 def test_min_runtime_protects_from_jobs_but_not_from_sessions() -> None:
@@ -194,7 +194,7 @@ def test_nothing_takes_nominated_gpus() -> None:
     world.release(world.named("checkpointing")[0])
     plan = world.jobs("a9", "a", "two").step()
     assert not plan.start, "half of it is free, and kept for b1"
-    assert world.reason("a9")[0] == "held"
+    assert world.reason("a9")[0] == "nominated"
     assert not plan.evict
     world.release()
     assert [s.id for s in world.step().start] == ["b1"]

@@ -186,3 +186,35 @@ def test_stored_tests_of_preemption_get_their_new_name(url: str) -> None:
     assert found.reason_code == "preempt_test"
     assert [each.code for each in store.decisions(workload="j1")] == ["preempt_test"]
     store.close()
+
+
+def test_stored_reasons_of_static_quotas_and_nominations_get_codes_of_their_own(url: str) -> None:
+    parsed = parse(url)
+    engine = engine_for(parsed, migrating=True)
+    numbers = {
+        "held": '{"needs":1,"held_for":"big","nodes":["kept","idle"]}',
+        "static_quota": '{"needs": 1, "kept": 1, "team": "rnd"}',
+        "nominated": '{"needs":1,"idle":2,"evicted_for":["j9"]}',
+        "limit": '{"needs":1,"uses":9,"limit":9,"team":"idle"}',
+    }
+    try:
+        upgrade(parsed)
+        store = open_store(url)
+        for code in numbers:
+            store.add_workload(NewWorkload(code, "job", "rnd", "gpu1", "ana"), now=0.0)
+        store.close()
+        with engine.begin() as connection:
+            command.downgrade(alembic_config(connection), "0010")
+            for code, values in numbers.items():
+                row = {"id": code, "code": code if code == "limit" else "held", "numbers": values}
+                changed = "UPDATE workloads SET reason_code = :code, reason_numbers = :numbers WHERE id = :id"
+                connection.execute(text(changed), row)
+            command.upgrade(alembic_config(connection), "head")
+            rows = connection.execute(text("SELECT id, reason_code FROM workloads")).all()
+            assert all(id == code for id, code in rows)
+            assert {code for _, code in rows} == set(numbers)
+            command.downgrade(alembic_config(connection), "0010")
+            codes = connection.execute(text("SELECT reason_code FROM workloads ORDER BY id")).scalars().all()
+            assert codes == ["held", "limit", "held", "held"]
+    finally:
+        engine.dispose()

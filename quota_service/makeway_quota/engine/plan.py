@@ -24,6 +24,8 @@ Code = Literal[
     "queue_closed",
     "paused",
     "held",
+    "static_quota",
+    "nominated",
     "not_in_quota",
 ]
 Number = int | float | str | tuple[str, ...]

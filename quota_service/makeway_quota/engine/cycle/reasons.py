@@ -18,7 +18,7 @@ from ..rules.forecast import not_before
 from ..rules.hold import Hold
 from ..state import GPU, number
 
-_REPORT_ORDER: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
+_REPORT_ORDER: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_failed": 2, "too_large": 3}
 """Order of the pools' reasons: the pool with idle GPUs is reported, else the first that could fit the request."""
 
 
@@ -209,7 +209,7 @@ def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
         numbers: dict[str, Number] = {"needs": number(need.total), "kept": number(kept)}
         numbers["team"] = line.account.policy.name
         code = "kept_partly" if line.spare < line.quota.reserved else "kept"
-        return Reason("held", "lend", (Fact(code, {**_request(queue), **numbers, "pool": name}),), numbers)
+        return Reason("static_quota", "lend", (Fact(code, {**_request(queue), **numbers, "pool": name}),), numbers)
     return None
 
 
@@ -227,7 +227,7 @@ def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
         numbers: dict[str, Number] = {"needs": number(need.total), "idle": number(idle), "evicted_for": tuple(names)}
         fact = Fact("nominated", {**_request(queue), "idle": number(idle), "nominees": tuple(names), "pool": name})
-        return Reason("held", "nomination", (fact,), numbers)
+        return Reason("nominated", "nomination", (fact,), numbers)
     return None
 
 

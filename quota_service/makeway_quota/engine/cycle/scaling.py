@@ -18,7 +18,16 @@ from ..request import Need, Shape
 from ..rules.order import common
 from ..state import GPU, Workload
 
-_COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
+_COULD_USE_A_NODE = {
+    "no_free_gpus",
+    "fragmented",
+    "outranked",
+    "node_failed",
+    "held",
+    "static_quota",
+    "nominated",
+    "too_large",
+}
 Entry = tuple[int, int, float, str, Queue, Workload]
 """A pending workload in the order of the queues: the rank of its queue, what its owner runs, its age, its id."""
 

@@ -15,7 +15,7 @@ from .quota import in_quota, over_capacity, over_limit, static_quota
 
 Reason = tuple[Code, str]
 """Code and rule."""
-_FIRST: dict[Code, int] = {"held": 0, "node_failed": 2, "too_large": 3}
+_FIRST: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_failed": 2, "too_large": 3}
 """Of several pools the one is named where GPUs idle, else the first that could ever do."""
 
 
@@ -70,7 +70,9 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
 
 def _static(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     kept = _kept_from(cluster, queue, pool)
-    return ("held", "lend") if kept and _fits(cluster, pool, queue.need, _free_of_nominations(cluster)) else None
+    return (
+        ("static_quota", "lend") if kept and _fits(cluster, pool, queue.need, _free_of_nominations(cluster)) else None
+    )
 
 
 def _kept_from(cluster: Cluster, queue: Queue, pool: str) -> bool:
@@ -90,7 +92,7 @@ def _held(decisions: Decisions, queue: Queue, pool: str) -> Reason | None:
 def _nominated(cluster: Cluster, queue: Queue, pool: str) -> Reason | None:
     if not any(each.pool == pool for each in cluster.nominations.values()) or _kept_from(cluster, queue, pool):
         return None
-    return ("held", "nomination") if _fits(cluster, pool, queue.need, cluster.open) else None
+    return ("nominated", "nomination") if _fits(cluster, pool, queue.need, cluster.open) else None
 
 
 def _not_there(decisions: Decisions, queue: Queue, pool: str) -> Reason:

@@ -12,7 +12,16 @@ from .cluster import Cluster, Left
 from .queues import Queue, key
 from .quota import PolicyLine, counts, covering, in_quota, limiting
 
-_COULD_USE_A_NODE = {"no_free_gpus", "fragmented", "outranked", "node_failed", "held", "too_large"}
+_COULD_USE_A_NODE = {
+    "no_free_gpus",
+    "fragmented",
+    "outranked",
+    "node_failed",
+    "held",
+    "static_quota",
+    "nominated",
+    "too_large",
+}
 
 
 class Demand:

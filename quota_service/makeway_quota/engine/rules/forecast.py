@@ -58,7 +58,7 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
     """Return the time before which a queue's next workload does not start; None where it is unknown."""
     if code == "limit":
         return limit_falls(cluster, queue, pool)
-    if code in ("no_free_gpus", "fragmented", "outranked", "held"):
+    if code in ("no_free_gpus", "fragmented", "outranked", "held", "static_quota", "nominated"):
         foreseen = cluster.rooms.foreseen(pool, queue.need, KNOWN)
         return foreseen.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
     return None
