@@ -11,6 +11,7 @@ from ..backends.base import Backend
 from ..config import ServiceConfig
 from ..store.store import Store
 from .change_feed import ChangeFeed
+from .cycle_gate import CycleGate
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import Leases
@@ -30,5 +31,6 @@ class Components:
     servers: HubServers | None = None
     feed: ChangeFeed | None = None
     clock: Callable[[], float] = time.time
+    gate: CycleGate = field(default_factory=CycleGate)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "loop"))
     """threads of the cycle and of retention only, so that neither waits behind requests"""

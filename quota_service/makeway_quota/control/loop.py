@@ -61,6 +61,7 @@ class Loop:
         self.leader = parts.leader
         self.servers = parts.servers
         self.feed = parts.feed
+        self.gate = parts.gate
         self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers)
         self.tick = parts.config.tick_seconds
         self.lost_budget = parts.config.max_failures_lost
@@ -170,7 +171,9 @@ class Loop:
     async def converge(self) -> None:
         """Run cycles until nothing changes any more (at most MOST_ROUNDS times)."""
         for _ in range(MOST_ROUNDS):
-            if not await self.cycle(self._explaining.due()):
+            with self.gate.closed():
+                changed = await self.cycle(self._explaining.due())
+            if not changed:
                 return
             await self._rest()
         self._wake.set()

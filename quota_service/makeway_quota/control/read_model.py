@@ -20,6 +20,7 @@ from ..engine.state import ADMITTED
 from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store
+from .cycle_gate import CycleGate
 from .pool_assignment import PoolAssignment
 from .usage_ledger import UsageLedger
 from .world import World
@@ -110,8 +111,10 @@ class ReadModels:
         store: Store,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        gate: CycleGate | None = None,
     ) -> None:
         self._world = world
+        self._gate = gate or CycleGate()
         self._clock = clock
         self._monotonic = monotonic
         self._unread: deque[Sequence[Workload]] = deque()
@@ -156,6 +159,7 @@ class ReadModels:
             if not self._fresh():
                 if (wait := self._not_before - self._monotonic()) > 0:
                     await asyncio.sleep(wait)
+                await self._gate.passed()
                 missed, self._missed = self._missed, False
                 rows = await self._world.rows() if missed else None
                 began = self._monotonic()

@@ -100,6 +100,7 @@ class AuditService:
                 await asyncio.sleep(PACE)
             else:
                 await feed.changed(mark, HEARTBEAT)
+                await self._context.gate.passed()
 
     async def retention(self) -> RetentionReport:
         """Return what is kept, for how long, and what the last pass removed."""

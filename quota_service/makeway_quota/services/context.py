@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 from ..backends.base import Backend
 from ..config import ServiceConfig
 from ..control.components import Components
+from ..control.cycle_gate import CycleGate
 from ..control.leases import Leases
 from ..control.read_model import ReadModels
 from ..control.world import World
@@ -46,6 +47,7 @@ class Context:
     leases: Leases
     clock: Callable[[], float]
     wake: Callable[[], None]
+    gate: CycleGate
     limits: UserLimits
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
     planning: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "what-if"))
@@ -62,10 +64,11 @@ class Context:
             store=parts.store,
             backend=parts.backend,
             world=parts.world,
-            models=ReadModels(parts.world, parts.store, parts.clock),
+            models=ReadModels(parts.world, parts.store, parts.clock, gate=parts.gate),
             leases=parts.leases,
             clock=parts.clock,
             wake=wake,
+            gate=parts.gate,
             limits=UserLimits(
                 parts.store,
                 pending=config.max_pending_jobs,
@@ -120,11 +123,13 @@ class Context:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function of the store in a thread of the requests; 503 where the database is away."""
+        await self.gate.passed()
         with database_errors():
             return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
     async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that plans in the one thread for what-if."""
+        await self.gate.passed()
         return await asyncio.get_running_loop().run_in_executor(self.planning, partial(function, *args, **kwargs))
 
     async def preview(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

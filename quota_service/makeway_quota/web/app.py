@@ -13,6 +13,7 @@ from .auth import Authenticator, Directory
 from .headers import Headers
 from .limits import Limits
 from .openapi import describe
+from .precedence import Precedence
 from .route_table import RouteTable
 from .settings import WebSettings
 from .stream import Streams
@@ -51,6 +52,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     problems.install(app, _is_page(settings), pages.error_page)
     app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
     app.add_middleware(Headers, settings=settings)
+    app.add_middleware(Precedence, settings=settings, services=services)
     return app
 
 
