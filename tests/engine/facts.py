@@ -12,7 +12,7 @@ PLENTY = 10**15
 
 
 @dataclass(slots=True)
-class Room:
+class Remaining:
     """What is left on one node."""
 
     devices: list[int]
@@ -46,7 +46,7 @@ class Room:
         self.memory -= sign * profile.memory
 
 
-Rooms = dict[str, Room]
+RemainingByNode = dict[str, Remaining]
 
 
 class Facts:
@@ -92,9 +92,9 @@ class Facts:
     def usable(self, node: str) -> bool:
         return self.nodes[node].ready and not self.nodes[node].cordoned
 
-    def rooms(self, held: Iterable[tuple[Workload, Placement]]) -> Rooms:
+    def rooms(self, held: Iterable[tuple[Workload, Placement]]) -> RemainingByNode:
         """Return what is left on every node beside foreign pods and what these hold."""
-        rooms = {n.name: Room([GPU] * n.gpus, n.cpu or PLENTY, n.memory or PLENTY) for n in self.snapshot.nodes}
+        rooms = {n.name: Remaining([GPU] * n.gpus, n.cpu or PLENTY, n.memory or PLENTY) for n in self.snapshot.nodes}
         for w, placement in held:
             for placed in placement:
                 rooms[placed.node].take(self.profile(w), placed.devices)
@@ -107,7 +107,7 @@ class Facts:
                     rest -= taken
         return rooms
 
-    def able(self, rooms: Rooms, w: Workload, pool: str) -> list[str]:
+    def able(self, rooms: RemainingByNode, w: Workload, pool: str) -> list[str]:
         """Return the nodes of a pool where a workload may run."""
         models = self.profile(w).models
         return [
@@ -119,11 +119,11 @@ class Facts:
             and (not models or self.nodes[name].model in models)
         ]
 
-    def workers(self, rooms: Rooms, w: Workload, pool: str) -> int:
+    def workers(self, rooms: RemainingByNode, w: Workload, pool: str) -> int:
         """Return how many workers fit into a pool, all of one kind."""
         profile, count = self.profile(w), 0
         for name in self.able(rooms, w, pool):
-            room = Room(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory)
+            room = Remaining(list(rooms[name].devices), rooms[name].cpu, rooms[name].memory)
             while count < 100 and room.fits(profile):
                 left = room.devices
                 best = [at for at, milli in enumerate(left) if milli >= min(profile.gpus, GPU)]
@@ -134,7 +134,7 @@ class Facts:
                 count += 1
         return count
 
-    def all_fit(self, rooms: Rooms, asking: list[tuple[Workload, str]], steps: int = 20_000) -> bool:
+    def all_fit(self, rooms: RemainingByNode, asking: list[tuple[Workload, str]], steps: int = 20_000) -> bool:
         """Whether all of these fit at once, by exhaustive search; False if that takes too long."""
         workers = [(w, self.profile(w), pool) for w, pool in asking for _ in range(self.least(w))]
         workers.sort(key=lambda each: -each[1].gpus)
@@ -183,7 +183,7 @@ class State:
         """Count what runs in a pool."""
         return sum(amount(self.facts, w, place) for w, place in self.held.values() if self.facts.pool(place) == pool)
 
-    def rooms(self, without: Iterable[str] = ()) -> Rooms:
+    def rooms(self, without: Iterable[str] = ()) -> RemainingByNode:
         """Return what is left on the nodes."""
         gone = set(without)
         return self.facts.rooms(each for name, each in self.held.items() if name not in gone)

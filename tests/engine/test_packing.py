@@ -6,8 +6,8 @@ import random
 
 import pytest
 from makeway_quota.engine import GPU, Node, Policy, Pool, Profile, Snapshot, Workload
+from makeway_quota.engine.index.capacity import NodeCapacity
 from makeway_quota.engine.index.cluster import Cluster
-from makeway_quota.engine.index.rooms import Room
 from makeway_quota.engine.placement.fit import find
 from makeway_quota.engine.placement.packing import Packing
 from makeway_quota.engine.request import Shape
@@ -16,17 +16,17 @@ FREE = 1 << 60
 ONE, EIGHT = Shape(GPU), Shape(8 * GPU)
 
 
-def room(*left: int, cpu: int = FREE, memory: int = FREE, model: str = "") -> Room:
-    return Room(left, cpu, memory, model)
+def room(*left: int, cpu: int = FREE, memory: int = FREE, model: str = "") -> NodeCapacity:
+    return NodeCapacity(left, cpu, memory, model)
 
 
-def whole(count: int, of: int = 8) -> Room:
+def whole(count: int, of: int = 8) -> NodeCapacity:
     return room(*([GPU] * count + [0] * (of - count)))
 
 
-def incremental(mix: dict[Shape, int], *rooms: Room) -> Packing:
+def incremental(mix: dict[Shape, int], *rooms: NodeCapacity) -> Packing:
     """Build a packing of nodes that were empty once and are as given now."""
-    empty = [Room([GPU] * len(r.left), FREE if r.cpu == FREE else 96_000, FREE, r.model) for r in rooms]
+    empty = [NodeCapacity([GPU] * len(r.left), FREE if r.cpu == FREE else 96_000, FREE, r.model) for r in rooms]
     packing = Packing(empty, mix)
     for at, each in enumerate(rooms):
         packing.see(at, each)

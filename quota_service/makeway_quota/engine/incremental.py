@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from heapq import heappop
 
-from .index import membership
+from .index import node_changes
 from .index.allocations import change
 from .index.cluster import Cluster
 from .index.queues import PendingQueues
@@ -67,16 +67,16 @@ class IncrementalEngine:
         """Apply new and changed nodes, and the names of removed ones."""
         cluster, changed, left = self.cluster, list(nodes), list(gone)
         known = [cluster.nodes[name].node for name in {*left, *(n.name for n in changed)} if name in cluster.nodes]
-        if not all(membership.known_pool(cluster, node) for node in (*changed, *known)):
+        if not all(node_changes.known_pool(cluster, node) for node in (*changed, *known)):
             named = {name: state.node for name, state in cluster.nodes.items() if name not in left}
             self._build_anew(self.shown, (named | {node.name: node for node in changed}).values())
             return
         cluster.reset()
         others: set[str] = set()
         for name in left:
-            others |= membership.remove(cluster, name)
+            others |= node_changes.remove(cluster, name)
         for node in changed:
-            others |= membership.put(cluster, node)
+            others |= node_changes.put(cluster, node)
         self.queues.change(others)
 
     def _build_anew(self, snapshot: Snapshot, nodes: Iterable[Node] | None = None) -> None:

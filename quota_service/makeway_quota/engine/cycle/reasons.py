@@ -131,7 +131,7 @@ def _request(queue: Queue) -> dict[str, Number]:
 
 def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     need, name = queue.need, pool.pool.name
-    capacity = cluster.rooms.capacity(pool, need)
+    capacity = cluster.capacities.capacity(pool, need)
     every, usable = capacity.every, capacity.up
     if every < need.least and not (pool.pool.kind == "autoscaled" and pool.pool.max_nodes):
         most = max((len(node.open) for node in pool.nodes), default=0)

@@ -119,7 +119,7 @@ def _may_start(queue: Queue, unschedulable: Unschedulable) -> bool:
 
 
 def _what_is_held(builder: PlanBuilder) -> list[tuple[object, ...]]:
-    return [(hold.workload, hold.pool, hold.until, hold.rooms) for hold in builder.holds.values()]
+    return [(hold.workload, hold.pool, hold.until, hold.openings) for hold in builder.holds.values()]
 
 
 def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:

@@ -21,7 +21,7 @@ class Cluster(ClusterState):
         self.rankings.clear()
         self.answers.clear()
         self.ledger.changed.clear()
-        self.rooms.begin()
+        self.capacities.begin()
         for pool in self.pools.values():
             if not self.keeps_bounds:
                 pool.bounds.clear()

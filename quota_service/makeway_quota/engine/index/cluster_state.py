@@ -11,9 +11,9 @@ from typing import Any
 
 from ..request import Need, need_of
 from ..state import Profile, Snapshot, Workload
+from .capacity import CapacityCache
 from .ledger import Account, Ledger, LineState
 from .nodes import Allocation, NodeState, Part, PoolState
-from .rooms import Rooms
 
 NO_PRIORITY = 1 << 30
 """Higher than every priority: no candidate."""
@@ -51,7 +51,7 @@ class ClusterState:
         """Whether the bounds of victims are kept from one decision to the next, as for many questions in a row."""
         self.answers: dict[tuple[object, ...], Any] = {}
         """Results about the finished plan, shared by workloads with the same request."""
-        self.rooms = Rooms()
+        self.capacities = CapacityCache()
         """Present and future room for a request in a pool, kept from one cycle to the next."""
         self.absent: dict[str, set[str]] = {}
         """Node outside the inventory to the ids of admitted workloads whose placement names it."""

@@ -98,7 +98,7 @@ def _without_spare(chosen: list[Opening], least: int) -> list[Opening]:
     return chosen
 
 
-class Foreseen:
+class OpeningForecast:
     """When a pool will have room for a request, computed per node and again only for nodes that changed.
 
     A node's openings are valid until an allocation changes there, or until its next workload should end. `latest` is

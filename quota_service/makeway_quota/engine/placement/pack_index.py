@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import log
 
+from ..index.capacity import NodeCapacity, emptied
 from ..index.nodes import NodeState, PoolState
-from ..index.rooms import Room, emptied
 from ..request import Need, Shape
 from .packing import Packing
 
@@ -67,6 +67,6 @@ def _step(count: int) -> int:
     return round(_STEP ** round(log(count, _STEP)))
 
 
-def _left(node: NodeState) -> Room:
+def _left(node: NodeState) -> NodeCapacity:
     cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
-    return Room(node.free, cpu if node.usable else -1, memory, node.node.model)
+    return NodeCapacity(node.free, cpu if node.usable else -1, memory, node.node.model)

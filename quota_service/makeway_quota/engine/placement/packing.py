@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..index.rooms import Room
+from ..index.capacity import NodeCapacity
 from ..request import Shape
 from ..state import GPU
 
@@ -46,29 +46,29 @@ State = tuple[int, ...]
 class Packing:
     """The nodes of one pool as arrays, and the cost of each kind of request on each node."""
 
-    def __init__(self, rooms: Sequence[Room], mix: Mapping[Shape, int]) -> None:
+    def __init__(self, nodes: Sequence[NodeCapacity], mix: Mapping[Shape, int]) -> None:
         """Initialize with the nodes *empty*: what they could serve then sets the prices. `mix` counts work by shape."""
-        width = max((len(room.left) for room in rooms), default=0)
-        self.models = sorted({room.model for room in rooms})
-        self.model: Ints = np.array([self.models.index(room.model) for room in rooms], dtype=np.int64)
-        self.free: Ints = np.zeros((len(rooms), max(width, 1)), dtype=np.int64)
-        self.cpu: Floats = np.zeros(len(rooms))
-        self.memory: Floats = np.zeros(len(rooms))
+        width = max((len(node.left) for node in nodes), default=0)
+        self.models = sorted({node.model for node in nodes})
+        self.model: Ints = np.array([self.models.index(node.model) for node in nodes], dtype=np.int64)
+        self.free: Ints = np.zeros((len(nodes), max(width, 1)), dtype=np.int64)
+        self.cpu: Floats = np.zeros(len(nodes))
+        self.memory: Floats = np.zeros(len(nodes))
         self.states: list[State] = [(int(model), 0, 0) for model in self.model]
         self.changed: list[int] = []
-        self.turn: Ints = np.arange(len(rooms))
+        self.turn: Ints = np.arange(len(nodes))
         self._requests: dict[Shape, _RequestCosts] = {}
         self.shapes: list[Shape] | None = None
-        self.each: Floats = np.zeros((len(rooms), 0))
+        self.each: Floats = np.zeros((len(nodes), 0))
         """The milli-GPUs that each shape could use on each node, were it empty."""
-        for position, room in enumerate(rooms):
-            self.see(position, room)
+        for position, node in enumerate(nodes):
+            self.see(position, node)
         self.empty = self.free.copy(), self.cpu.copy(), self.memory.copy()
         self.learn(mix)
 
-    def see(self, position: int, room: Room) -> None:
+    def see(self, position: int, node: NodeCapacity) -> None:
         """Update a node's row; an unchanged node costs nothing."""
-        left, cpu, memory, was = room.left, room.cpu, room.memory, self.states[position]
+        left, cpu, memory, was = node.left, node.cpu, node.memory, self.states[position]
         state = (was[0], cpu, memory, *left)
         if state == was:
             return
@@ -119,31 +119,31 @@ class Packing:
 
     # Changed, new and removed nodes
 
-    def renew(self, position: int, room: Room) -> bool:
+    def renew(self, position: int, node: NodeCapacity) -> bool:
         """Update a node's size, given *empty*; False if the arrays are too narrow for it.
 
         The caller passes what is left on it to `see` afterwards.
         """
-        if room.model not in self.models or len(room.left) > self.free.shape[1]:
+        if node.model not in self.models or len(node.left) > self.free.shape[1]:
             return False
         free, cpu, memory = self.empty
         free[position] = 0
-        free[position, : len(room.left)] = room.left
-        cpu[position], memory[position] = room.cpu, room.memory
-        self.model[position] = self.models.index(room.model)
+        free[position, : len(node.left)] = node.left
+        cpu[position], memory[position] = node.cpu, node.memory
+        self.model[position] = self.models.index(node.model)
         self.free[position] = 0
         self.states[position] = (int(self.model[position]),)
         self.each[position] = self._usable_empty(np.array([position]))
         self._set_prices()
         return True
 
-    def insert(self, position: int, room: Room) -> bool:
+    def insert(self, position: int, node: NodeCapacity) -> bool:
         """Insert a new *empty* node before the one at `position`; False as for `renew`. Ties go by position again."""
-        if room.model not in self.models or len(room.left) > self.free.shape[1]:
+        if node.model not in self.models or len(node.left) > self.free.shape[1]:
             return False
         self._rearrange(lambda rows: np.insert(rows, position, 0, axis=0))
         self.states.insert(position, ())
-        return self.renew(position, room)
+        return self.renew(position, node)
 
     def remove(self, position: int) -> None:
         """Remove the node at a position. Ties go by position again."""
@@ -312,4 +312,4 @@ def _per(needs: Iterable[int], gpus: Ints) -> Floats:
     return np.where(need > 0, gpus / np.where(need > 0, need, 1.0), _PLENTY)
 
 
-__all__ = ["Packing", "Room", "Shape"]
+__all__ = ["NodeCapacity", "Packing", "Shape"]

@@ -46,12 +46,14 @@ class Hold:
     queue: Queue
     pool: str
     until: float | None
-    rooms: list[Opening]
+    openings: list[Opening]
     blocked: tuple[Blocked, ...] = field(default=())
 
     def put(self, cluster: Cluster) -> None:
         """Take what is held off what is free."""
-        self.blocked = tuple(b for room in self.rooms if (b := _held(cluster, room, self.queue.need)) is not None)
+        self.blocked = tuple(
+            b for opening in self.openings if (b := _held(cluster, opening, self.queue.need)) is not None
+        )
         cluster.blocked = (*cluster.blocked, *self.blocked)
 
     def lift(self, cluster: Cluster) -> None:
@@ -63,12 +65,12 @@ class Hold:
     def count(self, cluster: Cluster, allocation: Allocation) -> None:
         """Take what was started beside the hold off what can be spared."""
         for part in allocation.parts:
-            for at, room in enumerate(self.rooms):
-                if room.node == part.node:
+            for at, opening in enumerate(self.openings):
+                if opening.node == part.node:
                     opened = cluster.open(part.node).devices
                     whole = sum(part.milli + opened[device] == GPU for device in part.devices)
-                    cpu, memory = room.cpu - allocation.need.cpu, room.memory - allocation.need.memory
-                    self.rooms[at] = room._replace(whole=room.whole - whole, cpu=cpu, memory=memory)
+                    cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
+                    self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
 
     def ends_in_time(self, cluster: Cluster, workload: Workload) -> bool:
         """Whether a workload that starts now is over, by its time limit, before it could be in the way."""
@@ -93,18 +95,18 @@ class Hold:
         return bool(queue.need.total) and over_capacity(cluster, self.pool, both)
 
 
-def _held(cluster: Cluster, room: Opening, need: Need) -> Blocked | None:
+def _held(cluster: Cluster, opening: Opening, need: Need) -> Blocked | None:
     """Return what of a node must stay free, so that there is room when it opens."""
-    free = cluster.free(room.node)
-    spare = max(0, room.whole - room.workers * need.whole)
+    free = cluster.free(opening.node)
+    spare = max(0, opening.whole - opening.workers * need.whole)
     many = max(0, free.whole - spare) if need.whole else 0
     whole = [at for at, milli in enumerate(free.devices) if milli == GPU][:many]
     devices = dict.fromkeys(whole, GPU)
     if need.whole and not spare:
         devices |= {at: milli for at, milli in enumerate(free.devices) if 0 < milli < GPU}
-    cpu = _part(need.cpu, free.cpu, room.cpu - room.workers * need.cpu)
-    memory = _part(need.memory, free.memory, room.memory - room.workers * need.memory)
-    return Blocked(room.node, devices, cpu, memory) if devices or cpu or memory else None
+    cpu = _part(need.cpu, free.cpu, opening.cpu - opening.workers * need.cpu)
+    memory = _part(need.memory, free.memory, opening.memory - opening.workers * need.memory)
+    return Blocked(opening.node, devices, cpu, memory) if devices or cpu or memory else None
 
 
 def _part(need: int, free: int, spare: int) -> int:
@@ -168,11 +170,11 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: str) -> Hold 
     found = first_room(cluster, queue.need, pool)
     if found is None:
         return None
-    until, rooms = found
+    until, openings = found
     amount = queue.need.total
     if over_limit(cluster, queue.levels, pool, amount, False) or over_capacity(cluster, pool, amount):
-        until, rooms = max(until, limit_falls(cluster, queue, pool)), []
-    return Hold(workload, queue, pool, None if until == inf else until, rooms)
+        until, openings = max(until, limit_falls(cluster, queue, pool)), []
+    return Hold(workload, queue, pool, None if until == inf else until, openings)
 
 
 # When room appears

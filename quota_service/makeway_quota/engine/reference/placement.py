@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..index.capacity import NodeCapacity
 from ..index.nodes import UNLIMITED, devices_of, pick
-from ..index.rooms import Room
 from ..placement.pack_index import rounded
 from ..placement.packing import Packing
 from ..request import Need, Shape, need_of
@@ -85,7 +85,7 @@ def _packed(cluster: Cluster, ground: Ground, need: Need, mix: dict[Shape, int])
     packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
     for at, name in enumerate(nodes):
         left, node = cluster.free(name), cluster.nodes[name]
-        packing.see(at, Room(left.devices, left.cpu if cluster.usable(name) else -1, left.memory, node.model))
+        packing.see(at, NodeCapacity(left.devices, left.cpu if cluster.usable(name) else -1, left.memory, node.model))
     best = packing.best(need.shape)
     if best is None:
         return ()
@@ -95,11 +95,11 @@ def _packed(cluster: Cluster, ground: Ground, need: Need, mix: dict[Shape, int])
     return (Part(0, name, *pick(need, list(ground[name].devices))),)
 
 
-def _empty(cluster: Cluster, node: Node) -> Room:
+def _empty(cluster: Cluster, node: Node) -> NodeCapacity:
     devices = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
     cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
     memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
-    return Room(devices, cpu if cluster.usable(node.name) else -1, memory, node.model)
+    return NodeCapacity(devices, cpu if cluster.usable(node.name) else -1, memory, node.model)
 
 
 def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:

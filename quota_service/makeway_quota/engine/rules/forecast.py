@@ -59,8 +59,8 @@ def not_before(cluster: Cluster, queue: Queue, pool: PoolState, code: Code) -> f
     if code == "limit":
         return limit_falls(cluster, queue, pool)
     if code in ("no_free_gpus", "fragmented", "outranked", "held", "static_quota", "nominated"):
-        foreseen = cluster.rooms.foreseen(pool, queue.need, KNOWN)
-        return foreseen.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
+        forecast = cluster.capacities.forecast(pool, queue.need, KNOWN)
+        return forecast.when(cluster.now, lambda allocation: likely_end(cluster, allocation))
     return None
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from ..index.capacity import hosts_emptied
 from ..index.cluster import Cluster
 from ..index.ledger import LineState
 from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
-from ..index.rooms import hosts_emptied
 from ..placement.fit import static_quota
 from ..request import Need
 from ..state import GPU, Workload
@@ -36,7 +36,7 @@ class Hold:
     queue: Queue
     pool: PoolState
     until: float | None
-    rooms: list[Opening]
+    openings: list[Opening]
     in_force: bool = False
     """Whether the hold is in force."""
     parts: list[tuple[Part, Need]] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Hold:
     @property
     def nodes(self) -> list[str]:
         """Return the names of the held nodes."""
-        return sorted(room.node.node.name for room in self.rooms)
+        return sorted(opening.node.node.name for opening in self.openings)
 
     def put(self) -> None:
         """Enforce the hold: the held GPUs are not free."""
         self.in_force = True
-        for room in self.rooms:
-            for part, need in _held(room, self.queue.need):
+        for opening in self.openings:
+            for part, need in _held(opening, self.queue.need):
                 _shift(part, need, -1)
                 self.parts.append((part, need))
 
@@ -81,11 +81,11 @@ class Hold:
     def count(self, allocation: Allocation) -> None:
         """Subtract a start beside the hold from the room that its nodes can spare."""
         for part in allocation.parts:
-            for at, room in enumerate(self.rooms):
-                if room.node is part.node:
+            for at, opening in enumerate(self.openings):
+                if opening.node is part.node:
                     whole = sum(part.milli + part.node.open[device] == GPU for device in part.devices)
-                    cpu, memory = room.cpu - allocation.need.cpu, room.memory - allocation.need.memory
-                    self.rooms[at] = room._replace(whole=room.whole - whole, cpu=cpu, memory=memory)
+                    cpu, memory = opening.cpu - allocation.need.cpu, opening.memory - allocation.need.memory
+                    self.openings[at] = opening._replace(whole=opening.whole - whole, cpu=cpu, memory=memory)
 
     def ends_in_time(self, workload: Workload) -> bool:
         """Whether work that starts now is over, by its time limit, before it could be in the way."""
@@ -129,16 +129,18 @@ def _shift(part: Part, need: Need, sign: int) -> None:
     node.whole_future += many
 
 
-def _held(room: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
+def _held(opening: Opening, need: Need) -> Iterator[tuple[Part, Need]]:
     """Return the parts of a node that must stay free, so that there is room at its opening."""
-    node = room.node
+    node = opening.node
     if not (any(node.free) or need.cpu or need.memory):
         return
-    spare = max(0, room.whole - room.workers * need.whole)
+    spare = max(0, opening.whole - opening.workers * need.whole)
     many = max(0, node.whole_free - spare) if need.whole else 0
     devices = [at for at, milli in enumerate(node.free) if milli == GPU][:many] if many else []
-    cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), room.cpu - room.workers * need.cpu)
-    memory = _part(need.memory, min(node.memory_open, node.memory_future), room.memory - room.workers * need.memory)
+    cpu = _part(need.cpu, min(node.cpu_open, node.cpu_future), opening.cpu - opening.workers * need.cpu)
+    memory = _part(
+        need.memory, min(node.memory_open, node.memory_future), opening.memory - opening.workers * need.memory
+    )
     if devices or cpu or memory:
         yield Part(0, node, tuple(devices), GPU), Need(0, 1, 1, cpu, memory) if cpu or memory else _GPUS_ALONE
     if need.whole and not spare:
@@ -186,10 +188,10 @@ def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Qu
 
 def _ever(cluster: Cluster, need: Need, pool: PoolState) -> bool:
     """Whether a pool would have room for a request beside its nominations, were all its running work gone."""
-    empty = cluster.rooms.emptied(pool, need)
+    empty = cluster.capacities.emptied(pool, need)
     if empty.vague:
-        foreseen = cluster.rooms.foreseen(pool, need, EVER)
-        return foreseen.ever(cluster.now, lambda allocation: ends_at(cluster, allocation))
+        forecast = cluster.capacities.forecast(pool, need, EVER)
+        return forecast.ever(cluster.now, lambda allocation: ends_at(cluster, allocation))
     nominated: dict[int, list[tuple[Part, Need]]] = {}
     for nomination in cluster.nominations.values():
         for part in nomination.parts:
@@ -223,14 +225,14 @@ def hold(cluster: Cluster, queue: Queue, workload: Workload, pool: PoolState) ->
     if not _helps(cluster, queue, pool):
         return None
     name, amount = pool.pool.name, queue.need.total
-    foreseen = cluster.rooms.foreseen(pool, queue.need, EVER)
-    found = foreseen.room(cluster.now, lambda allocation: ends_at(cluster, allocation))
+    forecast = cluster.capacities.forecast(pool, queue.need, EVER)
+    found = forecast.room(cluster.now, lambda allocation: ends_at(cluster, allocation))
     if found is None:
         return None
-    (until, _, _), rooms = found
+    (until, _, _), openings = found
     if cluster.ledger.over_limit(queue.account, name, amount) is not None or cluster.over_capacity(pool, amount):
-        until, rooms = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
-    return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, rooms)
+        until, openings = max(until, limit_falls(cluster, queue, pool) or UNKNOWN), []
+    return Hold(cluster, workload, queue, pool, None if until == UNKNOWN else until, openings)
 
 
 def _never(queue: Queue, pool: PoolState) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from ..request import Need
 from ..state import GPU
 from .nodes import UNLIMITED, NodeState, Part, PoolState, devices_of, hosts
-from .openings import Foreseen, When
+from .openings import OpeningForecast, When
 
 T = TypeVar("T")
 
@@ -24,11 +24,11 @@ _MOST_ROWS = 400_000
 _LEAST_KEPT = 16
 """Forecasts that are kept however many nodes there are."""
 _MOST_COUNTS = 4_096
-"""Needs whose empty pools are counted; a count takes a few bytes (and, for `Emptied`, eight a node)."""
+"""Needs whose empty pools are counted; a count takes a few bytes (and, for `EmptiedPool`, eight a node)."""
 
 
 @dataclass(slots=True)
-class Capacity:
+class PoolCapacity:
     """Workers of one need that the empty nodes of a pool would host: on `every` node, and on the usable ones (`up`)."""
 
     every: int = 0
@@ -36,7 +36,7 @@ class Capacity:
 
 
 @dataclass(slots=True)
-class Emptied:
+class EmptiedPool:
     """Workers of one need that each usable node would host with only foreign pods on it, at most `need.least`.
 
     `vague` counts the nodes where foreign pods hold GPUs on unknown devices: with any, `total` says nothing.
@@ -48,54 +48,54 @@ class Emptied:
 
 
 @dataclass(slots=True)
-class Rooms:
+class CapacityCache:
     """The cached room of each pool, by pool and request."""
 
     decisions: int = 0
-    _foreseen: dict[tuple[str, Need, When], tuple[int, Foreseen]] = field(default_factory=dict)
+    _forecasts: dict[tuple[str, Need, When], tuple[int, OpeningForecast]] = field(default_factory=dict)
     """The decision that last read the forecast, and the forecast; the longest ago first."""
-    _capacities: dict[tuple[str, Need], Capacity] = field(default_factory=dict)
-    _emptied: dict[tuple[str, Need], Emptied] = field(default_factory=dict)
+    _capacities: dict[tuple[str, Need], PoolCapacity] = field(default_factory=dict)
+    _emptied: dict[tuple[str, Need], EmptiedPool] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Start a decision: drop forecasts that the last ones did not read."""
         self.decisions += 1
-        while self._foreseen:
-            asked = next(iter(self._foreseen))
-            if self._foreseen[asked][0] > self.decisions - _KEEP:
+        while self._forecasts:
+            asked = next(iter(self._forecasts))
+            if self._forecasts[asked][0] > self.decisions - _KEEP:
                 break
-            del self._foreseen[asked]
+            del self._forecasts[asked]
 
-    def foreseen(self, pool: PoolState, need: Need, latest: When) -> Foreseen:
+    def forecast(self, pool: PoolState, need: Need, latest: When) -> OpeningForecast:
         """Return the forecast for a need in a pool, up to `latest`."""
         asked = (pool.pool.name, need, latest)
-        known = self._foreseen.pop(asked, None)
-        found = known[1] if known is not None else Foreseen(pool, need, latest)
-        self._foreseen[asked] = self.decisions, found
-        if known is None and len(self._foreseen) > max(_LEAST_KEPT, _MOST_ROWS // (len(pool.nodes) + 1)):
-            del self._foreseen[next(iter(self._foreseen))]
+        known = self._forecasts.pop(asked, None)
+        found = known[1] if known is not None else OpeningForecast(pool, need, latest)
+        self._forecasts[asked] = self.decisions, found
+        if known is None and len(self._forecasts) > max(_LEAST_KEPT, _MOST_ROWS // (len(pool.nodes) + 1)):
+            del self._forecasts[next(iter(self._forecasts))]
         return found
 
-    def capacity(self, pool: PoolState, need: Need) -> Capacity:
+    def capacity(self, pool: PoolState, need: Need) -> PoolCapacity:
         """Return how many workers a pool would host, were it empty."""
         asked = (pool.pool.name, need)
         found = self._capacities.get(asked)
         if found is None:
             if len(self._capacities) >= _MOST_COUNTS:
                 self._capacities.clear()
-            found = self._capacities[asked] = Capacity()
+            found = self._capacities[asked] = PoolCapacity()
             for node in pool.nodes:
                 _count_capacity(found, node, need, 1)
         return found
 
-    def emptied(self, pool: PoolState, need: Need) -> Emptied:
+    def emptied(self, pool: PoolState, need: Need) -> EmptiedPool:
         """Return how many workers each node of a pool would host once all its work is gone."""
         asked = (pool.pool.name, need)
         found = self._emptied.get(asked)
         if found is None:
             if len(self._emptied) * (len(pool.nodes) + 1) >= _MOST_ROWS:
                 self._emptied.clear()
-            found = self._emptied[asked] = Emptied()
+            found = self._emptied[asked] = EmptiedPool()
             for node in pool.nodes:
                 _count_emptied(found, node, need, 1)
         return found
@@ -110,7 +110,7 @@ class Rooms:
 
     def forget(self, node: NodeState) -> None:
         """Drop a node from the forecasts: it has left its pool for good."""
-        for (name, _, _), (_, found) in self._foreseen.items():
+        for (name, _, _), (_, found) in self._forecasts.items():
             if name == node.pool.pool.name:
                 found.forget(node.node.name)
 
@@ -121,7 +121,7 @@ class Rooms:
             _count_emptied(empty, node, need, sign)
 
 
-class Room(NamedTuple):
+class NodeCapacity(NamedTuple):
     """What is left on a node: of each device, of CPU and of memory. CPU < 0: the node takes nothing."""
 
     left: Sequence[int]
@@ -130,12 +130,12 @@ class Room(NamedTuple):
     model: str = ""
 
 
-def emptied(node: NodeState) -> Room:
+def emptied(node: NodeState) -> NodeCapacity:
     """Return the room on a node without any managed workload; on a node that is down, room that takes nothing."""
     devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
     cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
     memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
-    return Room(devices, cpu if node.usable else -1, memory, node.node.model)
+    return NodeCapacity(devices, cpu if node.usable else -1, memory, node.node.model)
 
 
 def capacity(node: NodeState, need: Need) -> int:
@@ -165,13 +165,13 @@ def _of(kept: dict[tuple[str, Need], T], node: NodeState) -> Iterator[tuple[Need
     return ((need, each) for (name, need), each in kept.items() if name == pool)
 
 
-def _count_capacity(found: Capacity, node: NodeState, need: Need, sign: int) -> None:
+def _count_capacity(found: PoolCapacity, node: NodeState, need: Need, sign: int) -> None:
     workers = sign * min(capacity(node, need), need.least)
     found.every += workers
     found.up += workers if node.usable else 0
 
 
-def _count_emptied(found: Emptied, node: NodeState, need: Need, sign: int) -> None:
+def _count_emptied(found: EmptiedPool, node: NodeState, need: Need, sign: int) -> None:
     name = node.node.name
     workers = hosts_emptied(node, need, ())
     found.total += sign * workers

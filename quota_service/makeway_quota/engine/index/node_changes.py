@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 
 from ..state import ADMITTED, Node, Workload
 from .allocations import change, repack
+from .capacity import emptied
 from .cluster import Cluster
 from .nodes import NodeState, PoolState
-from .rooms import emptied
 
 
 def known_pool(cluster: Cluster, node: Node) -> bool:
@@ -37,9 +37,9 @@ def put(cluster: Cluster, node: Node) -> set[str]:
 def _renew(cluster: Cluster, state: NodeState, node: Node) -> None:
     """Change a node: readiness, cordon, model, size or foreign pods."""
     room = emptied(state)
-    cluster.rooms.subtract(state)
+    cluster.capacities.subtract(state)
     repack(cluster, state, node)
-    cluster.rooms.add(state)
+    cluster.capacities.add(state)
     packing = state.pool.packing
     if packing is not None and room != emptied(state) and not packing.renew(state):
         state.pool.packing = None
@@ -62,7 +62,7 @@ def _add(cluster: Cluster, node: Node) -> set[str]:
         pool.moved.append(state)
         if pool.packing is not None and not pool.packing.insert(state):
             pool.packing = None
-        cluster.rooms.add(state)
+        cluster.capacities.add(state)
 
     here = [cluster.workloads[id] for id in cluster.absent.get(node.name, ()) if id in cluster.workloads]
     others = _reallocate(cluster, [workload for workload in here if workload.state in ADMITTED], insert)
@@ -82,8 +82,8 @@ def remove(cluster: Cluster, name: str) -> set[str]:
 
     def remove_state() -> None:
         pool = state.pool
-        cluster.rooms.subtract(state)
-        cluster.rooms.forget(state)
+        cluster.capacities.subtract(state)
+        cluster.capacities.forget(state)
         _catch_up(pool)
         pool.drop(state)
         pool.touched.clear()

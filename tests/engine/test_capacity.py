@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from makeway_quota.engine import IncrementalEngine
-from makeway_quota.engine.index import rooms
+from makeway_quota.engine.index import capacity
 from worlds import World
 
 
@@ -13,7 +13,7 @@ def test_forecasts_are_dropped_that_nothing_asks_for_any_more(monkeypatch: pytes
     world = World().pool("p", gpus=2).team("a", reserved=2).profile("one", 1, time_limit=600)
     world.jobs("j k", "a", "one").step()
     engine = IncrementalEngine(world.snapshot())
-    kept = engine.cluster.rooms
+    kept = engine.cluster.capacities
     for cpu in range(1, 150):
         world.submit("w", "a", "one", cpu=cpu)
         engine.change([world.workloads["w"]])
@@ -21,15 +21,15 @@ def test_forecasts_are_dropped_that_nothing_asks_for_any_more(monkeypatch: pytes
         world.end("w", state="cancelled")
         engine.change((), ["w"])
         del world.workloads["w"]
-    assert 1 < len(kept._foreseen) <= rooms._KEEP + 1
-    for _ in range(rooms._KEEP + 1):
+    assert 1 < len(kept._forecasts) <= capacity._KEEP + 1
+    for _ in range(capacity._KEEP + 1):
         engine.plan(world.now)
-    assert not kept._foreseen
-    monkeypatch.setattr(rooms, "_MOST_ROWS", 0)
+    assert not kept._forecasts
+    monkeypatch.setattr(capacity, "_MOST_ROWS", 0)
     world.jobs(" ".join(f"q{at}" for at in range(40)), "a", "one")
     for at in range(40):
         world.change(f"q{at}", cpu=at + 1)
     engine.change(world.workloads.values())
     plan = engine.plan(world.now)
-    assert len(kept._foreseen) <= rooms._LEAST_KEPT
+    assert len(kept._forecasts) <= capacity._LEAST_KEPT
     assert plan == world.plan(), "what was dropped is worked out again"
