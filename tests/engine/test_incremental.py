@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from engine.histories import happen, random_world
 from makeway_quota.engine import IncrementalEngine, Placed, Workload, schedule
+from makeway_quota.engine.index import cluster_state, queues
 from worlds import World
 
 
@@ -136,3 +137,30 @@ def test_a_start_with_another_outcome_is_applied_as_observed(what: str) -> None:
         "nothing is left behind"
     )
     assert not any(account.in_pool.get("p") for account in left.ledger.accounts.values())
+
+
+@pytest.mark.covers("N25")
+def test_requests_that_are_gone_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_state, "_MOST_NEEDS", 40)
+    monkeypatch.setattr(queues, "_MOST_CLASSES", 30)
+    monkeypatch.setattr(queues, "_MOST_EMPTY", 10)
+    world = World().pool("p", nodes=3, gpus=8).team("a", reserved=8).team("b", reserved=8).profile("one", 1)
+    follower = Follower(world)
+    sizes = []
+    for day in range(40):
+        waiting = world.named("pending")
+        for number in range(10):
+            shape = {"workers": 2 + number, "min_workers": 1, "cpu": day, "avoid": (f"lost-{day}",)}
+            world.submit(f"j{day}-{number}", "ab"[number % 2], "one", **shape)
+        follower.check()
+        carry_out(world, Random(day))
+        follower.check()
+        world.end(*world.named("running"), *waiting)
+        follower.check()
+        world.workloads = {id: w for id, w in world.workloads.items() if w.state != "succeeded"}
+        follower.check()
+        known = follower.incremental
+        sizes.append((len(known.cluster._needs), len(known.queues._classes), len(known.queues._empty)))
+    assert max(each for each, _, _ in sizes) <= 40
+    assert max(classes for _, classes, _ in sizes) <= 30 + 3 * 30, "at most 30 queues are open at a time"
+    assert max(empty for _, _, empty in sizes) == 10

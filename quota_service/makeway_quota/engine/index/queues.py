@@ -17,7 +17,9 @@ from .nodes import PoolState
 
 OwnerQueue = list[Workload] | deque[Workload]
 _MOST_EMPTY = 1_000
-"""So many empty queues are kept for reuse."""
+"""So many empty queues are kept for reuse, those that became empty last."""
+_MOST_CLASSES = 4_096
+"""So many classes that no queue belongs to any more keep their numbers."""
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +140,9 @@ class PendingQueues:
         self._of: dict[str, tuple[Hashable, Queue, Workload]] = {}
         self._ages: list[tuple[float, str]] = []
         self._patience: list[tuple[float, str]] = []
-        self._numbers: dict[Hashable, int] = {}
+        self._classes: dict[Hashable, int] = {}
+        """What the queues of a class share, to the number of the class."""
+        self._classes_so_far = 0
         self._made_so_far = 0
         self._began = cluster.now
         self._by_time = False
@@ -202,6 +206,14 @@ class PendingQueues:
         """End a decision: requeue all workloads that it removed."""
         for queue in self._queues.values():
             queue.restore()
+        if len(self._classes) > _MOST_CLASSES + 3 * len(self._queues):
+            self._forget_classes()
+
+    def _forget_classes(self) -> None:
+        """Forget the classes without queues, and the empty queues; a number is never given twice."""
+        self._empty = {}
+        used = {n for q in self._queues.values() for n in (q.rights_class, q.request_class, q.reason_class)}
+        self._classes = {key: number for key, number in self._classes.items() if number in used}
 
     def _nominated(self, name: str) -> bool:
         """Whether a workload has a nomination, or a victim terminates for it."""
@@ -246,7 +258,11 @@ class PendingQueues:
         return queue
 
     def _number(self, key: Hashable) -> int:
-        return self._numbers.setdefault(key, len(self._numbers))
+        number = self._classes.get(key)
+        if number is None:
+            self._classes_so_far += 1
+            number = self._classes[key] = self._classes_so_far
+        return number
 
     def _leave(self, name: str) -> None:
         self.inadmissible.pop(name, None)
@@ -260,8 +276,10 @@ class PendingQueues:
         queue.part(workload)
         if not queue.lines:
             del self._queues[key]
-            if not queue.nominated and len(self._empty) < _MOST_EMPTY:
+            if not queue.nominated:
                 self._empty[key] = queue
+                if len(self._empty) > _MOST_EMPTY:
+                    del self._empty[next(iter(self._empty))]
 
 
 def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
