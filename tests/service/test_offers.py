@@ -138,6 +138,36 @@ async def test_after_an_error_the_engine_is_built_anew(tmp_path: Path, monkeypat
         assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
 
 
+@pytest.mark.covers("N25")
+async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_engine, "CHEAP", -1.0)  # an older answer will do
+    monkeypatch.setattr(offer_engine, "MOST_UNREAD", 12)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.converged()
+        engine = OfferEngine(run.service.services.context, Clock())
+        first = await engine.answer("rnd", "gpu3", "session", "ana")
+        kept, dropped = [], 0
+        async with engine._one:  # the engine is busy
+            for number in range(20):
+                made = await run.submit("ana", f"job {number}", profile="gpu3")
+                assert (await run.job(made.id)).state in ("pending", "starting", "running")
+                assert await engine.answer("rnd", "gpu3", "session", "ana") is first
+                kept.append(len(engine._unread))
+                dropped += engine._built_at is None
+        assert max(kept) <= 12
+        assert dropped
+        await run.converged()
+        found = first
+        while found is first or engine._under_way:
+            await asyncio.gather(*engine._under_way.values())
+            found = await engine.answer("rnd", "gpu3", "session", "bo")
+        snapshot = await snapshot_of(run)
+        assert len(snapshot.workloads) == 20
+        assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
+
+
 async def snapshot_of(run: Running) -> Snapshot:
     world = run.service.services.context.world
     return world.snapshot(await world.rows(), run.service.clock())

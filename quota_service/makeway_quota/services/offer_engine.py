@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from makeway_api.errors import MakewayError
 
-from ..control.engine_view import EngineChanges
+from ..control.engine_view import MOST_UNREAD, EngineChanges
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
 from ..engine.state import Kind, Snapshot
@@ -110,6 +110,8 @@ class OfferEngine:
         """What was shown last besides workloads and nodes."""
         self._unread: list[EngineChanges] = []
         """Updates that the engine was not shown yet, oldest first."""
+        self._unread_size = 0
+        """How many updates these are, and how many rows and nodes they change; an update of everything counts 0."""
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
         """Return what a request would get now; a slow answer may be some seconds old."""
@@ -152,7 +154,7 @@ class OfferEngine:
                 await asyncio.sleep(wait)
             model = await self._context.models.current()
             await self._look(model)
-            changes, self._unread = self._unread, []
+            changes, self._unread, self._unread_size = self._unread, [], 0
             state, now = self._state, self._context.clock()
             try:
                 offer, took = await self._context.think(self._ask, changes, question, now)
@@ -175,12 +177,17 @@ class OfferEngine:
         self._version = max(self._version, model.version)
         rest = replace(changes.snapshot, now=0.0, nodes=(), workloads=())
         if changes.whole:
-            self._built_at, self._unread = self._clock(), []
+            self._built_at, self._unread, self._unread_size = self._clock(), [], 0
         elif rest == self._rest and not (changes.changed or changes.gone or changes.nodes or changes.gone_nodes):
             return
         self._state += 1
         self._rest = rest
         self._unread.append(changes)
+        if not changes.whole:
+            parts = changes.changed, changes.gone, changes.nodes, changes.gone_nodes
+            self._unread_size += 1 + sum(map(len, parts))
+            if self._unread_size > MOST_UNREAD:  # the engine is built anew before the next question
+                self._built_at, self._unread, self._unread_size = None, [], 0
 
     def _due(self) -> bool:
         return self._built_at is None or self._clock() - self._built_at > RENEW_AFTER
