@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from makeway_api.models import Device, Holder, Kind, Node, Pool, State, TeamUsage
+from makeway_quota.web.pages import heat
 from makeway_quota.web.pages.bars import bar, bar_scale, sentence
 from makeway_quota.web.pages.cells import cell_tip, node
 from makeway_quota.web.pages.heat import GPU_WIDTH, ROW_GPUS, WIDTH, Grid, heat_map
@@ -149,6 +151,20 @@ def test_a_heat_map_of_a_thousand_nodes_is_small() -> None:
     svg = str(heat_map(large_pool(*nodes), LOOK))
     assert len(svg) < 120 * 1024, "though no two neighbours are of the same team"
     assert svg.count("<") < 40
+
+
+def test_a_heat_map_drawn_again_is_that_of_the_nodes_and_colours_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of a drawing is used for the same nodes at the same place in the same colours only."""
+    other = replace(LOOK, classes={"rnd": "t5", "devops": "t1"})
+    nodes = [full_node(f"n{i}", *["rnd", "devops"] * (i % 5)) for i in range(100)]
+    changed = [*nodes[:40], full_node("n40", "devops", over=True), *nodes[41:]]
+    larger = [*nodes, Node(name="large", pool="h100", devices=[Device(index=i, free=1) for i in range(16)])]
+    cases = [(nodes, LOOK), (nodes, other), (changed, LOOK), (nodes[1:], LOOK), (larger, LOOK), (nodes, LOOK)]
+    again = [heat_map(large_pool(*drawn), look) for drawn, look in cases]
+    for (drawn, look), found in zip(cases, again, strict=True):
+        monkeypatch.setattr(heat, "_KNOWN", {})
+        assert heat_map(large_pool(*drawn), look) == found
+    assert len(set(again)) == len(cases) - 1
 
 
 def test_foreign_jobs_are_no_links() -> None:

@@ -44,10 +44,15 @@ class InventoryService:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._nodes: dict[NodeKey, ShownNode] = {}
+        self._shown: tuple[ReadModel, Sequence[Pool]] | None = None
+        """The pools of one version of the read model, the same for every caller"""
 
-    async def pools(self, caller: Caller) -> list[Pool]:
-        """Return every pool with its nodes and devices, and which workloads hold them."""
-        return self._pools(await self._context.models.current())
+    async def pools(self, caller: Caller) -> Sequence[Pool]:
+        """Return every pool with its nodes and devices, and which workloads hold them; do not change them."""
+        model = await self._context.models.current()
+        if self._shown is None or self._shown[0] is not model:
+            self._shown = model, self._pools(model)
+        return self._shown[1]
 
     async def pools_json(self, caller: Caller) -> bytes:
         """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""

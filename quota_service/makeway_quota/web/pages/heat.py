@@ -7,7 +7,7 @@ script of the page finds the node under the pointer by arithmetic; without it, t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from makeway_api.models import Node, Pool
@@ -15,7 +15,7 @@ from makeway_api.quantities import gpus, number
 from markupsafe import Markup
 
 from .look import Look
-from .node_facts import ROW_GPUS, facts_of
+from .node_facts import ROW_GPUS, NodeFacts, facts_of
 
 GPU_WIDTH, GPU_HEIGHT, GAP = 6, 9, 5
 """Pixels of one GPU, and between two nodes."""
@@ -23,6 +23,13 @@ WIDTH = 1080
 """Pixels that a map fills before it goes on in the next row."""
 MOST_NODES = 2_000
 """Nodes of one pool that are drawn; the list of nodes has all of them."""
+BLOCK = 32
+"""Nodes that are drawn together: where none of them changed, the drawing of before is used again"""
+MOST_KEPT = 4_000
+"""Blocks in memory; beyond, all are drawn anew"""
+
+Paths = Mapping[tuple[str, bool], str]
+"""The outlines of GPUs by class, and by whether they are over quota"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +51,12 @@ class Grid:
 def heat_map(pool: Pool, look: Look) -> Markup:
     """Return the map of a pool; nodes come in the order of the pool's list."""
     nodes = pool.nodes[:MOST_NODES]
-    grid = Grid.of(nodes)
+    grid, classes = Grid.of(nodes), tuple(sorted(look.classes.items()))
+    blocks = [_block(pool.name, at, nodes[at : at + BLOCK], grid, look, classes) for at in range(0, len(nodes), BLOCK)]
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
-    for at, node in enumerate(nodes):
-        left, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
-        for team, state, over, row, first, length in facts_of(node).runs:
-            name = state if team is None else look.colour(team)
-            width = length * GPU_WIDTH - 1
-            x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
-            paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
+    for block in blocks:
+        for key, data in block.paths.items():
+            paths[key].append(data)
     drawn = Markup("").join(_path(name, over, parts) for (name, over), parts in sorted(paths.items()))
     rows = -(-len(nodes) // grid.columns)
     return Markup(
@@ -65,9 +69,47 @@ def heat_map(pool: Pool, look: Look) -> Markup:
         grid.wide,
         grid.tall,
         grid.columns,
-        "\n".join(facts_of(node).tip for node in nodes),
+        "\n".join(block.tips for block in blocks),
         drawn,
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Some nodes of a pool that follow each other, as they are drawn in one place and in one set of colours."""
+
+    nodes: Sequence[NodeFacts]
+    paths: Paths
+    tips: str
+
+
+_KNOWN: dict[tuple[str, int, Grid, tuple[tuple[str, str], ...]], _Block] = {}
+"""By pool, position, grid and colours: all that the drawing of the same nodes depends on, whoever looks at it"""
+
+
+def _block(
+    pool: str, start: int, nodes: Sequence[Node], grid: Grid, look: Look, classes: tuple[tuple[str, str], ...]
+) -> _Block:
+    """Draw the nodes of a pool from position `start` on, unless all of them are those of before."""
+    key, facts = (pool, start, grid, classes), [facts_of(node) for node in nodes]
+    known = _KNOWN.get(key)
+    if known is None or known.nodes != facts:  # facts are equal only to themselves
+        if len(_KNOWN) >= MOST_KEPT:
+            _KNOWN.clear()
+        known = _KNOWN[key] = _Block(facts, _paths(start, facts, grid, look), "\n".join(each.tip for each in facts))
+    return known
+
+
+def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, look: Look) -> Paths:
+    paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
+    for at, node in enumerate(facts, start):
+        left, top = at % grid.columns * grid.wide, at // grid.columns * grid.tall
+        for team, state, over, row, first, length in node.runs:
+            name = state if team is None else look.colour(team)
+            width = length * GPU_WIDTH - 1
+            x, y = left + first * GPU_WIDTH, top + row * GPU_HEIGHT
+            paths[name, over].append(f"M{x} {y}h{width}v{GPU_HEIGHT - 1}h-{width}z")
+    return {key: "".join(parts) for key, parts in paths.items()}
 
 
 def summary(pool: Pool) -> str:

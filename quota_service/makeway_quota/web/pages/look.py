@@ -51,4 +51,4 @@ class Look:
 
 def is_large(pool: Pool) -> bool:
     """Whether a pool is drawn as a heat map instead of one cell for each GPU."""
-    return sum(len(node.devices) for node in pool.nodes) >= HEAT_FROM
+    return pool.total >= HEAT_FROM

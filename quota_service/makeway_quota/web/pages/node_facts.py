@@ -23,9 +23,9 @@ Run = tuple[str | None, str, bool, int, int, int]
 """Team (None: the GPUs are not held), else the state, whether over quota, row within the node, first GPU, number."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class NodeFacts:
-    """A node as the heat map shows it, and the teams that hold a GPU on it."""
+    """A node as the heat map shows it, and the teams that hold a GPU on it; equal to itself only."""
 
     node: Node
     runs: tuple[Run, ...]
