@@ -84,7 +84,7 @@ class _Block:
 
 
 _KNOWN: dict[tuple[str, int, Grid, tuple[tuple[str, str], ...]], _Block] = {}
-"""By pool, position, grid and colours: all that the drawing of the same nodes depends on, whoever looks at it"""
+"""By pool, position, grid and colours: all that the drawing of the same nodes depends on, for every visitor"""
 
 
 def _block(
