@@ -36,6 +36,8 @@ DRAIN_SECONDS = 30.0
 closes before it has sent everything."""
 IN_MEMORY = 2**20
 """Bytes of a body that are kept in memory while it arrives"""
+BODY = "makeway.body"
+"""Key of the whole body in the scope of a request, for those who need not read it as a stream"""
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -159,7 +161,11 @@ class Limits:
         if body and scope["path"].startswith(self.settings.api):
             kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
             _check_json(kind, body)
-        await self.app(scope, _replay(body, receive), send)
+        scope[BODY] = body
+        try:
+            await self.app(scope, _replay(body, receive), send)
+        finally:
+            del scope[BODY]  # uvicorn keeps the scope until the next request of the connection
 
 
 def _content(body: SpooledTemporaryFile[bytes]) -> bytes:

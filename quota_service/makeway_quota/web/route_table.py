@@ -9,13 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from fastapi import Request
 from fastapi.routing import APIRoute, APIRouter
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
+from .direct_calls import DirectCall, direct_call
+
 ROUTE = "makeway.route"
 """Key of the route in the scope of a request, from the match to the call"""
+DIRECT = "makeway.direct_call"
+"""Key of its direct call, or of None"""
+
+
+class _Entry(NamedTuple):
+    """A route, the names of the parameters in its path in order, and how to call its endpoint without FastAPI."""
+
+    route: APIRoute
+    names: tuple[str, ...]
+    direct: DirectCall | None
 
 
 @dataclass(slots=True)
@@ -24,8 +38,8 @@ class _Segment:
 
     named: dict[str, _Segment] = field(default_factory=dict)
     any: _Segment | None = None
-    routes: dict[str, tuple[APIRoute, tuple[str, ...]]] = field(default_factory=dict)
-    """by method: the route, and the names of its parameters in order"""
+    routes: dict[str, _Entry] = field(default_factory=dict)
+    """by method"""
 
 
 class RouteTable(BaseRoute):
@@ -51,8 +65,9 @@ class RouteTable(BaseRoute):
                 return
             else:
                 place = place.named.setdefault(part, _Segment())
+        entry = _Entry(route, tuple(names), direct_call(route))
         for method in route.methods or ():
-            place.routes.setdefault(method, (route, tuple(names)))
+            place.routes.setdefault(method, entry)
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Return a full match, or none: whether a path has another method is for FastAPI to answer."""
@@ -62,20 +77,24 @@ class RouteTable(BaseRoute):
         found = _find(self._root, scope["path"].split("/"), 1, scope["method"], values)
         if found is None:
             return Match.NONE, {}
-        route, names = found
-        parameters = dict(zip(names, values, strict=True))
-        return Match.FULL, {"endpoint": route.endpoint, "path_params": parameters, ROUTE: route}
+        parameters = dict(zip(found.names, values, strict=True))
+        return Match.FULL, {
+            "endpoint": found.route.endpoint,
+            "path_params": parameters,
+            ROUTE: found.route,
+            DIRECT: found.direct,
+        }
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the route that `matches` found."""
+        """Call the route that `matches` found: its endpoint directly, or by FastAPI."""
         route: APIRoute = scope[ROUTE]
         scope["route"] = route
-        await route.app(scope, receive, send)
+        call: DirectCall | None = scope[DIRECT]
+        response = None if call is None else await call.answer(Request(scope, receive))
+        await (response or route.app)(scope, receive, send)
 
 
-def _find(
-    place: _Segment, parts: list[str], at: int, method: str, values: list[str]
-) -> tuple[APIRoute, tuple[str, ...]] | None:
+def _find(place: _Segment, parts: list[str], at: int, method: str, values: list[str]) -> _Entry | None:
     """Return the route of a path from its segment `at` on; `values` are those of its parameters."""
     if at == len(parts):
         return place.routes.get(method)
