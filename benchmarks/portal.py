@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import httpx2
 from makeway_api.client import Client
-from makeway_hub.state import State, free_port
+from makeway_hub.state_directory import StateDirectory, free_port
 
 PATIENCE = 120.0
 SERVICE = "/services/makeway"
@@ -84,7 +84,7 @@ class Started:
         self.command = list(command)
         self.port = free_port()
         self.base = f"http://127.0.0.1:{self.port}"
-        self.state = State(root / "var")
+        self.state = StateDirectory(root / "var")
         self.token = secrets.token_hex(16)
         self.output = root / "output"
         self.process: subprocess.Popen[bytes] | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from makeway_quota.engine.state import GPU
+from makeway_quota.engine.snapshot import GPU
 
 from .openb import Machine, Task
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from makeway_quota.control.reason_throttle import NOT_BEFORE_SLACK
-from makeway_quota.engine.state import GPU, Settings
+from makeway_quota.engine.snapshot import GPU, Settings
 from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import baseline
 from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name

@@ -7,7 +7,7 @@ from itertools import cycle
 from random import Random
 
 from makeway_quota.engine import GPU, Node, Placed, Plan, Policy, Pool, Profile, QuotaLine, Settings, Snapshot, Workload
-from makeway_quota.engine.state import Weight
+from makeway_quota.engine.snapshot import Weight
 
 NOW = 1_000_000.0
 DAY = 86_400.0

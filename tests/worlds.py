@@ -20,7 +20,7 @@ from makeway_quota.engine import (
     schedule,
 )
 from makeway_quota.engine.plan import Evict, Move, Offer, Refusal, Start, Waiting
-from makeway_quota.engine.state import ADMITTED
+from makeway_quota.engine.snapshot import ADMITTED
 from makeway_quota.wording import Names, sentence
 
 

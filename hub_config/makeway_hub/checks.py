@@ -15,7 +15,7 @@ from typing import IO
 from . import nodejs
 from .ports import holder
 from .settings import Settings
-from .state import is_free
+from .state_directory import is_free
 
 PYTHON = (3, 11)
 FREE_MB = 500

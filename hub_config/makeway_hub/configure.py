@@ -15,7 +15,7 @@ from .nodejs import proxy_command
 from .pages import TEMPLATES
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
-from .state import free_port
+from .state_directory import free_port
 from .users import SampleAuthenticator, SystemAuthenticator
 
 SCOPES = {

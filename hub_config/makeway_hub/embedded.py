@@ -20,7 +20,7 @@ from typing import IO
 from . import checks, leftovers
 from .sample import SAMPLE_USERS
 from .settings import SERVICE_PATH, Settings, read
-from .state import is_free
+from .state_directory import is_free
 
 STOP_PATIENCE = 75.0
 """Seconds that jobs and notebooks get to save and end after Ctrl-C."""

@@ -10,7 +10,7 @@ from makeway_api.environment import read_environment
 from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Configurable
 
-from .state import PORT, State
+from .state_directory import PORT, StateDirectory
 
 SERVICE_PATH = "/services/makeway"
 
@@ -19,7 +19,7 @@ SERVICE_PATH = "/services/makeway"
 class Settings:
     """The portal's settings as plain values."""
 
-    state: State
+    state: StateDirectory
     port: int
     mode: str
     keep: bool
@@ -74,7 +74,7 @@ def read(env: Mapping[str, str] = os.environ) -> Settings:
     found = PortalSettings()
     read_environment(found, env)
     return Settings(
-        state=State.of(env),
+        state=StateDirectory.of(env),
         port=found.port,
         mode=found.mode,
         keep=found.keep,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from makeway_quota.engine import GPU, Plan, Policy, Profile, QuotaLine, Snapshot, Workload
-from makeway_quota.engine.state import ADMITTED, LIVE, Placement
+from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement
 
 PLENTY = 10**15
 

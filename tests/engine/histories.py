@@ -9,7 +9,7 @@ from random import Random
 
 from engine.invariants import check
 from makeway_quota.engine import QuotaLine
-from makeway_quota.engine.state import LIVE
+from makeway_quota.engine.snapshot import LIVE
 from worlds import World, milli
 
 WEIGHTS = ("None", "Lowest", "Low", "Medium", "High")

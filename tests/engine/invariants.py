@@ -11,7 +11,7 @@ from engine.overtaken import only_for_such_starts, starts_evicted_with_others
 from engine.sums import Sums, fits, held, take
 from engine.witness import watched
 from makeway_quota.engine import GPU, Plan, Snapshot, Workload, schedule
-from makeway_quota.engine.state import ADMITTED
+from makeway_quota.engine.snapshot import ADMITTED
 from makeway_quota.wording import sentence
 from worlds import World
 

@@ -13,7 +13,7 @@ from engine.engines import Engine
 from engine.facts import Facts, State, amount, future
 from engine.overtaken import only_for_such_starts
 from makeway_quota.engine import GPU, Plan, Snapshot, Workload
-from makeway_quota.engine.state import Placement
+from makeway_quota.engine.snapshot import Placement
 from worlds import World
 
 HELD = {"held", "static_quota", "nominated", "paused", "queue_closed"}

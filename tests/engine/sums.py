@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from makeway_quota.engine import GPU, Profile, QuotaLine, Snapshot, Workload
-from makeway_quota.engine.state import ADMITTED, LIVE, Placement
+from makeway_quota.engine.snapshot import ADMITTED, LIVE, Placement
 
 
 class Sums:

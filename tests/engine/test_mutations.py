@@ -33,7 +33,7 @@ class Edit:
 EDITS = (
     # Accounting
     Edit(
-        "state.py",
+        "snapshot.py",
         'else self.kind == "session"',
         'else self.kind == "job"',
         "sessions may never be stopped, jobs may",

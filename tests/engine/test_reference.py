@@ -21,7 +21,7 @@ from engine.mixed_worlds import (
 )
 from engine.properties import check
 from makeway_quota.engine import Placed, reference, schedule
-from makeway_quota.engine.state import LIVE
+from makeway_quota.engine.snapshot import LIVE
 from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
 

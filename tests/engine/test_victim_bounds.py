@@ -17,7 +17,7 @@ from makeway_quota.engine.rules.victims.on_node import NodeVictims
 from makeway_quota.engine.rules.victims.preemptor import Preemptor, Right
 from makeway_quota.engine.rules.victims.ranking import Ranking, enough_devices
 from makeway_quota.engine.rules.victims.sets import Scored
-from makeway_quota.engine.state import LIVE
+from makeway_quota.engine.snapshot import LIVE
 from worlds import World
 
 SEEDS = int(os.environ.get("HISTORIES", "40"))

@@ -15,7 +15,7 @@ from hub.portal import Portal, until
 from makeway_hub import checks, nodejs
 from makeway_hub.ports import holder
 from makeway_hub.settings import read
-from makeway_hub.state import LISTENING, State, free_port, is_free
+from makeway_hub.state_directory import LISTENING, StateDirectory, free_port, is_free
 from makeway_spawner.process import marked, start_ticks
 
 LEASE = 5.0
@@ -90,10 +90,14 @@ def test_system_mode_without_root_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_secrets_and_ports_stay_the_same(tmp_path: Path) -> None:
-    first = State(tmp_path)
+    first = StateDirectory(tmp_path)
     first.create()
     said = (first.secret("a"), first.password(), first.ports())
-    assert (State(tmp_path).secret("a"), State(tmp_path).password(), State(tmp_path).ports()) == said
+    assert (
+        StateDirectory(tmp_path).secret("a"),
+        StateDirectory(tmp_path).password(),
+        StateDirectory(tmp_path).ports(),
+    ) == said
     assert len(said[1]) == 19
 
 
@@ -108,7 +112,7 @@ def test_a_port_is_chosen_that_no_outgoing_connection_takes(monkeypatch: pytest.
 
 
 def test_two_portals_do_not_share_a_state_directory(tmp_path: Path) -> None:
-    State(tmp_path).create()
+    StateDirectory(tmp_path).create()
     first = checks.OneAtATime(settings(tmp_path, PORT="8123"))
     first.take()
     with pytest.raises(checks.CannotStart, match=rf"process {os.getpid()}, http://127.0.0.1:8123"):

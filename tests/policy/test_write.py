@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makeway_quota import policy
-from makeway_quota.engine.state import Policy, Pool, Profile, QuotaLine, Settings
+from makeway_quota.engine.snapshot import Policy, Pool, Profile, QuotaLine, Settings
 from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
 
 SAMPLE = Path(__file__).parents[2] / "hub_config" / "policy.yaml"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from makeway_quota.engine import schedule
-from makeway_quota.engine.state import Node, Policy, Pool, Profile, QuotaLine, Settings, Snapshot
-from makeway_quota.engine.state import Workload as EngineWorkload
+from makeway_quota.engine.snapshot import Node, Policy, Pool, Profile, QuotaLine, Settings, Snapshot
+from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.history.accounting import Accounting
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload, Workload

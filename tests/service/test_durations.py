@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from makeway_quota.application import Application
-from makeway_quota.engine.state import Workload as EngineWorkload
+from makeway_quota.engine.snapshot import Workload as EngineWorkload
 from makeway_quota.history.durations import KEPT, KINDS, Durations, low
 from makeway_quota.store.records import NewWorkload, PastRun, Workload
 from makeway_quota.store.rows import submitted

@@ -8,8 +8,8 @@ import pytest
 from makeway_quota.control.reason_throttle import LONGEST, SHARE, Explaining, ReasonThrottle
 from makeway_quota.engine.index.pending import Pending, PendingGroup, PendingReason
 from makeway_quota.engine.plan import Fact, Waiting
-from makeway_quota.engine.state import Placed
-from makeway_quota.engine.state import Workload as EngineView
+from makeway_quota.engine.snapshot import Placed
+from makeway_quota.engine.snapshot import Workload as EngineView
 from makeway_quota.store.records import Place
 from makeway_quota.wording import sentence
 

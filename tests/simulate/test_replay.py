@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from makeway_quota.engine.state import GPU, Settings
+from makeway_quota.engine.snapshot import GPU, Settings
 from makeway_quota.history.durations import Durations
 from makeway_quota.simulate.baselines import NAMES, baseline
 from makeway_quota.simulate.cluster import SimulatedCluster, of_quotas, profile_name

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
 
 

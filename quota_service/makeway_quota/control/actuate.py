@@ -22,7 +22,7 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.errors import FilesAway, FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..engine.plan import Evict, Move, Plan, Refusal, Start, Waiting
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.records import Attempt, Change, Notice, Workload
 from ..wording import IDS, Names, sentence
 from .change_set import ChangeSet, decide

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.state import ADMITTED, PRIORITIES, Node, Placement, Snapshot
-from ..engine.state import Workload as EngineWorkload
+from ..engine.snapshot import ADMITTED, PRIORITIES, Node, Placement, Snapshot
+from ..engine.snapshot import Workload as EngineWorkload
 from ..history.durations import Durations
 from ..policy import Document
 from ..store.records import Place, Workload

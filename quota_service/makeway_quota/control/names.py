@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..engine.state import Policy
+from ..engine.snapshot import Policy
 from ..policy import Document
 from ..store.records import Workload
 from ..wording import Names

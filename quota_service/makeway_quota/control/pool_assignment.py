@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from ..backends.base import NodeSeen
-from ..engine.state import Node, Placed, Placement
+from ..engine.snapshot import Node, Placed, Placement
 from ..policy import Document
 from ..store.records import Place, Workload
 

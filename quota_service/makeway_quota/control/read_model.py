@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from ..backends.base import NodeSeen
 from ..engine.rules.usage import TeamCount
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..store.records import Workload
 from ..store.store import Store

@@ -9,7 +9,7 @@ from typing import get_args
 
 from ..engine.index.pending import Pending, PendingReason
 from ..engine.plan import Code, Waiting
-from ..engine.state import Workload as EngineView
+from ..engine.snapshot import Workload as EngineView
 from ..store.records import Workload
 from ..wording import IDS, Names, sentence
 from .pool_assignment import places

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
 from .change_set import ChangeSet, decide

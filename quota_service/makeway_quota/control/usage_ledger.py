@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..backends.base import NodeSeen
 from ..engine.index.ledger import Ledger
 from ..engine.rules.usage import TeamCount, add_usage, count_usage
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from ..backends.base import Seen
-from ..engine.state import Policy, Snapshot
+from ..engine.snapshot import Policy, Snapshot
 from ..history.accounting import Accounting
 from ..history.durations import Durations
 from ..policy import Document

@@ -16,7 +16,7 @@ from .plan import (
 )
 from .rules.usage import usage_by_team
 from .schedule import schedule
-from .state import (
+from .snapshot import (
     GPU,
     Node,
     Placed,

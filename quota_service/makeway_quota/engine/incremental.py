@@ -17,7 +17,7 @@ from .index.cluster import Cluster
 from .index.queues import PendingQueues
 from .plan import Plan
 from .schedule import decide
-from .state import Node, Policy, Snapshot, Workload
+from .snapshot import Node, Policy, Snapshot, Workload
 
 
 class IncrementalEngine:

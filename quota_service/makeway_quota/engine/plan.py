@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from .state import Placement
+from .snapshot import Placement
 
 Code = Literal[
     "starting",

@@ -17,7 +17,7 @@ from .rules.hold import Hold
 from .rules.usage import line_usage
 from .rules.victims.preemptor import Preemptor, Right
 from .rules.victims.sets import SHRINK, Victim
-from .state import Workload, number
+from .snapshot import Workload, number
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",

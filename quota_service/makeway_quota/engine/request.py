@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .state import GPU, Profile, Workload
+from .snapshot import GPU, Profile, Workload
 
 
 class Shape(NamedTuple):

@@ -14,7 +14,7 @@ from .index.cluster import Cluster
 from .index.queues import PendingQueues, Queue
 from .plan import Plan
 from .plan_builder import PlanBuilder
-from .state import Snapshot
+from .snapshot import Snapshot
 
 
 def schedule(snapshot: Snapshot) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .state import WEIGHTS, Weight
+from .snapshot import WEIGHTS, Weight
 
 _SCALE = 6
 """Divisible by every weight, so that shares are exact integers."""

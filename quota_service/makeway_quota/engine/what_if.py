@@ -11,7 +11,7 @@ from .incremental import IncrementalEngine
 from .index.cluster import Cluster
 from .index.pending import Pending
 from .plan import Evict, Fact, Facts, Move, Numbers, Offer, OfferVictim, Plan, Start, Waiting
-from .state import ADMITTED, Kind, Node, Profile, Snapshot, Workload, number
+from .snapshot import ADMITTED, Kind, Node, Profile, Snapshot, Workload, number
 
 ASKING = "?"
 """The id of the workload that an offer adds to the snapshot."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ..engine.index.ledger import Account, Ledger, LineState
-from ..engine.state import ADMITTED, Policy
+from ..engine.snapshot import ADMITTED, Policy
 from ..engine.weights import decayed
 from ..store.records import Workload
 

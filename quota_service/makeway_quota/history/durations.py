@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.records import PastRun, Workload
 
 QUANTILE = 0.1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..engine.state import GPU, Policy, QuotaLine
+from ..engine.snapshot import GPU, Policy, QuotaLine
 from ..wording import gpus
 from .document import Document
 from .issues import Loc, Problem, did_you_mean, quote

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from ..engine.state import Policy, QuotaLine
+from ..engine.snapshot import Policy, QuotaLine
 from ..wording import duration, gpus, number
 from .document import Document
 

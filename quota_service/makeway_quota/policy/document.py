@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..engine.state import Kind, Policy, Pool, Profile, Settings
+from ..engine.snapshot import Kind, Policy, Pool, Profile, Settings
 
 
 @dataclass(frozen=True, slots=True)

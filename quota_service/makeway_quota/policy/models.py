@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WrapValidator
 
-from ..engine.state import Kind, QuotaLine, Weight
+from ..engine.snapshot import Kind, QuotaLine, Weight
 from .issues import quote
 from .quantities import (
     Cores,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, StringConstraints, ValidationInfo, WrapValidator
 
-from ..engine.state import GPU, PRIORITIES, number
+from ..engine.snapshot import GPU, PRIORITIES, number
 from .issues import quote
 from .source import Plain
 from .tables import kind, problem, wrong

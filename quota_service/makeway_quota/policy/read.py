@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
-from ..engine.state import Policy, Pool, Profile, Settings
+from ..engine.snapshot import Policy, Pool, Profile, Settings
 from .check import Entries, check
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..engine.state import GPU, Policy, QuotaLine
+from ..engine.snapshot import GPU, Policy, QuotaLine
 from ..wording import number
 from .check import overcommitted
 from .document import Document

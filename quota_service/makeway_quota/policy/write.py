@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from ..engine.state import Pool, Profile
+from ..engine.snapshot import Pool, Profile
 from .document import Document
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, LocalNodes, PoolNodes
 from .tables import Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..engine.state import Profile
+from ..engine.snapshot import Profile
 from ..policy import Document, closest
 from ..wording import names
 from .refusals import refuse

@@ -9,9 +9,9 @@ from functools import cached_property
 from makeway_api.models import Device, Holder, Kind, Node, Policy, Pool, Profile, QuotaLine, State
 
 from ..control.read_model import NodeKey, NodeUse, ReadModel
-from ..engine.state import Policy as EnginePolicy
-from ..engine.state import Pool as EnginePool
-from ..engine.state import Profile as EngineProfile
+from ..engine.snapshot import Policy as EnginePolicy
+from ..engine.snapshot import Pool as EnginePool
+from ..engine.snapshot import Profile as EngineProfile
 from ..policy import Document
 from .caller import Caller
 from .context import Context

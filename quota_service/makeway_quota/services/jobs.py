@@ -5,7 +5,7 @@ from __future__ import annotations
 from makeway_api.models import Decision, Job, JobPage, State
 
 from ..control.change_set import decide
-from ..engine.state import ADMITTED, LIVE
+from ..engine.snapshot import ADMITTED, LIVE
 from ..store.records import Change, Notice, Workload
 from .audit import decision_model
 from .caller import Caller

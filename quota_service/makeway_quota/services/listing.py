@@ -12,7 +12,7 @@ from datetime import datetime
 
 from makeway_api.models import Grant, Kind, Notice, Reason, State
 
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
 from . import views
 from .caller import Caller

@@ -19,7 +19,7 @@ from makeway_api.errors import MakewayError
 from ..control.engine_view import MOST_UNREAD, EngineChanges
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
-from ..engine.state import Kind, Snapshot
+from ..engine.snapshot import Kind, Snapshot
 from ..engine.what_if import WhatIf
 from .context import Context
 from .refusals import busy

@@ -11,7 +11,7 @@ from typing import Any
 
 from makeway_api.models import LogChunk
 
-from ..engine.state import ADMITTED
+from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
 from .caller import Caller
 from .context import LONGEST_WAIT, Context

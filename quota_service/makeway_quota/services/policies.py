@@ -9,7 +9,7 @@ import yaml
 from makeway_api.errors import MakewayError
 from makeway_api.models import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 
-from ..engine.state import Snapshot
+from ..engine.snapshot import Snapshot
 from ..policy import Document, PolicyInvalid, diff, read
 from ..store.errors import Conflict
 from ..store.records import NewDecision, Workload

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from ..control.names import names_of
 from ..engine.plan import Evict, Move, Plan
 from ..engine.schedule import schedule
-from ..engine.state import ADMITTED, Placement, Snapshot
-from ..engine.state import Workload as EngineWorkload
+from ..engine.snapshot import ADMITTED, Placement, Snapshot
+from ..engine.snapshot import Workload as EngineWorkload
 from ..store.records import Workload
 from ..wording import sentence
 

@@ -10,7 +10,7 @@ from makeway_api.models import Session, SessionRequest
 
 from ..control.change_set import decide
 from ..control.leases import SESSION_LIVE, end_session
-from ..engine.state import Profile
+from ..engine.snapshot import Profile
 from ..store.errors import Conflict, TooMany
 from ..store.records import Cap, Change, NewDecision, NewWorkload, Workload
 from ..wording import count, names, outcomes

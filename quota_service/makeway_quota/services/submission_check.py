@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from makeway_api.models import JobRequest
 
-from ..engine.state import Profile
+from ..engine.snapshot import Profile
 from ..policy import Document
 from ..store.records import NewWorkload
 from .refusals import refuse

@@ -12,7 +12,7 @@ from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
 from ..control.followers import Follower
-from ..engine.state import Profile
+from ..engine.snapshot import Profile
 from ..store.errors import Conflict
 from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..wording import gpus

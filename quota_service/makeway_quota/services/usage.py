@@ -9,7 +9,7 @@ from makeway_api.models import Lending, TeamUsage, Usage
 from .. import metrics
 from ..control.read_model import ReadModel, TeamLoad
 from ..engine.rules.usage import TeamCount
-from ..engine.state import Policy
+from ..engine.snapshot import Policy
 from .caller import Caller
 from .context import Context
 from .times import at

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..engine.state import GPU
+from ..engine.snapshot import GPU
 from .cluster import SimulatedCluster
 from .meter import Finished, Meter
 from .replay import Outcome

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..engine.state import GPU, Node, Policy, Pool, Profile, QuotaLine, Settings
+from ..engine.snapshot import GPU, Node, Policy, Pool, Profile, QuotaLine, Settings
 from ..policy import Document
 from .trace import Arrival
 

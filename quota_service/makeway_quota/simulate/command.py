@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from ..engine.state import GPU
+from ..engine.snapshot import GPU
 from ..policy import read
 from .baselines import NAMES, baseline
 from .cluster import SimulatedCluster, of_document

@@ -14,8 +14,8 @@ from ..engine.incremental import IncrementalEngine
 from ..engine.index.pending import Pending
 from ..engine.plan import Plan, Waiting
 from ..engine.request import need_of
-from ..engine.state import Policy, Snapshot
-from ..engine.state import Workload as Live
+from ..engine.snapshot import Policy, Snapshot
+from ..engine.snapshot import Workload as Live
 from ..history.durations import Durations
 from ..store.records import Workload
 from .cluster import SimulatedCluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..engine.state import GPU
+from ..engine.snapshot import GPU
 from ..store.records import Workload
 from .backend import held
 

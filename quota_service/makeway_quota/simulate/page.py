@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..engine.state import GPU
+from ..engine.snapshot import GPU
 from .meter import HOUR
 from .replay import Outcome
 from .report import COLUMNS, percentile

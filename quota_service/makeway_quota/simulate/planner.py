@@ -8,7 +8,7 @@ from typing import Protocol
 from ..control.engine_view import as_workload
 from ..engine.plan import Plan
 from ..engine.schedule import schedule
-from ..engine.state import Placed, Placement, Policy, Snapshot
+from ..engine.snapshot import Placed, Placement, Policy, Snapshot
 from ..history.durations import Durations
 from ..store.records import Place, Workload
 from .cluster import SimulatedCluster

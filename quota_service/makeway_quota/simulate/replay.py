@@ -12,7 +12,7 @@ from ..control.change_set import ChangeSet
 from ..control.garbage import collecting_less
 from ..control.reconcile import reconcile
 from ..engine.plan import Plan
-from ..engine.state import Profile
+from ..engine.snapshot import Profile
 from ..history.accounting import Accounting
 from ..history.durations import Durations
 from ..store.records import Change, NewWorkload, Workload

@@ -7,7 +7,7 @@ from math import ceil
 from statistics import mean
 from typing import Any
 
-from ..engine.state import GPU
+from ..engine.snapshot import GPU
 from .meter import HOUR
 from .replay import Outcome
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine.state import GPU
+from ..engine.snapshot import GPU
 
 REQUIRED = ("submit_s", "team", "num_gpu", "duration_s")
 OPTIONAL = ("id", "owner", "profile")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from ..engine.state import (
+from ..engine.snapshot import (
     Kind,
     Node,
     Placed,

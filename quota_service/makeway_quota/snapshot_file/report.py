@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
-from ..engine.state import GPU, Placement, number
+from ..engine.snapshot import GPU, Placement, number
 from ..wording import IDS, Names, sentence
 
 

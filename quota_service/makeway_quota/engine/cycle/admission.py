@@ -14,7 +14,7 @@ from ..rules.fair_share import within_fair_share
 from ..rules.reclaim import Choice, reclaim
 from ..rules.victims.preemptor import Preemptor, Right
 from ..rules.victims.sets import WITHDRAW
-from ..state import Workload
+from ..snapshot import Workload
 
 
 def try_start(

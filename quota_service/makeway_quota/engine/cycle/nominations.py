@@ -11,7 +11,7 @@ from ..index.queues import Queue
 from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
-from ..state import GPU, Workload
+from ..snapshot import GPU, Workload
 from .admission import is_still_free, try_start
 from .serving import guaranteed
 

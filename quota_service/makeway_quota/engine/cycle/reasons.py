@@ -16,7 +16,7 @@ from ..plan_builder import PlanBuilder, quota_numbers
 from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
-from ..state import GPU, number
+from ..snapshot import GPU, number
 
 _REPORT_ORDER: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_failed": 2, "too_large": 3}
 """Order of the pools' reasons: the pool with idle GPUs is reported, else the first that could fit the request."""

@@ -15,7 +15,7 @@ from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..progress import Progress
 from ..rules.hold import hold, outranked, starving
-from ..state import Workload
+from ..snapshot import Workload
 from .admission import try_start
 from .nominations import keep_nominations, start_nominated
 from .serving import guaranteed, serve

@@ -16,7 +16,7 @@ from ..plan import Fact, Facts, Number, Scale, Waiting
 from ..plan_builder import PlanBuilder
 from ..request import Need, Shape
 from ..rules.order import common
-from ..state import GPU, Workload
+from ..snapshot import GPU, Workload
 
 _COULD_USE_A_NODE = {
     "no_free_gpus",

@@ -10,7 +10,7 @@ from ..index.nodes import Part, PoolState
 from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
-from ..state import Workload
+from ..snapshot import Workload
 from .admission import try_nominate, try_reclaim, try_start
 from .unschedulable import Unschedulable
 

@@ -16,7 +16,7 @@ from ..index.queues import Queue
 from ..placement.fit import allowed, find, static_quota
 from ..plan_builder import PlanBuilder
 from ..rules.victims.preemptor import order_of
-from ..state import Workload
+from ..snapshot import Workload
 
 _MOST_REPLACED = 8
 """Up to so many nominations of a pool are all placed anew to spare one victim."""

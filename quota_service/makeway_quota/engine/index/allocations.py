@@ -8,7 +8,7 @@ from heapq import heappush
 from math import inf
 
 from ..request import Need, need_of
-from ..state import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
+from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Pool, Workload
 from .cluster_state import ClusterState
 from .nodes import Allocation, NodeState, Part, PoolState, devices_of, pick, placement_of
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from ..request import Need
-from ..state import GPU
+from ..snapshot import GPU
 from .nodes import UNLIMITED, NodeState, Part, PoolState, devices_of, hosts
 from .openings import OpeningForecast, When
 

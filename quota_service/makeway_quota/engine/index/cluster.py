@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..state import Snapshot
+from ..snapshot import Snapshot
 from .allocations import build
 from .cluster_state import ClusterState
 from .nominations import restore_nominations

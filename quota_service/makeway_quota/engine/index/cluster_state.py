@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..request import Need, need_of
-from ..state import Profile, Snapshot, Workload
+from ..snapshot import Profile, Snapshot, Workload
 from .capacity import CapacityCache
 from .ledger import Account, Ledger, LineState
 from .nodes import Allocation, NodeState, Part, PoolState

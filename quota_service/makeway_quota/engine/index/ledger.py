@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 
 from ..plan import LineUsage
-from ..state import Policy, QuotaLine
+from ..snapshot import Policy, QuotaLine
 from ..weights import over_per_weight
 from .nodes import Allocation
 

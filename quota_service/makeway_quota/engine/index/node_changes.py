@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
-from ..state import ADMITTED, Node, Workload
+from ..snapshot import ADMITTED, Node, Workload
 from .allocations import change, repack
 from .capacity import emptied
 from .cluster import Cluster

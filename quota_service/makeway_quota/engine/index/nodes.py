@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ..request import Need, Shape
-from ..state import GPU, Node, Placed, Placement, Pool, Workload
+from ..snapshot import GPU, Node, Placed, Placement, Pool, Workload
 
 UNLIMITED = 1 << 60
 _MOST_TOUCHED = 50_000

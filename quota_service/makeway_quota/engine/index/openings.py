@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ..request import Need
-from ..state import GPU
+from ..snapshot import GPU
 from .nodes import Allocation, NodeState, PoolState, hosts
 
 UNKNOWN = float("inf")

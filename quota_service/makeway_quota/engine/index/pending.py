@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, overload
 
 from ..plan import Code, Fact, Facts, Numbers, Waiting
-from ..state import Workload
+from ..snapshot import Workload
 
 
 @dataclass(frozen=True, slots=True)

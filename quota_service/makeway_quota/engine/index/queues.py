@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ..plan import Fact, Waiting
 from ..request import Need
-from ..state import Profile, Workload
+from ..snapshot import Profile, Workload
 from .cluster import Cluster
 from .ledger import Account
 from .nodes import PoolState

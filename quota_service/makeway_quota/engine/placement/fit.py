@@ -8,7 +8,7 @@ from ..index.cluster import Cluster
 from ..index.ledger import Account, LineState, kept_free
 from ..index.nodes import NodeState, Part, PoolState, pick
 from ..request import Need
-from ..state import GPU
+from ..snapshot import GPU
 from .pack_index import PackIndex
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..index.capacity import NodeCapacity
 from ..request import Shape
-from ..state import GPU
+from ..snapshot import GPU
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ..state import Workload
+from ..snapshot import Workload
 from .cluster import Allocation, Cluster
 from .placement import count_workers
 from .queues import closed, is_patient, may_borrow

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..index.nodes import UNLIMITED, devices_of, hosts, pick
 from ..request import Need, need_of
-from ..state import ADMITTED, GPU, LIVE, Node, Placed, Placement, Policy, Pool, Profile, Snapshot, Workload
+from ..snapshot import ADMITTED, GPU, LIVE, Node, Placed, Placement, Policy, Pool, Profile, Snapshot, Workload
 
 
 class Part(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..state import Workload
+from ..snapshot import Workload
 from .cluster import Cluster, Part
 from .decisions import Decisions
 from .holds import Hold, hold, outranked, starving

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..state import Workload
+from ..snapshot import Workload
 from .cluster import Allocation, Cluster, Part
 from .holds import Hold
 from .moves import Rearrangement

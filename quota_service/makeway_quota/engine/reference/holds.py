@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..index.nodes import UNLIMITED, hosts
 from ..request import Need
-from ..state import GPU, Workload
+from ..snapshot import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, Left
 from .queues import Queue, full_rank, waits_too_long
 from .quota import (

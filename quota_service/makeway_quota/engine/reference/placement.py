@@ -9,7 +9,7 @@ from ..index.nodes import UNLIMITED, devices_of, pick
 from ..placement.pack_index import rounded
 from ..placement.packing import Packing
 from ..request import Need, Shape, need_of
-from ..state import GPU, Node, Workload
+from ..snapshot import GPU, Node, Workload
 from .cluster import Cluster, Left, Part
 
 Ground = Mapping[str, Left]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..plan import Code, Evict, Fact, LineUsage, Move, Number, Plan, Refusal, Start, Waiting
-from ..state import GPU, Snapshot
+from ..snapshot import GPU, Snapshot
 from .cluster import Cluster, Part
 from .cycle import Cycle
 from .decisions import Decisions

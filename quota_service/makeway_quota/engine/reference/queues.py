@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..plan import Code
 from ..request import Need
-from ..state import Profile, Workload
+from ..snapshot import Profile, Workload
 from .cluster import Cluster
 from .quota import Request, owner_usage, shares
 

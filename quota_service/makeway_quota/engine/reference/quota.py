@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..state import WEIGHTS, QuotaLine
+from ..snapshot import WEIGHTS, QuotaLine
 from ..weights import over_per_weight
 from .cluster import Allocation, Cluster
 

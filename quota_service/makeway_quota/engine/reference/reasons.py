@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..index.nodes import UNLIMITED, hosts
 from ..plan import Code
 from ..request import Need
-from ..state import GPU
+from ..snapshot import GPU
 from .cluster import Cluster, Left
 from .decisions import Decisions
 from .queues import Queue

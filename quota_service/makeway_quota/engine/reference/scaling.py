@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..index.nodes import UNLIMITED, pick
 from ..plan import Code, Fact, Number, Scale
 from ..request import Need
-from ..state import GPU, Pool, Workload
+from ..snapshot import GPU, Pool, Workload
 from .cluster import Cluster, Left
 from .queues import Queue, key
 from .quota import PolicyLine, counts, covering, in_quota, limiting

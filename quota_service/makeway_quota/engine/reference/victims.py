@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..request import Need
-from ..state import Workload
+from ..snapshot import Workload
 from .cluster import Allocation, Cluster, Part
 from .placement import renumbered
 from .queues import Key, rank

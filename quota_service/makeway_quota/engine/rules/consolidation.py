@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ..index.nodes import Allocation, NodeState, Part, hosts
 from ..placement.fit import allowed, find
-from ..state import GPU
+from ..snapshot import GPU
 from .victims.preemptor import Preemptor
 
 _TRIES = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..index.ledger import Account, Ledger
 from ..index.nodes import PoolState
-from ..state import WEIGHTS
+from ..snapshot import WEIGHTS
 
 
 def within_fair_share(ledger: Ledger, account: Account, pool: PoolState, request: int) -> bool:

@@ -18,7 +18,7 @@ from ..index.openings import EVER, UNKNOWN, Opening
 from ..index.queues import Queue
 from ..placement.fit import static_quota
 from ..request import Need
-from ..state import GPU, Workload
+from ..snapshot import GPU, Workload
 from .fair_share import within_fair_share
 from .forecast import ends_at, limit_falls
 from .order import rank

@@ -9,7 +9,7 @@ from ..index.cluster import Cluster
 from ..index.ledger import Account
 from ..index.nodes import PoolState
 from ..index.queues import Queue
-from ..state import Profile, Workload
+from ..snapshot import Profile, Workload
 
 Key = tuple[object, ...]
 _NO_SHARES = (0,)

@@ -10,7 +10,7 @@ from ..index.ledger import Account, Ledger, LineState, kept_free
 from ..index.nodes import Allocation
 from ..placement.fit import static_quota
 from ..plan import LineUsage, TeamUsage
-from ..state import Snapshot
+from ..snapshot import Snapshot
 
 
 def line_usage(cluster: Cluster) -> tuple[LineUsage, ...]:

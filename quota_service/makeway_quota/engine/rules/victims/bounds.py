@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ...index.cluster import Cluster
 from ...index.nodes import Allocation, NodeState, Part, PoolState
 from ...request import Need
-from ...state import GPU, Workload
+from ...snapshot import GPU, Workload
 from .preemptor import FIRST, LIGHT, lost_work
 from .sets import STOP, Key, extra_workers
 

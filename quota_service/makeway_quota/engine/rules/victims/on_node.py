@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from ...index.nodes import Allocation, NodeState, hosts
-from ...state import GPU
+from ...snapshot import GPU
 from .one_by_one import in_order, one_by_one, smallest_first, steps_of
 from .preemptor import Preemptor
 from .sets import (

@@ -13,7 +13,7 @@ from ...index.cluster import Cluster
 from ...index.ledger import Account, LineState
 from ...index.nodes import Allocation, NodeState, PoolState
 from ...request import Need
-from ...state import Workload
+from ...snapshot import Workload
 from ..fair_share import fair_over
 from ..order import rank_in_profile
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ...index.nodes import Allocation, Part, PoolState
 from ...index.queues import closed_or_paused
 from ...placement.fit import allowed, find
-from ...state import Workload
+from ...snapshot import Workload
 from ..fair_share import within_fair_share
 from .preemptor import Preemptor, Right
 from .sets import STOP, Victim, Victims

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ...index.nodes import NodeState, Part, hosts
 from ...placement.fit import allowed, find
 from ...request import Need
-from ...state import GPU
+from ...snapshot import GPU
 from .preemptor import Preemptor
 from .sets import Victim, Victims
 

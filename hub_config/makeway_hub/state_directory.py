@@ -17,13 +17,13 @@ LISTENING = range(20_000, 32_768)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StateDirectory:
     """The state directory: MAKEWAY_STATE_DIR, or `var/`."""
 
     root: Path
 
     @classmethod
-    def of(cls, env: Mapping[str, str] = os.environ) -> State:
+    def of(cls, env: Mapping[str, str] = os.environ) -> StateDirectory:
         """Return the state directory of an environment; nothing is created."""
         return cls(Path(env.get("MAKEWAY_STATE_DIR") or "var").expanduser().absolute())
 
