@@ -55,7 +55,7 @@ def test_a_fresh_machine_without_node_is_set_up_and_then_left_alone(
     proxy = copy / "node_modules/configurable-http-proxy/bin/configurable-http-proxy"
     version = subprocess.run([node, proxy, "--version"], env=env, capture_output=True, text=True, check=True)
     assert version.stdout.startswith("5.3")
-    run = [copy / ".venv/bin/python", "-c", "from makeway_hub.node import proxy_command; print(*proxy_command())"]
+    run = [copy / ".venv/bin/python", "-c", "from makeway_hub.nodejs import proxy_command; print(*proxy_command())"]
     assert str(node) in subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
     second = subprocess.run(setup, cwd=copy, env=env, capture_output=True, text=True, check=True)
     assert second.stdout == "", "the second set-up finds nothing to do"

@@ -107,7 +107,7 @@ def test_a_port_is_chosen_that_no_outgoing_connection_takes(monkeypatch: pytest.
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
-        monkeypatch.setattr("makeway_hub.state.LISTENING", [port])
+        monkeypatch.setattr("makeway_hub.state_directory.LISTENING", [port])
         assert free_port() != port
 
 
