@@ -11,8 +11,8 @@ import uvicorn
 from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.config import load
 from makeway_quota.services import Caller
+from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.http_server import run, server_config

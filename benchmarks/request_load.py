@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.config import load
 from makeway_quota.services import Caller
+from makeway_quota.settings import load
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth

@@ -18,8 +18,8 @@ from pathlib import Path
 from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.config import load
 from makeway_quota.history.retention import DAY, Retention, keep_of
+from makeway_quota.settings import load
 from makeway_quota.store.records import NewDecision, NewWorkload, Submission
 
 from .measure import Measured
@@ -109,7 +109,7 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
     service = await Application.open(load(environ=settings), backend, clock=lambda: backend.now)
     retention = Retention(
         service.store,
-        keep_of(service.config),
+        keep_of(service.settings),
         backend.purge,
         lambda: service.loop.term,
         clock=lambda: backend.now,

@@ -48,7 +48,7 @@ def portal_settings() -> str:
 
 def service_settings() -> str:
     """Return every setting of the service with its variable, default and help."""
-    from makeway_quota.config import QuotaService
+    from makeway_quota.settings import QuotaService
 
     rows = [(variable, f"`{name}`", default, text) for name, variable, default, text in settings_of(QuotaService)]
     return table(["environment", "in a file: `c.QuotaService.`", "default", "meaning"], rows)

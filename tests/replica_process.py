@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 from makeway_quota.application import Application
-from makeway_quota.config import load
+from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.http_server import run, server_config

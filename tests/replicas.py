@@ -23,7 +23,7 @@ from makeway_api.client import AsyncClient
 from makeway_quota.application import Application
 from makeway_quota.backends.base import BackendError, NodeSeen, NoticeOrder, Seen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.config import load
+from makeway_quota.settings import load
 from running import SAMPLE, URL
 
 ORDERS = ("start", "notice", "kill", "forget", "purge")

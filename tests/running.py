@@ -16,9 +16,9 @@ from makeway_api.models import Job, JobRequest, Session, SessionRequest
 from makeway_quota.application import Application
 from makeway_quota.backends.base import Backend
 from makeway_quota.backends.local import LocalBackend
-from makeway_quota.config import load
 from makeway_quota.control.hub_client import HubApi
 from makeway_quota.services import Caller
+from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.settings import WebSettings

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO
 
 from .backends.base import Backend
-from .config import ServiceConfig
 from .control.change_feed import ChangeFeed
 from .control.components import Components
 from .control.hub_client import HubApi
@@ -25,6 +24,7 @@ from .control.world import World
 from .history.retention import Retention, keep_of
 from .policy import Document, PolicyInvalid, Sizes, read, rescale_text
 from .services import Services
+from .settings import ServiceSettings
 from .store.errors import Conflict
 from .store.store import Store, open_store
 
@@ -42,7 +42,7 @@ class Application:
     """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
     def __init__(self, parts: Components, lock: IO[str] | None = None) -> None:
-        self.config = parts.config
+        self.settings = parts.settings
         self.store = parts.store
         self.backend = parts.backend
         self.world = parts.world
@@ -54,7 +54,7 @@ class Application:
         self.loop = Loop(parts)
         self.retention = Retention(
             parts.store,
-            keep_of(parts.config),
+            keep_of(parts.settings),
             self.loop.actuator.purge,
             lambda: self.leader.term,
             clock=parts.clock,
@@ -68,7 +68,7 @@ class Application:
     @classmethod
     async def open(
         cls,
-        config: ServiceConfig,
+        settings: ServiceSettings,
         backend: Backend,
         hub: HubApi | None = None,
         clock: Callable[[], float] = time.time,
@@ -78,15 +78,17 @@ class Application:
         Where the database or the backend serves one replica only, the leader's lock is taken here: AlreadyRunning if
         another service has it.
         """
-        lock = None if backend.shared else take_state_dir(config.state_dir)
+        lock = None if backend.shared else take_state_dir(settings.state_dir)
         store: Store | None = None
         leader: Leader | None = None
         try:
-            store = await asyncio.to_thread(open_store, config.db_url, config.artifacts_dir, config.large_file_bytes)
-            leader = Leader(store.leader_lock(config.leader_seconds), config.leader_seconds)
+            store = await asyncio.to_thread(
+                open_store, settings.db_url, settings.artifacts_dir, settings.large_file_bytes
+            )
+            leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds)
             if not (store.shared and backend.shared):
-                await _lead_alone(leader, config)
-            parts = await _components(config, store, backend, leader, hub, clock)
+                await _lead_alone(leader, settings)
+            parts = await _components(settings, store, backend, leader, hub, clock)
         except BaseException:
             if leader is not None:
                 await leader.close()
@@ -135,7 +137,7 @@ class Application:
             self._lock.close()
 
 
-async def _lead_alone(leader: Leader, config: ServiceConfig) -> None:
+async def _lead_alone(leader: Leader, settings: ServiceSettings) -> None:
     """Take the leader's lock for a service that cannot share its database or its backend with another."""
     deadline = time.monotonic() + PATIENCE
     while not await leader.acquire():
@@ -148,7 +150,7 @@ async def _lead_alone(leader: Leader, config: ServiceConfig) -> None:
 
 
 async def _components(
-    config: ServiceConfig,
+    settings: ServiceSettings,
     store: Store,
     backend: Backend,
     leader: Leader,
@@ -159,15 +161,15 @@ async def _components(
     last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
     await backend.open()
     seen = await backend.observe()
-    document, version = await asyncio.to_thread(current_policy, store, config, clock(), partial(sizes, seen.nodes))
-    world = World(store, document, version, clock, config.start_deadline_seconds)
+    document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
+    world = World(store, document, version, clock, settings.start_deadline_seconds)
     world.see(seen)
     servers = None if hub is None else HubServers(hub)
-    leases = Leases(config.lease_seconds, servers)
+    leases = Leases(settings.lease_seconds, servers)
     feed = ChangeFeed(store, world, leases, leader, last, clock) if store.shared else None
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
-    return Components(config, store, backend, world, leases, leader, servers, feed, clock)
+    return Components(settings, store, backend, world, leases, leader, servers, feed, clock)
 
 
 def take_state_dir(state_dir: Path) -> IO[str]:
@@ -186,11 +188,11 @@ def take_state_dir(state_dir: Path) -> IO[str]:
     )
 
 
-def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes) -> tuple[Document, int]:
+def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: Sizes) -> tuple[Document, int]:
     """Return the document in force; an empty database gets the policy file, scaled to the machine's `sizes`."""
     current = store.policy_current()
     if current is None:
-        text, source = seed_text(config)
+        text, source = seed_text(settings)
         comment = f"seeded from {Path(source).name}"
         rescaled = _seed(text, source, sizes)
         if rescaled != text:
@@ -198,7 +200,7 @@ def current_policy(store: Store, config: ServiceConfig, now: float, sizes: Sizes
         try:
             current = store.add_policy(text, "makeway", comment, 0, now)
         except Conflict:  # another replica started at the same time
-            return current_policy(store, config, now, sizes)
+            return current_policy(store, settings, now, sizes)
     try:
         return read(current.document, f"policy version {current.version}"), current.version
     except PolicyInvalid:
@@ -220,18 +222,18 @@ def _seed(text: str, source: str, sizes: Sizes) -> str:
     return rescaled
 
 
-def seed_text(config: ServiceConfig) -> tuple[str, str]:
+def seed_text(settings: ServiceSettings) -> tuple[str, str]:
     """Return the text that an empty database is seeded with, and its source."""
-    if config.policy_file is None:
+    if settings.policy_file is None:
         raise ValueError(
             "The database has no policy document yet: name one to start with in MAKEWAY_POLICY_FILE "
             "(hub_config/policy.yaml is a sample)."
         )
     try:
-        return config.policy_file.read_text(encoding="utf-8"), str(config.policy_file)
+        return settings.policy_file.read_text(encoding="utf-8"), str(settings.policy_file)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ValueError(
-            f"The policy file {config.policy_file} that Makeway starts with cannot be read: {why}. "
+            f"The policy file {settings.policy_file} that Makeway starts with cannot be read: {why}. "
             "Mend it, or name another one in MAKEWAY_POLICY_FILE."
         ) from None

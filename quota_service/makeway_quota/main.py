@@ -19,7 +19,7 @@ import uvicorn
 
 from . import __version__
 from .backends.base import Backend
-from .config import ServiceConfig, load
+from .settings import ServiceSettings, load
 
 log = logging.getLogger("makeway.main")
 
@@ -150,9 +150,9 @@ def _policy_validate(args: argparse.Namespace) -> int:
 def _upgrade(args: argparse.Namespace) -> int:
     from .store.store import open_store
 
-    config = load(args.config)
-    config.state_dir.mkdir(parents=True, exist_ok=True)
-    open_store(config.db_url).close()
+    settings = load(args.config)
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    open_store(settings.db_url).close()
     print("The database is up to date.")
     return 0
 
@@ -166,12 +166,12 @@ def _snapshot(args: argparse.Namespace) -> int:
         from .control.world import World
         from .store.store import open_store
 
-        config = load(args.config)
-        store = open_store(config.db_url)
-        backend = make_backend(config)
+        settings = load(args.config)
+        store = open_store(settings.db_url)
+        backend = make_backend(settings)
         now = time.time()
         seen = await backend.observe()
-        world = World(store, *current_policy(store, config, now, partial(sizes, seen.nodes)))
+        world = World(store, *current_policy(store, settings, now, partial(sizes, seen.nodes)))
         world.see(seen)
         text = write_snapshot(world.snapshot(await world.rows(), now), args.format)
         store.close()
@@ -187,28 +187,28 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         from .web.http_server import run
 
-        config = load(args.config)
-        trouble = config.state_dir / TROUBLE
-        return run(serve(config, ready=lambda: trouble.unlink(missing_ok=True)))
+        settings = load(args.config)
+        trouble = settings.state_dir / TROUBLE
+        return run(serve(settings, ready=lambda: trouble.unlink(missing_ok=True)))
     except Exception as error:
         with suppress(OSError):
             trouble.write_text(f"{error}\n" if str(error) else f"{type(error).__name__}\n", encoding="utf-8")
         raise
 
 
-def make_backend(config: ServiceConfig) -> Backend:
+def make_backend(settings: ServiceSettings) -> Backend:
     """Return the backend that runs the jobs: the processes of this machine."""
     from .backends.local import LocalBackend
 
     return LocalBackend(
-        config.state_dir,
-        virtual_gpus=config.virtual_gpus,
-        virtual_nodes=config.virtual_nodes,
-        system_users=config.mode == "system",
+        settings.state_dir,
+        virtual_gpus=settings.virtual_gpus,
+        virtual_nodes=settings.virtual_nodes,
+        system_users=settings.mode == "system",
     )
 
 
-async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: None) -> int:
+async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda: None) -> int:
     """Serve until a signal, or until the Hub that started this process is gone; return the exit status.
 
     `ready` is called once the service leads or follows and is about to listen.
@@ -219,18 +219,18 @@ async def serve(config: ServiceConfig, ready: Callable[[], object] = lambda: Non
     from .web.http_server import server_config
     from .web.settings import WebSettings
 
-    hub = HubApi(config.hub_api_url, config.api_token) if config.hub_api_url else None
-    service = await Application.open(config, make_backend(config), hub)
-    app = create_app(service.services, WebSettings.of(config))
-    settings = server_config(app, host=config.host, port=config.port, timeout_graceful_shutdown=2)
-    server = _Server(settings, app.state.streams.close)
+    hub = HubApi(settings.hub_api_url, settings.api_token) if settings.hub_api_url else None
+    service = await Application.open(settings, make_backend(settings), hub)
+    app = create_app(service.services, WebSettings.of(settings))
+    server_settings = server_config(app, host=settings.host, port=settings.port, timeout_graceful_shutdown=2)
+    server = _Server(server_settings, app.state.streams.close)
     await service.start()
     ready()
-    log.info("Serving at http://%s:%s%s", config.host, config.port, config.prefix)
+    log.info("Serving at http://%s:%s%s", settings.host, settings.port, settings.prefix)
     try:
         await server.run_until_signal()
     finally:
-        stop_jobs = not (config.keep or server.orphaned or service.backend.shared)
+        stop_jobs = not (settings.keep or server.orphaned or service.backend.shared)
         await service.stop(stop_jobs=stop_jobs)
     return 0
 
@@ -249,8 +249,8 @@ def _hub() -> int | None:
 class _Server(uvicorn.Server):
     """Uvicorn that ends on SIGTERM, SIGINT, or with the Hub that started it."""
 
-    def __init__(self, config: uvicorn.Config, close_streams: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, settings: uvicorn.Config, close_streams: Callable[[], None]) -> None:
+        super().__init__(settings)
         self.orphaned = False
         self._close_streams = close_streams
         self._parent = _hub()

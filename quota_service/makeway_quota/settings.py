@@ -14,7 +14,7 @@ from traitlets.config.loader import PyFileConfigLoader
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceConfig:
+class ServiceSettings:
     """The service's settings as plain values; durations are seconds, sizes bytes."""
 
     state_dir: Path
@@ -171,7 +171,7 @@ class QuotaService(Configurable):
     ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
 
 
-def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceConfig:
+def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceSettings:
     """Read the settings; ValueError names the setting that is wrong and what it accepts."""
     env = dict(os.environ if environ is None else environ)
     config = Config()
@@ -182,12 +182,12 @@ def load(config_file: str | None = None, environ: dict[str, str] | None = None) 
     return _plain(service, env)
 
 
-def _plain(service: QuotaService, env: dict[str, str]) -> ServiceConfig:
+def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
     state_dir = Path(service.state_dir).expanduser().absolute()
     url = urlparse(env.get("JUPYTERHUB_SERVICE_URL", "") or "http://127.0.0.1:8765")
     prefix = env.get("JUPYTERHUB_SERVICE_PREFIX", "/services/makeway/")
     host, port = url.hostname or "127.0.0.1", url.port or 8765
-    return ServiceConfig(
+    return ServiceSettings(
         state_dir=state_dir,
         db_url=service.db_url or f"sqlite:///{state_dir / 'makeway.sqlite'}",
         policy_file=Path(service.policy_file).expanduser().absolute() if service.policy_file else None,

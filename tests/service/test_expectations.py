@@ -133,7 +133,7 @@ async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -
         await run.job(job.id, "running")
         await run.service.stop(stop_jobs=False)
         backend.shows = backend.synced = False
-        again = await Application.open(run.service.config, backend)
+        again = await Application.open(run.service.settings, backend)
         await again.start()
         run.service = again
         await run.until(lambda: again.loop.cycles > 5, "cycles pass")

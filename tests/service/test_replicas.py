@@ -14,7 +14,7 @@ import pytest
 from makeway_api.models import Event, Job, JobRequest, PolicyRequest, SessionRequest
 from makeway_quota.application import AlreadyRunning, Application
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.config import load
+from makeway_quota.settings import load
 from postgres import Network, empty_database, network
 from replicas import LEADER_SECONDS, SharedBackend, opened, settings, shared_backend
 from running import IDLE, PEOPLE

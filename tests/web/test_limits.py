@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from makeway_quota.config import load
+from makeway_quota.settings import load
 from makeway_quota.web.auth import Authenticator, TokenAuth
 from makeway_quota.web.limits import Limits
 from makeway_quota.web.settings import WebSettings

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ..backends.base import Backend
-from ..config import ServiceConfig
+from ..settings import ServiceSettings
 from ..store.store import Store
 from .change_feed import ChangeFeed
 from .cycle_gate import CycleGate
@@ -22,7 +22,7 @@ from .world import World
 class Components:
     """The parts of one service. `clock` returns Unix seconds; `feed` is None where there is one replica only."""
 
-    config: ServiceConfig
+    settings: ServiceSettings
     store: Store
     backend: Backend
     world: World

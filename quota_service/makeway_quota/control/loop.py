@@ -63,8 +63,8 @@ class Loop:
         self.feed = parts.feed
         self.gate = parts.gate
         self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers)
-        self.tick = parts.config.tick_seconds
-        self.lost_budget = parts.config.max_failures_lost
+        self.tick = parts.settings.tick_seconds
+        self.lost_budget = parts.settings.max_failures_lost
         self.clock = parts.clock
         self._threads = parts.threads
         self.term: int | None = None

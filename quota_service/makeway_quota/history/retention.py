@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..backends.base import BackendError
-from ..config import ServiceConfig
+from ..settings import ServiceSettings
 from ..store.contents import Collected
 from ..store.errors import NotLeading, StoreError
 from ..store.pruning import Sweep
@@ -54,11 +54,11 @@ class Keep:
     keys: float = DAY
 
 
-def keep_of(config: ServiceConfig) -> Keep:
+def keep_of(settings: ServiceSettings) -> Keep:
     """Return what the settings say is kept."""
-    days = config.keep_workloads_days, config.keep_decisions_days, config.keep_events_days
+    days = settings.keep_workloads_days, settings.keep_decisions_days, settings.keep_events_days
     workloads, decisions, events = (each * DAY for each in days)
-    return Keep(workloads, decisions, events, config.keep_events, config.keep_keys_hours * 3600)
+    return Keep(workloads, decisions, events, settings.keep_events, settings.keep_keys_hours * 3600)
 
 
 @dataclass(slots=True)

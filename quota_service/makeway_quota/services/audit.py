@@ -115,7 +115,7 @@ class AuditService:
         context = self._context
         broken, away = context.store.failure(), context.store.contents.failure()
         age = context.world.age()
-        cycles = age is not None and age < 10 * context.config.tick_seconds
+        cycles = age is not None and age < 10 * context.settings.tick_seconds
         failure = context.world.failure
         loop = f"last cycle {age:.0f} s ago" if age is not None else "no cycle yet"
         return Health(

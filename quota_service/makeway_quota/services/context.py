@@ -11,13 +11,13 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from ..backends.base import Backend
-from ..config import ServiceConfig
 from ..control.components import Components
 from ..control.cycle_gate import CycleGate
 from ..control.leases import Leases
 from ..control.read_model import ReadModels
 from ..control.world import World
 from ..policy import Document
+from ..settings import ServiceSettings
 from ..store.records import Workload
 from ..store.store import Store
 from .caller import Caller
@@ -39,7 +39,7 @@ FILE_READS = 2
 class Context:
     """The parts that requests work with. Requests never use asyncio's default executor: the loop plans there."""
 
-    config: ServiceConfig
+    settings: ServiceSettings
     store: Store
     backend: Backend
     world: World
@@ -58,9 +58,9 @@ class Context:
     @classmethod
     def of(cls, parts: Components, wake: Callable[[], None]) -> Context:
         """Make the context of a service."""
-        config = parts.config
+        settings = parts.settings
         return cls(
-            config=config,
+            settings=settings,
             store=parts.store,
             backend=parts.backend,
             world=parts.world,
@@ -71,9 +71,9 @@ class Context:
             gate=parts.gate,
             limits=UserLimits(
                 parts.store,
-                pending=config.max_pending_jobs,
-                submissions=config.max_submissions_per_minute,
-                followers=config.max_log_followers,
+                pending=settings.max_pending_jobs,
+                submissions=settings.max_submissions_per_minute,
+                followers=settings.max_log_followers,
             ),
         )
 

@@ -28,7 +28,7 @@ class JobAccess:
         if row is None and (removal := await context.call(context.store.pruning.removed, id)) is not None:
             own = removal.owner == caller.name
             if removal.kind == "job" and (teams is None or own or removal.team in teams):
-                raise removed(f"The job “{id[:80]}”", context.config.keep_workloads_days)
+                raise removed(f"The job “{id[:80]}”", context.settings.keep_workloads_days)
         if row is None or row.kind != "job" or not visible:
             raise refuse(f"There is no job “{id[:80]}” that you may see.", "not_found", 404)
         return row
@@ -59,7 +59,7 @@ class JobAccess:
 
         In demo mode a team shares its work; in system mode the API shows no more than the file system does.
         """
-        if self._context.config.mode != "system" or row.owner == caller.name:
+        if self._context.settings.mode != "system" or row.owner == caller.name:
             return True
         return self._context.manages(caller, row.team)
 

@@ -102,7 +102,7 @@ class OutputService:
             part = await self._context.backend.result_part(id, row.attempt, 0, 0)
         if part is None:
             return None
-        size, most = part[1], self._context.config.max_result_bytes
+        size, most = part[1], self._context.settings.max_result_bytes
         if most and size > most:
             raise refuse(
                 f"The result of {row.name} has {size // 1_000_000} MB, and {most // 1_000_000} MB is the most that is "

@@ -12,20 +12,20 @@ from .times import when
 
 async def retention_report(context: Context) -> RetentionReport:
     """Return the settings with the figures of the last pass; before the first pass without figures."""
-    config = context.config
+    settings = context.settings
     last = await context.call(context.store.pruning.last)
     report: dict[str, Any] = last.report if last else {}
     holdings: dict[str, Any] = report.get("holdings", {})
     days = {
-        "workloads": config.keep_workloads_days,
-        "decisions": config.keep_decisions_days,
-        "events": config.keep_events_days,
+        "workloads": settings.keep_workloads_days,
+        "decisions": settings.keep_decisions_days,
+        "events": settings.keep_events_days,
     }
     kept = [
         Kept(
             kind=kind,
             days=kept_days or None,
-            most=config.keep_events if kind == "events" else None,
+            most=settings.keep_events if kind == "events" else None,
             count=holdings.get(kind, {}).get("count", 0),
             oldest=when(holdings.get(kind, {}).get("oldest")),
         )

@@ -201,7 +201,7 @@ class SessionService:
         facts = context.document.profile_facts.get(row.profile)
         titles = (facts.title if facts else row.profile, context.title(row.team))
         virtual = context.world.virtual and row.gpus > 0
-        return views.session(row, virtual=virtual, url=context.config.public_url, titles=titles)
+        return views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles)
 
 
 def _beyond_cap(user: str, full: TooMany) -> MakewayError:

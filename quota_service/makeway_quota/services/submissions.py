@@ -121,7 +121,7 @@ class SubmissionService:
 
     async def _files(self, request: JobRequest) -> DecodedFiles:
         context = self._context
-        return await context.call(read_files, request, context.config.max_files_bytes)
+        return await context.call(read_files, request, context.settings.max_files_bytes)
 
     async def _keep(self, files: Files) -> None:
         """Write large files, once the limits allow the submission; here no other submission waits for them."""

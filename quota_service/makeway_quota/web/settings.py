@@ -6,7 +6,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 
-from ..config import ServiceConfig
+from ..settings import ServiceSettings
 
 JSON_OVERHEAD = 12 * 2**20
 """Bytes of a submission besides its files: the source, the command, names"""
@@ -58,14 +58,14 @@ class WebSettings:
         object.__setattr__(self, "auth_cache_seconds", min(max(self.auth_cache_seconds, 1), 10))
 
     @classmethod
-    def of(cls, config: ServiceConfig) -> WebSettings:
+    def of(cls, settings: ServiceSettings) -> WebSettings:
         """Return the settings that follow from those of the service."""
         return cls(
-            prefix=config.prefix,
-            hub_base=config.hub_base_url,
-            secret=(config.ticket_secret or os.urandom(32).hex()).encode(),
-            job_bytes=job_bytes(config.max_files_bytes),
-            streams_per_user=config.max_streams,
+            prefix=settings.prefix,
+            hub_base=settings.hub_base_url,
+            secret=(settings.ticket_secret or os.urandom(32).hex()).encode(),
+            job_bytes=job_bytes(settings.max_files_bytes),
+            streams_per_user=settings.max_streams,
         )
 
     @property
