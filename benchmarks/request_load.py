@@ -90,10 +90,10 @@ async def large_service(
         }
         seen = [NodeSeen(f"n{at:05}", "gpu", tuple(range(DEVICES)), model="H100") for at in range(nodes)]
         service = await Application.open(load(environ=environ), MemoryBackend(seen, real_time=True))
-        now = service.clock()
+        now = service.components.clock()
         for at in range(0, running + pending, 2000):
             new = jobs(running, pending, size)[at : at + 2000]
-            service.store.add_workloads([(each, (), None) for each in new], now=now + at * 1e-3)
+            service.components.store.add_workloads([(each, (), None) for each in new], now=now + at * 1e-3)
         await service.start()
         app = create_app(service.services, WebSettings(secret=SECRET), TokenAuth(people()))
         transport = httpx2.ASGITransport(app=app)

@@ -61,7 +61,7 @@ async def decided(service: Application, running: int) -> None:
     """Wait until so many jobs run and all others have their first decision."""
     feed = service.services.feed
     while True:
-        rows = (await service.world.rows()).values()
+        rows = (await service.components.world.rows()).values()
         if sum(row.state == "running" for row in rows) >= running and all(row.reason_code for row in rows):
             return
         await feed.changed(feed.mark(), 0.5)
@@ -69,9 +69,9 @@ async def decided(service: Application, running: int) -> None:
 
 async def touch(service: Application) -> None:
     """Change one running job, as a checkpoint does, so that no answer of before is still valid."""
-    row = next(row for row in (await service.world.watched()).values() if row.state == "running")
+    row = next(row for row in (await service.components.world.watched()).values() if row.state == "running")
     change = Change(row.id, {"checkpoint_step": (row.checkpoint_step or 0) + 1})
-    await asyncio.to_thread(service.store.commit, [change], now=service.clock())
+    await asyncio.to_thread(service.components.store.commit, [change], now=service.components.clock())
 
 
 async def _answer(service: Application, client: httpx2.AsyncClient, path: str) -> float:

@@ -108,16 +108,16 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
     backend = FolderBackend(folder / "jobs", [NodeSeen(f"n{n}", "main", tuple(range(8))) for n in range(NODES)], rng)
     service = await Application.open(load(environ=settings), backend, clock=lambda: backend.now)
     retention = Retention(
-        service.store,
-        keep_of(service.settings),
+        service.components.store,
+        keep_of(service.components.settings),
         backend.purge,
         lambda: service.loop.term,
         clock=lambda: backend.now,
         monotonic=lambda: backend.now,
         rest=0.0,
     )
-    assert service.leader.term is not None, "on SQLite a service leads from the moment it is opened"
-    await service.loop.take_over(service.leader.term)
+    assert service.components.leader.term is not None, "on SQLite a service leads from the moment it is opened"
+    await service.loop.take_over(service.components.leader.term)
     found = []
     steps = round(DAY / step)
     submitted = 0
@@ -158,7 +158,7 @@ def submit(service: Application, numbers: range, rng: random.Random) -> None:
         said = NewDecision("submit", new.id, team, owner, "job", f"{owner} submits {new.name}.", {"gpus": gpus})
         given.append(Submission(new, [("train.py", b"# a script\n" * 50 + str(number % 5000).encode(), False)], said))
     if given:
-        service.store.add_workloads(given, now=service.clock())
+        service.components.store.add_workloads(given, now=service.components.clock())
 
 
 def measured(day: int, jobs: int, service: Application, folder: Path, longest: float) -> Day:
@@ -166,10 +166,10 @@ def measured(day: int, jobs: int, service: Application, folder: Path, longest: f
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    held = service.store.pruning.holdings()
+    held = service.components.store.pruning.holdings()
     folders = sum(1 for _ in os.scandir(folder / "jobs"))
     ended = int(held["workloads"]["count"] or 0)
-    return Day(day, jobs, ended, service.store.size(), resident, folders, longest)
+    return Day(day, jobs, ended, service.components.store.size(), resident, folders, longest)
 
 
 def run(days: int, jobs: int, kept_days: float, step: float = STEP) -> list[Day]:

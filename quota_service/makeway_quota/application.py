@@ -41,27 +41,18 @@ class AlreadyRunning(Exception):
 class Application:
     """One running replica of the quota service; `start` makes it lead or follow, `stop` ends it."""
 
-    def __init__(self, parts: Components, lock: IO[str] | None = None) -> None:
-        self.settings = parts.settings
-        self.store = parts.store
-        self.backend = parts.backend
-        self.world = parts.world
-        self.leases = parts.leases
-        self.leader = parts.leader
-        self.servers = parts.servers
-        self.feed = parts.feed
-        self.clock = parts.clock
-        self.loop = Loop(parts)
+    def __init__(self, components: Components, lock: IO[str] | None = None) -> None:
+        self.components = components
+        self.loop = Loop(components)
         self.retention = Retention(
-            parts.store,
-            keep_of(parts.settings),
+            components.store,
+            keep_of(components.settings),
             self.loop.actuator.purge,
-            lambda: self.leader.term,
-            clock=parts.clock,
-            threads=parts.threads,
+            lambda: components.leader.term,
+            clock=components.clock,
+            threads=components.threads,
         )
-        self.services = Services.of(parts, self.loop.wake)
-        self._threads = parts.threads
+        self.services = Services.of(components, self.loop.wake)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -88,7 +79,7 @@ class Application:
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds)
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
-            parts = await _components(settings, store, backend, leader, hub, clock)
+            components = await _components(settings, store, backend, leader, hub, clock)
         except BaseException:
             if leader is not None:
                 await leader.close()
@@ -97,42 +88,44 @@ class Application:
             if lock is not None:
                 lock.close()
             raise
-        return cls(parts, lock)
+        return cls(components, lock)
 
     async def start(self) -> None:
         """Lead, or follow until the leader is gone."""
+        components = self.components
         await self.services.context.learn_limits()
         wake = self.loop.wake
-        self.leader.on_change(wake)
-        if self.feed is not None:
-            self.feed.on_change(wake)
-            self._tasks.append(asyncio.create_task(self.feed.run()))
-        if self.servers is not None:
-            self.servers.on_change(wake)
-        if self.leader.term is None and not self.store.shared:
-            await self.leader.acquire()
+        components.leader.on_change(wake)
+        if components.feed is not None:
+            components.feed.on_change(wake)
+            self._tasks.append(asyncio.create_task(components.feed.run()))
+        if components.servers is not None:
+            components.servers.on_change(wake)
+        if components.leader.term is None and not components.store.shared:
+            await components.leader.acquire()
         self._tasks += [
-            asyncio.create_task(self.leader.run()),
+            asyncio.create_task(components.leader.run()),
             asyncio.create_task(self.retention.run()),
             asyncio.create_task(self.loop.run()),
         ]
 
     async def stop(self, *, stop_jobs: bool) -> None:
         """Stop leading or following; with `stop_jobs` a leader first lets all jobs save and return to the queue."""
+        components = self.components
         self.loop.stop()
         await asyncio.gather(*self._tasks[-1:], return_exceptions=True)  # the loop ends its cycle first
         await self.loop.close(stop_jobs=stop_jobs)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.servers is not None:
-            await self.servers.close()
+        if components.servers is not None:
+            await components.servers.close()
         self.services.close()
-        await self.leader.close()
-        if self.feed is not None:
-            await self.feed.close()
-        self._threads.shutdown(wait=False)
-        await asyncio.to_thread(self.store.close)
+        await components.leader.close()
+        if components.feed is not None:
+            await components.feed.close()
+        components.threads.shutdown(wait=False)
+        await asyncio.to_thread(components.store.close)
         if self._lock is not None:
             self._lock.close()
 

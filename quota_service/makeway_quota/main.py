@@ -230,7 +230,7 @@ async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda:
     try:
         await server.run_until_signal()
     finally:
-        stop_jobs = not (settings.keep or server.orphaned or service.backend.shared)
+        stop_jobs = not (settings.keep or server.orphaned or service.components.backend.shared)
         await service.stop(stop_jobs=stop_jobs)
     return 0
 

@@ -187,7 +187,7 @@ async def test_what_was_borrowed_outlives_the_service(tmp_path: Path) -> None:
     policy = SAMPLE.read_text().replace("settings:", "settings:\n  history_half_life: 3600")
     assert "history_half_life" in policy
     async with running(tmp_path, policy, MAKEWAY_TICK_SECONDS=0.2) as run:
-        change_set = run.service.world.accounting
+        change_set = run.service.components.world.accounting
         change_set.clock = clock
         for at in range(3):
             job = await run.submit("ana", f"train {at}", profile="gpu3")
@@ -205,12 +205,12 @@ async def test_what_was_borrowed_outlives_the_service(tmp_path: Path) -> None:
         current = await run.client("root").policy()
         off = current.document.replace("history_half_life: 3600", "history_half_life: 0")
         await run.client("root").policy_apply(off, base=current.version)
-        await run.until(lambda: not run.service.store.histories()[0], "the history is forgotten")
+        await run.until(lambda: not run.service.components.store.histories()[0], "the history is forgotten")
         assert await history(run, "rnd") == 0
 
 
 async def history(run: Running, team: str) -> int:
-    snapshot = run.service.world.snapshot(await run.service.world.rows(), 0.0)
+    snapshot = run.service.components.world.snapshot(await run.service.components.world.rows(), 0.0)
     return next(p.history for p in snapshot.policies if p.name == team)
 
 

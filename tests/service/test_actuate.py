@@ -73,7 +73,7 @@ async def test_a_job_that_cannot_be_started_fails_alone(tmp_path: Path, error: E
         assert failed.message == f"“ill” of ana could not be started: {said}"
         assert failed.reason is not None
         assert failed.reason.code == "could_not_start"
-        assert run.service.world.failure is None
+        assert run.service.components.world.failure is None
         assert (await run.used())["rnd"] == 3, "its GPUs are free"
 
 
@@ -102,7 +102,7 @@ async def test_orders_that_fail_are_repeated_and_block_no_others(
             await run.job(jobs[0].id, "cancelled")
             backend.broken["forget"].clear()
             await run.until(lambda: not backend.attempts, "all is forgotten")
-            assert run.service.world.failure is None
+            assert run.service.components.world.failure is None
     said = [r.getMessage() for r in caplog.records if "could not be" in r.getMessage()]
     assert len(said) == len(set(said)), "each only once"
     assert any("could not be given its notice: No space left" in line for line in said)

@@ -29,8 +29,8 @@ async def test_a_database_that_fails_is_a_503_that_says_when_to_repeat(
         def fails(*_: object, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(run.service.store, "add_workloads", fails)
-        monkeypatch.setattr(run.service.store, "workloads", fails)
+        monkeypatch.setattr(run.service.components.store, "add_workloads", fails)
+        monkeypatch.setattr(run.service.components.store, "workloads", fails)
         with pytest.raises(MakewayError, match=said) as submitting:
             await run.submit("ana", "train", profile="gpu1")
         with pytest.raises(MakewayError, match=said) as listing:

@@ -89,15 +89,16 @@ async def test_the_engine_gets_the_run_times_of_past_work(tmp_path: Path) -> Non
             assert held.expected is None, f"only {at} are known"
             await run.client("ana").cancel(job.id)
             await run.job(job.id, "cancelled")
-        run.service.world.durations.add([PastRun("rnd", "ana", "gpu3", 3600.0)])  # for when it has outrun the others
+        # For when it has outrun the others.
+        run.service.components.world.durations.add([PastRun("rnd", "ana", "gpu3", 3600.0)])
         job = await run.submit("ana", "train", profile="gpu3")
         await run.job(job.id, "running")
         held = await shown(run.service, job.id)
-        ran = [each.seconds for each in run.service.store.past_runs()]
+        ran = [each.seconds for each in run.service.components.store.past_runs()]
         assert len(ran) == 3
         assert held.expected in (*ran, 3600.0)
 
 
 async def shown(service: Application, id: str) -> EngineWorkload:
-    rows = await service.world.rows()
-    return next(w for w in service.world.snapshot(rows, 0.0).workloads if w.id == id)
+    rows = await service.components.world.rows()
+    return next(w for w in service.components.world.snapshot(rows, 0.0).workloads if w.id == id)

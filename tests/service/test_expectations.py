@@ -93,7 +93,7 @@ async def test_a_deleted_attempt_is_lost_and_the_next_one_starts(tmp_path: Path)
         del backend.attempts[job.id, 1]
         await run.until(lambda: (job.id, 2) in backend.attempts, "a second attempt is started")
         assert (job.id, 1) not in backend.attempts, "the first one is not started again"
-        attempts = [(a.number, a.outcome) for a in run.service.store.attempts(job.id)]
+        attempts = [(a.number, a.outcome) for a in run.service.components.store.attempts(job.id)]
         assert attempts == [(1, "lost"), (2, None)]
 
 
@@ -133,14 +133,14 @@ async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -
         await run.job(job.id, "running")
         await run.service.stop(stop_jobs=False)
         backend.shows = backend.synced = False
-        again = await Application.open(run.service.settings, backend)
+        again = await Application.open(run.service.components.settings, backend)
         await again.start()
         run.service = again
         await run.until(lambda: again.loop.cycles > 5, "cycles pass")
-        assert (await again.world.rows())[job.id].attempt == 1
+        assert (await again.components.world.rows())[job.id].attempt == 1
         backend.shows = backend.synced = True
-        await run.until(lambda: again.world.observed.synced, "the list is complete")
-        assert (await again.world.rows())[job.id].state == "running"
+        await run.until(lambda: again.components.world.observed.synced, "the list is complete")
+        assert (await again.components.world.rows())[job.id].state == "running"
         assert backend.orders == 1
 
 

@@ -101,7 +101,7 @@ async def held(run: Running, hub: FakeHub, **ask: object) -> Workload:
     assert session.phase == "granted"
     hub.start("ana")
     await run.client("spawner").session_started(session.id)
-    return (await run.service.world.rows())[session.id]
+    return (await run.service.components.world.rows())[session.id]
 
 
 @pytest.mark.covers("F40")
@@ -116,7 +116,7 @@ async def test_a_session_holds_its_gpus_until_the_hub_lists_its_server_no_more(t
         job = await run.submit("bo", "owner", profile="gpu3")
         await hub.until(1, "DELETE /hub/api/users/ana/server")
         await hub.until(3, "GET /hub/api/users/ana")  # it was listed as stopping, again and again
-        row = (await run.service.world.rows())[session.id]
+        row = (await run.service.components.world.rows())[session.id]
         assert (row.state, row.placement) == ("checkpointing", session.placement), "202 is not stopped"
         assert (await run.job(job.id)).state.value == "pending"
         assert backend.starts == 0
@@ -138,7 +138,7 @@ async def test_a_stop_that_the_hub_refuses_is_repeated(tmp_path: Path, monkeypat
         hub.status = 500
         job = await run.submit("bo", "owner", profile="gpu3")
         await hub.until(2, "DELETE /hub/api/users/ana/server")
-        assert (await run.service.world.rows())[session.id].placement == session.placement
+        assert (await run.service.components.world.rows())[session.id].placement == session.placement
         hub.status = None
         await run.job(job.id, "running")
         assert (await run.client("spawner").session(session.id)).phase == "over"
@@ -163,7 +163,7 @@ async def test_no_decision_waits_for_a_hub_that_hangs(tmp_path: Path) -> None:
             await run.job(job.id, "succeeded")
             slowest = max(slowest, time.monotonic() - asked)
         assert slowest < 30, "a decision waited for the Hub, which hangs for 60 s"
-        rows = await run.service.world.rows()
+        rows = await run.service.components.world.rows()
         assert rows[session.id].placement == session.placement
         assert rows[other.id].live, "nothing is concluded while the Hub is silent"
         assert (await run.job(owner.id)).state.value == "pending"

@@ -18,7 +18,7 @@ def change_after_reading(run: Running, monkeypatch: pytest.MonkeyPatch, fields: 
 
     async def changeable(caller: Caller, id: str, action: str) -> Workload:
         row = await read(caller, id, action)
-        run.service.store.commit([Change(id, fields)], now=row.submitted_at)
+        run.service.components.store.commit([Change(id, fields)], now=row.submitted_at)
         return row
 
     monkeypatch.setattr(access, "changeable", changeable)

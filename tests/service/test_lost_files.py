@@ -27,7 +27,7 @@ async def test_a_job_whose_large_file_is_lost_fails_with_its_name(tmp_path: Path
         assert "Submit the job again" in failed.message
         again = await run.submit("ana", "again", profile="gpu1", command=SIZE, files=[BIG])
         assert (await run.job(again.id, "succeeded", "failed")).state.value == "succeeded"
-        assert run.service.world.failure is None
+        assert run.service.components.world.failure is None
 
 
 async def test_a_job_whose_files_are_away_starts_when_they_are_back(
@@ -38,7 +38,7 @@ async def test_a_job_whose_files_are_away_starts_when_they_are_back(
         async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.1) as run:
             first = await run.submit("ana", "first", profile="gpu1", command=SIZE, files=[BIG])
             assert (await run.job(first.id, "succeeded", "failed")).state.value == "succeeded"
-            store, loop = run.service.store, run.service.loop
+            store, loop = run.service.components.store, run.service.loop
             folder.rename(tmp_path / "away")
             [copy] = await run.client("ana").clone(first.id)
             other = await run.submit("ana", "other", profile="gpu1", command=python("print(1)"))
@@ -54,7 +54,7 @@ async def test_a_job_whose_files_are_away_starts_when_they_are_back(
             store.contents.probe()
             assert (await run.service.services.audit.ready()).checks["files"] == "there"
             assert (await run.job(copy.id, "succeeded", "failed")).state.value == "succeeded"
-            assert run.service.world.failure is None
+            assert run.service.components.world.failure is None
     said = [r.getMessage() for r in caplog.records if "is started later" in r.getMessage()]
     assert len(said) == 1, "a cycle that tries again in vain does not say so again"
 

@@ -109,7 +109,7 @@ async def test_an_answer_stands_while_nothing_changes_that_the_engine_sees(tmp_p
         await run.converged()
         again = await engine.answer("rnd", "gpu3", "session", "ana")
         step = Change(made.id, {"checkpoint_step": 7})
-        await asyncio.to_thread(context.store.commit, [step], now=run.service.clock())
+        await asyncio.to_thread(context.store.commit, [step], now=run.service.components.clock())
         assert (row := await context.world.row(made.id)) is not None
         assert row.checkpoint_step == 7
         known = await engine.answer("rnd", "gpu3", "session", "ana")
@@ -170,7 +170,7 @@ async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_re
 
 async def snapshot_of(run: Running) -> Snapshot:
     world = run.service.services.context.world
-    return world.snapshot(await world.rows(), run.service.clock())
+    return world.snapshot(await world.rows(), run.service.components.clock())
 
 
 async def test_young_answers_are_given_again_while_many_are_asked(
@@ -275,9 +275,9 @@ async def test_the_owner_matters_while_a_session_of_the_team_is_pending(tmp_path
         models = run.service.services.context.models
         assert question_of(await models.current(), "rnd", "gpu3", "session", "ana").owner == ""
         assert question_of(await models.current(), "rnd", "gpu3", "job", "ana").owner == "ana"
-        store = run.service.store
+        store = run.service.components.store
         new = NewWorkload("s-1", "session", "rnd", "gpu3", "bo", gpus=3000, server="x")
-        await asyncio.to_thread(store.add_workload, new, now=run.service.clock())
+        await asyncio.to_thread(store.add_workload, new, now=run.service.components.clock())
         model = await models.current()
         if (row := model.sessions.get("s-1")) is None or row.state != "pending":
             pytest.fail("nothing can start without a node")

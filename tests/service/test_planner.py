@@ -16,7 +16,7 @@ from running import Running, running
 @pytest.mark.covers("F13")
 async def test_the_kept_engine_plans_as_a_new_one(tmp_path: Path) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
-        world, planner, loop = run.service.world, run.service.loop._planner, run.service.loop
+        world, planner, loop = run.service.components.world, run.service.loop._planner, run.service.loop
         for at in range(4):
             job = await run.submit("ana", f"train {at}", profile="gpu3")
         await _rest(run)
@@ -41,7 +41,7 @@ async def test_after_a_failed_decision_the_engine_is_rebuilt(tmp_path: Path, mon
 
         with monkeypatch.context() as patch:
             patch.setattr(IncrementalEngine, "plan", broken)
-            await run.until(lambda: run.service.world.failure, "a cycle fails")
+            await run.until(lambda: run.service.components.world.failure, "a cycle fails")
         job = await run.submit("ana", "train", profile="gpu3")
         await run.job(job.id, "running")
         assert planner._incremental is not before

@@ -15,7 +15,7 @@ async def removed_job(run: Running) -> str:
     job = await run.submit("ana", "train", profile="gpu1")
     await run.client("ana").cancel(job.id)
     await run.job(job.id, "cancelled")
-    assert await asyncio.to_thread(run.service.store.pruning.forget_workloads, 1e12, 10) == 1
+    assert await asyncio.to_thread(run.service.components.store.pruning.forget_workloads, 1e12, 10) == 1
     return job.id
 
 
@@ -43,7 +43,7 @@ async def test_a_removed_job_does_not_exist_for_others_and_after_a_while(tmp_pat
             with pytest.raises(MakewayError, match="no job") as refused:
                 await run.client(person).job(unknown)
             assert refused.value.status == 404
-        store = run.service.store
+        store = run.service.components.store
         assert await asyncio.to_thread(store.pruning.forget_removals, 1e12, 10) == 0, "not before its time"
         assert await asyncio.to_thread(store.pruning.forget_removals, 2e12, 10) == 1
         with pytest.raises(MakewayError) as refused:
@@ -56,7 +56,7 @@ async def test_a_removed_session_is_over(tmp_path: Path) -> None:
         session = await run.session("ana", "gpu1", "rnd")
         await run.granted(session.id)
         await run.client("spawner").release(session.id)
-        await asyncio.to_thread(run.service.store.pruning.forget_workloads, 1e12, 10)
+        await asyncio.to_thread(run.service.components.store.pruning.forget_workloads, 1e12, 10)
         for question in (run.client("spawner").session(session.id), run.client("spawner").renew(session.id)):
             with pytest.raises(MakewayError, match="is over") as refused:
                 await question

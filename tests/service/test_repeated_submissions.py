@@ -74,7 +74,7 @@ async def test_a_job_that_was_removed_since_is_told_as_such(run: Running) -> Non
     id = (await post(run, "/jobs", JOB, "k-1")).json()["id"]
     await run.client("ana").cancel(id)
     await run.job(id, "cancelled")
-    store = run.service.store
+    store = run.service.components.store
     await asyncio.to_thread(store.pruning.forget_workloads, 1e12, 10)
     gone = await post(run, "/jobs", JOB, "k-1")
     assert (gone.status_code, gone.json()["code"]) == (410, "removed")
@@ -114,8 +114,10 @@ async def test_a_repetition_at_a_limit_returns_the_job_and_reads_little(
         again = await post(run, "/jobs", JOB, "k-1")
         assert again.json()["id"] == first.json()["id"]
         reads: list[object] = []
-        submitted = run.service.store.submitted
-        monkeypatch.setattr(run.service.store, "submitted", lambda keys: reads.append(keys) or submitted(keys))
+        submitted = run.service.components.store.submitted
+        monkeypatch.setattr(
+            run.service.components.store, "submitted", lambda keys: reads.append(keys) or submitted(keys)
+        )
         for number in range(2 * LOOK_UPS):
             assert (await post(run, "/jobs", JOB, f"new-{number}")).status_code == 429
         assert 0 < len(reads) < 1.5 * LOOK_UPS

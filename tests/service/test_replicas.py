@@ -45,8 +45,8 @@ def lags(first: Application, second: Application) -> list[float]:
             if at is not now:
                 found.append(now - at)
 
-    first.store.on_change(note)
-    second.store.on_change(note)
+    first.components.store.on_change(note)
+    second.components.store.on_change(note)
     return found
 
 
@@ -133,7 +133,7 @@ async def test_a_policy_that_is_applied_on_a_follower_is_used_by_the_leader(post
         applied = await two.follower.services.policies.apply(
             ROOT, PolicyRequest(document=text, base=current.version, comment="less")
         )
-        await until(lambda: two.leader.world.policy_version == applied.version, "the leader uses it")
+        await until(lambda: two.leader.components.world.policy_version == applied.version, "the leader uses it")
         jobs = [await submitted(two.follower, f"t{number}") for number in range(7)]
         for job in jobs[:6]:
             await state(two.follower, job.id, "running")
@@ -151,7 +151,9 @@ async def test_a_lease_that_is_renewed_on_a_follower_lives(postgres: str, tmp_pa
 
         await state_of_session(two.follower, lost.id, "starting")
         ends = time.monotonic() + 90
-        while await two.leader.world.row(lost.id) is not None:  # longer than the lease: the other session is given up
+        while (
+            await two.leader.components.world.row(lost.id) is not None
+        ):  # longer than the lease: the other session is given up
             assert time.monotonic() < ends
             assert (await two.follower.services.sessions.renew(kept.id)).phase == "granted"
             await asyncio.sleep(0.5)
@@ -180,7 +182,7 @@ async def test_a_leader_without_its_database_acts_no_more_and_is_a_candidate_aga
         took = time.monotonic() - cut_at
         assert took < 30, f"the takeover took {took:.1f} s"
         assert two.follower.loop.term == 2
-        assert two.leader.leader.term is None
+        assert two.leader.components.leader.term is None
         assert all(order.at < cut_at + LEADER_SECONDS for order in two.backend.orders if order.replica == "one")
         two.networks["one"].mend()
         await until(lambda: two.leader.loop.term is None, "it follows")

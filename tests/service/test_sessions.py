@@ -114,7 +114,7 @@ async def test_refusals_say_what_to_do(
             await run.session(person, profile, team)
         assert refused.value.status == status
         assert words in refused.value.message
-        assert not await run.service.world.rows(), "nothing half done"
+        assert not await run.service.components.world.rows(), "nothing half done"
 
 
 async def both_click(run: Running, round: int) -> tuple[str, str]:
@@ -137,5 +137,5 @@ async def test_two_users_click_the_last_gpu_200_times(tmp_path: Path) -> None:
         for round in range(200):
             winner, message = await both_click(run, round)
             assert message == f"1 of your 1 guaranteed GPUs is in use: {winner} 1.", message
-        rows = await run.service.world.rows()
+        rows = await run.service.components.world.rows()
         assert not rows

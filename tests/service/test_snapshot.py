@@ -29,7 +29,9 @@ async def command(folder: Path, *words: str) -> str:
 
 
 async def live(run: Running) -> Snapshot:
-    return run.service.world.snapshot(await run.service.world.rows(), run.service.clock())
+    return run.service.components.world.snapshot(
+        await run.service.components.world.rows(), run.service.components.clock()
+    )
 
 
 def by_id(snapshot: Snapshot) -> dict[str, object]:
@@ -46,7 +48,7 @@ async def test_a_dumped_pass_gives_the_same_plan(tmp_path: Path) -> None:
         for at in range(3):
             await run.job((await run.submit("ana", f"r{at}", profile="gpu3")).id, "running")
         await run.submit("ana", "more", profile="gpu3", time_limit=600)
-        run.service.world.accounting.clock = lambda: 1e9  # hours later
+        run.service.components.world.accounting.clock = lambda: 1e9  # hours later
         await run.converged()
 
         snapshot = await live(run)

@@ -172,7 +172,7 @@ async def test_a_clone_shares_files_by_digest_and_takes_no_secrets(tmp_path: Pat
             env={"API_KEY": "secret"},
             files=[{"path": "a/b.py", "data": "YWJj", "executable": True}, {"path": "c", "data": ""}],
         )
-        store = run.service.store
+        store = run.service.components.store
         mine = await run.client("ana").clone(made.id, 2)
         theirs = await run.client("lea").clone(made.id, 1)
         other = await run.client("ana").clone(made.id, 2, {"files": [{"path": "x", "data": "eHl6"}]})

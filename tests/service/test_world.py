@@ -32,13 +32,13 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
             raise OSError("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(run.service.backend, "observe", broken)
-            failed = await run.until(lambda: run.service.world.failure, "a cycle fails")
+            patch.setattr(run.service.components.backend, "observe", broken)
+            failed = await run.until(lambda: run.service.components.world.failure, "a cycle fails")
             assert failed == "OSError: the disk is full"
             ready = await run.service.services.audit.ready()
             assert not ready.ok
             assert ready.checks["loop"] == "OSError: the disk is full"
-        await run.until(lambda: not run.service.world.failure, "the next cycle works")
+        await run.until(lambda: not run.service.components.world.failure, "the next cycle works")
         assert (await run.service.services.audit.ready()).ok
 
 
@@ -64,7 +64,7 @@ def _short_grace() -> str:
 
 
 async def noticed(run: Running, id: str) -> Workload | None:
-    row = (await run.service.world.rows()).get(id)
+    row = (await run.service.components.world.rows()).get(id)
     return row if row and row.notice else None
 
 
@@ -75,7 +75,7 @@ async def test_a_deposed_service_decides_nothing_in_its_old_term_and_leads_again
         first = await run.submit("ana", "first", profile="gpu1")
         await run.job(first.id, "running")
         assert run.service.loop.term == 1
-        assert run.service.store.take_term("another service", 0.0) == 2
+        assert run.service.components.store.take_term("another service", 0.0) == 2
         late = await run.submit("ana", "late", profile="gpu1")
         assert (await run.job(late.id, "running")).attempt == 1
         assert run.service.loop.term == 3, "the term that was over was not used again"

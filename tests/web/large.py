@@ -41,8 +41,8 @@ async def large_portal(
     ]
     people = PEOPLE | {"tess": caller("tess", "read", "submit", groups=("team07",))}
     async with running(state, policy(nodes), backend=MemoryBackend(seen, real_time=True), people=people) as run:
-        made = Portal(run, run.service.backend)  # type: ignore[arg-type]
-        store = run.service.store
+        made = Portal(run, run.service.components.backend)  # type: ignore[arg-type]
+        store = run.service.components.store
         store.add_workloads(
             [
                 (
@@ -60,7 +60,7 @@ async def large_portal(
                 )
                 for at in range(running_jobs + waiting_jobs)
             ],
-            now=run.service.clock(),
+            now=run.service.components.clock(),
         )
         run.service.loop.wake()
         try:

@@ -22,7 +22,7 @@ async def large(tmp_path: Path) -> AsyncIterator[Portal]:
 
 @pytest.mark.covers("N27")
 async def test_the_panel_of_a_thousand_nodes(large: Portal) -> None:
-    rows = (await large.run.service.world.rows()).values()
+    rows = (await large.run.service.components.world.rows()).values()
     waiting = sum(row.state == "pending" for row in rows)
     assert waiting > 6_000
     async with serving(large.app) as url, async_playwright() as driver:
