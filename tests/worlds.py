@@ -135,10 +135,10 @@ class World:
             self.now += 0.001
             self.change(start.id, state="running", started_at=self.now, placement=start.placement, nomination=())
         for evict in plan.evict:
-            self.change(evict.id, state="checkpointing", evicted_for=evict.beneficiary, deadline=evict.deadline)
+            self.change(evict.id, state="checkpointing", evicted_for=evict.preemptor, deadline=evict.deadline)
         for move in plan.move:
             self.change(
-                move.id, state="checkpointing", evicted_for=move.beneficiary, deadline=move.deadline, nomination=move.to
+                move.id, state="checkpointing", evicted_for=move.preemptor, deadline=move.deadline, nomination=move.to
             )
         for refusal in plan.refused:
             self.change(refusal.id, state="stopped")

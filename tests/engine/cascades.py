@@ -23,11 +23,11 @@ def come_to_rest(world: World, engine: Engine) -> int:
     for _ in range(ROUNDS):
         before, plan = _copy(world), world.plan()
         for each in plan.evict:
-            if each.beneficiary in evicted:
+            if each.preemptor in evicted:
                 cascades += 1
-                then, earlier, preemptor = evicted[each.beneficiary]
-                avoidable(then, earlier, preemptor, each.beneficiary, engine)
-        evicted |= {each.id: (before, plan, each.beneficiary) for each in plan.evict}
+                then, earlier, preemptor = evicted[each.preemptor]
+                avoidable(then, earlier, preemptor, each.preemptor, engine)
+        evicted |= {each.id: (before, plan, each.preemptor) for each in plan.evict}
         world.apply(plan)
         world.now += 1
         if not plan.acts and not world.named("checkpointing"):
@@ -38,7 +38,7 @@ def come_to_rest(world: World, engine: Engine) -> int:
 
 def avoidable(world: World, plan: Plan, preemptor: str, victim: str, engine: Engine) -> None:
     """Fail if there was a minimal legal set for the only preemptor of a plan without a member that would return."""
-    mine = [each for each in (*plan.evict, *plan.move) if each.beneficiary == preemptor]
+    mine = [each for each in (*plan.evict, *plan.move) if each.preemptor == preemptor]
     if len(mine) < len(plan.evict) + len(plan.move) or plan.start or any(e.rule != "reclaim" for e in mine):
         return  # another decision, or another right, may have been in the way of it
     facts = Facts(world.snapshot())
@@ -59,7 +59,7 @@ def returns(world: World, preemptor: str, group: Sequence[Workload], victim: Wor
     for _ in range(ROUNDS):
         other.release()
         plan = engine(other.snapshot())
-        if any(each.beneficiary == victim.id for each in plan.evict):
+        if any(each.preemptor == victim.id for each in plan.evict):
             return True
         if not plan.acts:
             return False

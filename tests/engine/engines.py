@@ -14,11 +14,11 @@ def decided(plan: Plan) -> dict[str, dict[str, object]]:
     """Return what a plan decides, by kind and id: everything but messages, numbers, forecasts and `waits_for`."""
     return {
         "start": {s.id: (s.pool, s.placement, s.in_quota, s.rule) for s in plan.start},
-        "evict": {e.id: (e.beneficiary, e.deadline) for e in plan.evict},
-        "move": {m.id: (m.beneficiary, m.source, m.to, m.rule, m.deadline) for m in plan.move},
+        "evict": {e.id: (e.preemptor, e.deadline) for e in plan.evict},
+        "move": {m.id: (m.preemptor, m.source, m.to, m.rule, m.deadline) for m in plan.move},
         "pending": {w.id: (w.code, w.rule, w.nomination) for w in plan.pending},
         "refused": {r.id: r.code for r in plan.refused},
-        "scale": {s.pool: (s.nodes, s.beneficiaries) for s in plan.scale},
+        "scale": {s.pool: (s.nodes, s.workloads) for s in plan.scale},
         "keep": dict.fromkeys(plan.keep),
         "terminating": dict.fromkeys(plan.terminating),
         "usage": {str((u.policy, u.pools)): u for u in plan.usage},

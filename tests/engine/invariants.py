@@ -81,7 +81,7 @@ def victims_are_legal(sums: Sums, plan: Plan) -> None:
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
         assert each.id not in started, "I7"
-        assert each.beneficiary in nominated | started, f"I4: {each}"
+        assert each.preemptor in nominated | started, f"I4: {each}"
     for move in plan.move:
         assert sums.pool(move.to) == sums.pool(move.source), "a job moves within its pool"
         if move.rule == "shrink":

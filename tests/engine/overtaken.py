@@ -29,8 +29,8 @@ def only_for_such_starts(plan: Plan, again: Plan) -> bool:
 def _victims(plan: Plan) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for each in (*plan.evict, *(move for move in plan.move if move.rule == "shrink")):
-        found.setdefault(each.beneficiary, set()).add(each.id)
+        found.setdefault(each.preemptor, set()).add(each.id)
     for move in plan.move:
         if move.rule != "shrink":
-            found.setdefault(move.beneficiary, set())
+            found.setdefault(move.preemptor, set())
     return found

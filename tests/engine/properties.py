@@ -64,7 +64,7 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
         assert not victim.non_preemptible, "I2"
         assert victim.state in ("starting", "running"), "I2"
         assert each.id not in started, "I7"
-        assert each.beneficiary in started | nominated, f"I4: nothing starts for {each}"
+        assert each.preemptor in started | nominated, f"I4: nothing starts for {each}"
     for move in plan.move:
         assert facts.pool(move.to) == facts.pool(move.source), "a job moves within its pool"
         if move.rule == "shrink":
@@ -79,9 +79,9 @@ def victims_are_legal(facts: Facts, plan: Plan) -> None:
 def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
     """Check I3 by the plan alone: without its largest victim a team stays above its reservation."""
     freed = _freed(facts, plan)
-    for beneficiary in {b for b, _ in freed.values()}:
-        mine = {name: milli for name, (b, milli) in freed.items() if b == beneficiary}
-        asking = facts.live[beneficiary]
+    for preemptor in {b for b, _ in freed.values()}:
+        mine = {name: milli for name, (b, milli) in freed.items() if b == preemptor}
+        asking = facts.live[preemptor]
         for policy in {facts.live[name].policy for name in mine}:
             taken = [milli for name, milli in mine.items() if facts.live[name].policy == policy]
             if policy == asking.policy or not sum(taken):
@@ -90,16 +90,16 @@ def every_victim_was_above_its_reservation(facts: Facts, plan: Plan) -> None:
             lines = [ln for ln in facts.policies[policy].quotas if ln.reserved and ln.covers(pool)]
             most = [_most_used(facts, plan, policy, line.pools) - sum(taken) + max(taken) for line in lines]
             fine = not lines or any(used > line.reserved for used, line in zip(most, lines, strict=True))
-            assert fine, f"I3: {mine} of {policy} for {beneficiary}"
+            assert fine, f"I3: {mine} of {policy} for {preemptor}"
 
 
 def _freed(facts: Facts, plan: Plan) -> dict[str, tuple[str, int]]:
     """Return what each victim gives up, and for which workload; moves give up nothing."""
-    found = {e.id: (e.beneficiary, amount(facts, facts.live[e.id], facts.live[e.id].placement)) for e in plan.evict}
+    found = {e.id: (e.preemptor, amount(facts, facts.live[e.id], facts.live[e.id].placement)) for e in plan.evict}
     for move in plan.move:
         if move.rule == "shrink":
             w = facts.live[move.id]
-            found[move.id] = move.beneficiary, amount(facts, w, move.source) - amount(facts, w, move.to)
+            found[move.id] = move.preemptor, amount(facts, w, move.source) - amount(facts, w, move.to)
     return found
 
 

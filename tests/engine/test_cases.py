@@ -14,7 +14,7 @@ CASES = Path(__file__).parent / "cases"
 
 @dataclass(frozen=True)
 class Expected:
-    """The decisions of a plan: victims to beneficiaries, and the nodes of workloads that move or shrink."""
+    """The decisions of a plan: victims to preemptors, and the nodes of workloads that move or shrink."""
 
     evict: dict[str, str] = field(default_factory=dict)
     move: dict[str, list[str]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ CHOICES = [
 def test_each_case_is_decided_by_the_rules(engine: str, case: str) -> None:
     plan = ENGINES[engine](read_snapshot((CASES / f"{case}.yaml").read_text()))
     assert not plan.start
-    assert {e.id: e.beneficiary for e in plan.evict} == EXPECTED[case].evict
+    assert {e.id: e.preemptor for e in plan.evict} == EXPECTED[case].evict
     assert {m.id: [placed.node for placed in m.to] for m in plan.move} == EXPECTED[case].move
 
 

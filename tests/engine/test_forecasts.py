@@ -64,7 +64,7 @@ def test_only_autoscaled_pools_get_demand_for_nodes() -> None:
     world.pools["cloud"] = Pool("cloud", kind="autoscaled", max_nodes=4, node_gpus=1)
     world.profile("one", 1, pools=("p", "cloud")).jobs("a1 a2 a3", "a", "one")
     (scale,) = world.step().scale
-    assert (scale.nodes, scale.beneficiaries) == (1, ("a2",)), "a3 would be over the limit"
+    assert (scale.nodes, scale.workloads) == (1, ("a2",)), "a3 would be over the limit"
 
 
 def test_work_that_never_borrows_requests_no_nodes() -> None:

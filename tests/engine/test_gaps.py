@@ -224,7 +224,7 @@ def test_autoscaled_pools_grow_only_for_work_that_may_run_there() -> None:
     world.profile("one", 1, pools=("cloud",)).profile("two", 2, pools=("cloud",))
     world.jobs("a1 a2", "a", "two").submit("n", "none", "one").submit("b1", "b", "one")
     (scale,) = world.step().scale
-    assert (scale.nodes, scale.beneficiaries) == (2, ("a1", "b1"))
+    assert (scale.nodes, scale.workloads) == (2, ("a1", "b1"))
 
 
 def test_past_use_fades_by_half_lives() -> None:

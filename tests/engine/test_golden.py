@@ -28,7 +28,7 @@ def test_g1_greedy() -> None:
 
     world.submit("d1", "devops", "gpu3")
     plan = world.step()
-    assert [(e.id, e.beneficiary) for e in plan.evict] == [("r3", "d1")]
+    assert [(e.id, e.preemptor) for e in plan.evict] == [("r3", "d1")]
     assert not plan.start
     assert "R&D uses 9 GPUs, 4 more than its 5 reserved" in world.say(plan.evict[0])
     assert [w.code for w in plan.pending if w.id == "d1"] == ["reclaiming"]
@@ -218,7 +218,7 @@ def test_g11_cloud_last() -> None:
     assert [s.pool for s in plan.start] == ["local", "local"]
     assert not plan.scale
     plan = world.submit("j3", "a", "gpu4").step()
-    assert [(s.pool, s.nodes, s.beneficiaries) for s in plan.scale] == [("cloud", 1, ("j3",))]
+    assert [(s.pool, s.nodes, s.workloads) for s in plan.scale] == [("cloud", 1, ("j3",))]
     assert world.reason("j3") == ("waiting_for_node", "Waits for a node of pool cloud: 0 of 1 booting.")
     plan = world.end("j1").step()
     assert [(s.id, s.pool) for s in plan.start] == [("j3", "local")]

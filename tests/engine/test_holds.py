@@ -245,4 +245,4 @@ def test_a_workload_that_waited_too_long_may_preempt_its_own_teams_lower_priorit
     world.submit("low", "a", "one", priority=-1).submit("other", "b", "one").reconcile()
     world.submit("high", "a", "one", priority=1).change("high", submitted_at=world.now - 2 * DAY)
     plan = world.step()
-    assert [(e.id, e.beneficiary, e.rule) for e in plan.evict] == [("low", "high", "preempt_in_team")]
+    assert [(e.id, e.preemptor, e.rule) for e in plan.evict] == [("low", "high", "preempt_in_team")]

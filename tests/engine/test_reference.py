@@ -115,14 +115,14 @@ def test_every_plan_of_a_contended_world_keeps_the_invariants(engine: str) -> No
 def test_jobs_move_for_a_gang_in_the_plan_that_starts_others_on_their_node(engine: str) -> None:
     plan = check(contended_world(Random(310419)), ENGINES[engine], Random(7))
     assert [start.id for start in plan.start] == ["new0"]
-    assert [(move.id, move.beneficiary) for move in plan.move] == [("w02", "new2")]
+    assert [(move.id, move.preemptor) for move in plan.move] == [("w02", "new2")]
 
 
 @pytest.mark.covers("F15")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_victim_is_spared_where_a_later_preemptor_leaves_its_devices_to_an_earlier_one(engine: str) -> None:
     plan = check(contended_world(Random(9004177)), ENGINES[engine], Random(7))
-    assert [(eviction.id, eviction.beneficiary) for eviction in plan.evict] == [("w03", "new2")]
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("w03", "new2")]
     assert sorted(waiting.id for waiting in plan.pending if waiting.nomination) == ["new1", "new2"]
 
 
@@ -140,7 +140,7 @@ def test_a_victim_is_not_spared_where_its_cpu_is_promised_to_the_start_that_need
     world.submit("a1", "a", "three", preemptible=False)
     plan = check(world, ENGINES[engine], Random(7))
     assert [start.id for start in plan.start] == ["a1"]
-    assert [(eviction.id, eviction.beneficiary) for eviction in plan.evict] == [("x", "a1")]
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("x", "a1")]
 
 
 @pytest.mark.covers("F14")

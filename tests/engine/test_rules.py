@@ -45,7 +45,7 @@ def test_a_start_over_quota_uses_idle_gpus_until_it_is_reclaimed_with_its_team(e
     world.submit("a1", "a", "four")
     world.engine = ENGINES[engine]
     assert [start.id for start in world.step().start] == ["b2"]
-    assert {(e.id, e.beneficiary) for e in world.step().evict} == {("b1", "a1"), ("b2", "a1")}
+    assert {(e.id, e.preemptor) for e in world.step().evict} == {("b1", "a1"), ("b2", "a1")}
     world.release().reconcile()
     assert world.named("running") == ["a1"]
     assert not world.plan().acts
@@ -71,7 +71,7 @@ def test_min_runtime_protects_from_jobs_but_not_from_sessions() -> None:
     assert world.reason("b1")[0] == "no_free_gpus"
     assert [e.id for e in world.session("s", "b", "one").step().evict] == ["a4"]
     world.now += 200
-    assert [e.beneficiary for e in world.step().evict] == ["b1"]
+    assert [e.preemptor for e in world.step().evict] == ["b1"]
 
 
 def test_reclaim_after_waits_for_a_free_node_first() -> None:

@@ -77,5 +77,5 @@ def test_a_gang_that_exceeds_the_budget_leaves_room_for_smaller_work() -> None:
     world.profile("gang", 4, workers=3).profile("one", 1)
     world.jobs("g", "a", "gang").jobs("j k", "a", "one")
     (scale,) = world.plan().scale
-    assert (scale.nodes, scale.beneficiaries) == (1, ("j", "k"))
+    assert (scale.nodes, scale.workloads) == (1, ("j", "k"))
     assert world.reason("g")[0] == "over_budget"

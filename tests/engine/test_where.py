@@ -104,7 +104,7 @@ def test_nodes_that_boot_are_counted_and_too_large_ones_not_asked_for() -> None:
     world.pools["cloud"] = replace(world.pools["cloud"], booting=1)
     world.jobs("j1 j2", "a", "busy").submit("j3", "a", "four").submit("j4", "a", "eight")
     (scale,) = world.step().scale
-    assert (scale.nodes, scale.beneficiaries) == (3, ("j1", "j2", "j3")), "the CPU of a node is enough for one"
+    assert (scale.nodes, scale.workloads) == (3, ("j1", "j2", "j3")), "the CPU of a node is enough for one"
     assert world.reason("j1") == ("waiting_for_node", "Waits for a node of pool cloud: 1 of 3 booting.")
     assert world.reason("j4")[0] == "over_budget"
 
@@ -114,7 +114,7 @@ def test_nodes_that_exist_use_up_the_budget() -> None:
     world.profile("one", 1).jobs("j1 j2 j3 j4", "a", "one")
     plan = world.step()
     assert [s.id for s in plan.start] == ["j1", "j2"]
-    assert [(s.nodes, s.beneficiaries) for s in plan.scale] == [(1, ("j3",))]
+    assert [(s.nodes, s.workloads) for s in plan.scale] == [(1, ("j3",))]
     assert world.reason("j4")[0] == "over_budget"
 
 

@@ -26,7 +26,7 @@ def test_a_job_that_ran_for_long_yields_to_a_shorter_one_of_its_team() -> None:
     world = full(8 * HOUR)
     plan = world.submit("next", "a", "four").step()
     (evict,) = plan.evict
-    assert (evict.id, evict.beneficiary) == ("old", "next")
+    assert (evict.id, evict.preemptor) == ("old", "next")
     assert world.say(evict).endswith("this job of the same team ran for more than 8 h and yields to it.")
     world.change("old", ran=10 * HOUR)
     world.reconcile()

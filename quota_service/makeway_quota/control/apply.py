@@ -40,7 +40,7 @@ def change_set_of(
         _start(change_set, start, message, rows[start.id], now, lease_seconds, lenders(plan, start))
     evictions: tuple[Evict | Move, ...] = (*plan.evict, *plan.move)
     for each in evictions:
-        _evict(change_set, each, sentence(each.facts, names), rows[each.id], rows.get(each.beneficiary), now)
+        _evict(change_set, each, sentence(each.facts, names), rows[each.id], rows.get(each.preemptor), now)
     for refusal in plan.refused:
         _refuse(change_set, refusal, sentence(refusal.facts, names), rows[refusal.id], now)
     for waiting in pending:
@@ -106,12 +106,12 @@ def _evict(
         kind="move" if moved else "evict",
         by_team=by.team if by else None,
         by_owner=by.owner if by else None,
-        by_workload=evict.beneficiary,
+        by_workload=evict.preemptor,
     )
     fields: dict[str, object] = {
         "state": "checkpointing",
         "notice": notice,
-        "evicted_for": evict.beneficiary,
+        "evicted_for": evict.preemptor,
         "nomination": places(evict.to) if isinstance(evict, Move) else (),
         "reason_code": "moving" if moved else "making_way",
         "reason_message": message,

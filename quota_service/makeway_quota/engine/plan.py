@@ -65,10 +65,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Evict a running workload for `beneficiary` and requeue it; it has to terminate by `deadline`."""
+    """Evict a running workload for `preemptor` and requeue it; it has to terminate by `deadline`."""
 
     id: str
-    beneficiary: str
+    preemptor: str
     deadline: float
     rule: str
     facts: Facts
@@ -77,14 +77,14 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Checkpoint a running job and restart it at `to`, so that `beneficiary` fits on its GPUs.
+    """Checkpoint a running job and restart it at `to`, so that `preemptor` fits on its GPUs.
 
     By the rule `consolidate` it goes elsewhere; by the rule `shrink` it is an elastic gang that goes on with
     fewer workers, on a part of its own placement.
     """
 
     id: str
-    beneficiary: str
+    preemptor: str
     source: Placement
     to: Placement
     deadline: float
@@ -99,7 +99,7 @@ class Scale:
 
     pool: str
     nodes: int
-    beneficiaries: tuple[str, ...]
+    workloads: tuple[str, ...]
     rule: str
     facts: Facts
     numbers: Numbers

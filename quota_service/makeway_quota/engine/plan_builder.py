@@ -217,9 +217,9 @@ class PlanBuilder:
         """Write placement, time and terminating workloads of each nomination."""
         victims: dict[str, list[Allocation]] = {}
         for each in self.evicted.values():
-            victims.setdefault(each.beneficiary, []).append(self.cluster.allocations[each.id])
+            victims.setdefault(each.preemptor, []).append(self.cluster.allocations[each.id])
         for move in self.moved.values():
-            victims.setdefault(move.beneficiary, []).append(self.cluster.allocations[move.id])
+            victims.setdefault(move.preemptor, []).append(self.cluster.allocations[move.id])
         for workload, _ in self.nominated.values():
             nomination = self.cluster.nominations.get(workload.id)
             if nomination is not None:

@@ -165,8 +165,8 @@ def _answer(request: Workload, facts: Facts, numbers: Numbers, in_quota: bool) -
 
 def _reclaiming(cluster: Cluster, found: Offer, plan: Plan, waiting: Waiting) -> Offer:
     wait = max(0.0, (waiting.not_before or cluster.now) - cluster.now)
-    victims = _named(cluster, [each for each in plan.evict if each.beneficiary == ASKING])
-    moves = [each for each in plan.move if each.beneficiary == ASKING]
+    victims = _named(cluster, [each for each in plan.evict if each.preemptor == ASKING])
+    moves = [each for each in plan.move if each.preemptor == ASKING]
     moved = _named(cluster, moves)
     smaller = sum(each.rule == "shrink" for each in moves)
     return replace(

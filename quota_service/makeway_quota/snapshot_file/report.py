@@ -31,21 +31,21 @@ def plan_as_json(plan: Plan, names: Names = IDS) -> dict[str, Any]:
             for s in plan.start
         ],
         "evict": [
-            {"id": e.id, "for": e.beneficiary, "deadline": _time(e.deadline), **_because(e, names)} for e in plan.evict
+            {"id": e.id, "for": e.preemptor, "deadline": _time(e.deadline), **_because(e, names)} for e in plan.evict
         ],
         "move": [
             {
                 "id": m.id,
                 "from": _places(m.source),
                 "to": _places(m.to),
-                "for": m.beneficiary,
+                "for": m.preemptor,
                 "deadline": _time(m.deadline),
                 **_because(m, names),
             }
             for m in plan.move
         ],
         "scale": [
-            {"pool": s.pool, "nodes": s.nodes, "for": list(s.beneficiaries), **_because(s, names)} for s in plan.scale
+            {"pool": s.pool, "nodes": s.nodes, "for": list(s.workloads), **_because(s, names)} for s in plan.scale
         ],
         "pending": [_waiting(w, names) for w in plan.pending],
         "refused": [
@@ -103,7 +103,7 @@ def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
     owners = {w.id: f"{w.policy}/{w.profile}" for w in snapshot.workloads}
     blocks = [
         _table("Start", ((s.id, owners[s.id], _where(s.placement), sentence(s.facts, names)) for s in plan.start)),
-        _table("Evict", ((e.id, owners[e.id], f"for {e.beneficiary}", sentence(e.facts, names)) for e in plan.evict)),
+        _table("Evict", ((e.id, owners[e.id], f"for {e.preemptor}", sentence(e.facts, names)) for e in plan.evict)),
         _table("Move", ((m.id, owners[m.id], f"to {_where(m.to)}", sentence(m.facts, names)) for m in plan.move)),
         _table("Scale up", ((s.pool, f"{s.nodes} nodes", "", sentence(s.facts, names)) for s in plan.scale)),
         _table("Refused", ((r.id, owners[r.id], r.code, sentence(r.facts, names)) for r in plan.refused)),

@@ -41,7 +41,7 @@ def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[
     Called between decisions, when the cluster has no nomination in force.
     """
     crowded: dict[str, NodeState] = {}
-    beneficiaries: set[str] = set()
+    preemptors: set[str] = set()
     changed = list(workloads)
     same = _same_requests(cluster, changed)
     allocated = [(w, cluster.allocations[w.id]) for w in changed if w.id in cluster.allocations]
@@ -59,7 +59,7 @@ def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[
                 del ids[bisect_left(ids, name)]
             if name in cluster.allocations and name not in kept:
                 _remove(cluster, cluster.allocations[name], crowded)
-                beneficiaries.add(old.evicted_for or "")
+                preemptors.add(old.evicted_for or "")
             if old.state in ADMITTED and name not in kept:
                 _note_absent(cluster, old, False)
             cluster.yielding.discard(name)
@@ -78,10 +78,10 @@ def change(cluster: ClusterState, workloads: Iterable[Workload], gone: Iterable[
                 _keep(cluster, kept[workload.id], workload)
                 continue
             _allocate(cluster, workload, crowded)
-            beneficiaries.add(workload.evicted_for or "")
+            preemptors.add(workload.evicted_for or "")
     for node in crowded.values():
         repack(cluster, node)
-    return beneficiaries
+    return preemptors
 
 
 def _same_requests(cluster: ClusterState, changed: Iterable[Workload]) -> set[str]:

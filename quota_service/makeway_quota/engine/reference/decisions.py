@@ -20,7 +20,7 @@ from .victims import Right
 class Eviction:
     """An eviction, a move or a shrink of this plan: for which workload, by which right, and where it goes on."""
 
-    beneficiary: str
+    preemptor: str
     right: Right | None
     to: tuple[Part, ...] = ()
     """Empty: it is stopped."""

@@ -85,8 +85,8 @@ def _evict(decisions: Decisions, name: str) -> Evict:
     found = cluster.running[name]
     deadline = cluster.now + cluster.grace(found.workload)
     numbers: dict[str, Number] = {"frees": found.amount / GPU}
-    fact = Fact("plain_evict", {**numbers, "preemptor": each.beneficiary})
-    return Evict(name, each.beneficiary, deadline, _RULES[each.right], (fact,), numbers)
+    fact = Fact("plain_evict", {**numbers, "preemptor": each.preemptor})
+    return Evict(name, each.preemptor, deadline, _RULES[each.right], (fact,), numbers)
 
 
 def _move(decisions: Decisions, name: str) -> Move:
@@ -95,9 +95,9 @@ def _move(decisions: Decisions, name: str) -> Move:
     deadline, rule = cluster.now + cluster.grace(found.workload), "consolidate" if each.right is None else "shrink"
     nodes = tuple(sorted({part.node for part in each.to}))
     values: dict[str, Number] = {"workers": len(each.to), "of": len(found.parts), "nodes": nodes}
-    fact = Fact("plain_move", {**values, "preemptor": each.beneficiary})
+    fact = Fact("plain_move", {**values, "preemptor": each.preemptor})
     source, to = cluster.placement(found.parts), cluster.placement(each.to)
-    return Move(name, each.beneficiary, source, to, deadline, rule, (fact,), {"workers": len(each.to)})
+    return Move(name, each.preemptor, source, to, deadline, rule, (fact,), {"workers": len(each.to)})
 
 
 def _waiting(name: str, code: Code, rule: str) -> Waiting:
@@ -122,7 +122,7 @@ def _blocks(decisions: Decisions, other: str, name: str) -> bool:
     """Whether a workload that terminates is in the way of a nomination: evicted for it, or on one of its devices."""
     cluster = decisions.cluster
     change = decisions.evicted.get(other)
-    if cluster.live[other].evicted_for == name or (change is not None and change.beneficiary == name):
+    if cluster.live[other].evicted_for == name or (change is not None and change.preemptor == name):
         return True
     parts = cluster.nominations[name].parts
     return any(_overlap(mine, theirs) for mine in parts for theirs in cluster.running[other].parts)

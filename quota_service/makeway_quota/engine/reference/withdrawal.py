@@ -82,7 +82,7 @@ def _spare(decisions: Decisions, victim: Allocation, smaller: tuple[Part, ...] =
         del decisions.evicted[victim.id]
     else:
         old = decisions.evicted[victim.id]
-        decisions.evicted[victim.id] = Eviction(old.beneficiary, old.right, smaller)
+        decisions.evicted[victim.id] = Eviction(old.preemptor, old.right, smaller)
     decisions.count += 1
     return True
 
