@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.engine_view import EngineChanges
 from makeway_quota.engine import Snapshot, WhatIf
 from makeway_quota.services import offer_engine, policies
+from makeway_quota.services import offers as offers_module
 from makeway_quota.services.offer_engine import Budget, OfferEngine, Question, question_of
 from makeway_quota.store.records import Change, NewWorkload
 from makeway_quota.wording import gpus_are
@@ -73,6 +75,35 @@ async def test_the_same_question_of_many_users_costs_one_plan(tmp_path: Path, mo
         before = len(asked)
         await offers.offers(PEOPLE["ana"], "ana", ["rnd"], "session")
         assert len(asked) == before, "nothing changed"
+
+
+async def test_an_answer_is_written_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, written = [0], [0]
+    ask, sentence = OfferEngine._ask, offers_module.sentence
+
+    def counted(self: OfferEngine, *arguments: Any) -> object:
+        computed[0] += 1
+        return ask(self, *arguments)
+
+    def counted_sentence(*arguments: Any) -> str:
+        written[0] += 1
+        return sentence(*arguments)
+
+    monkeypatch.setattr(OfferEngine, "_ask", counted)
+    monkeypatch.setattr(offers_module, "sentence", counted_sentence)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.converged()
+        offers = run.service.services.offers
+        for _ in range(20):
+            table = await offers.offers(PEOPLE["ana"], "ana", ["rnd"], "session")
+            assert any(offer.team == "rnd" for offer in table.offers)
+        assert 0 < written[0] <= computed[0]
+
+        world, before = run.service.services.context.world, written[0]
+        world.use(replace(world.document), world.policy_version + 1)
+        again = await offers.offers(PEOPLE["ana"], "ana", ["rnd"], "session")
+        assert again.offers
+        assert written[0] > before, "a new document may have other titles"
 
 
 async def test_a_slow_answer_is_given_while_a_new_one_is_computed(

@@ -118,11 +118,28 @@ class OfferEngine:
         model = await self._context.models.current()
         return await self._answer(question_of(model, team, profile, kind, owner), model)
 
+    async def answers(self, places: Sequence[tuple[str, str]], kind: Kind, owner: str) -> list[Answer]:
+        """Return `answer` for every team and profile; only those that have to be waited for take tasks of their own."""
+        model = await self._context.models.current()
+        await self._look(model)
+        questions = [question_of(model, team, profile, kind, owner) for team, profile in places]
+        found = [self._lasting(question, model) for question in questions]
+        asked = [question for question, answer in zip(questions, found, strict=True) if answer is None]
+        computed = iter(await asyncio.gather(*(self._answer(question, model) for question in asked)))
+        return [next(computed) if answer is None else answer for answer in found]
+
+    def _lasting(self, question: Question, model: ReadModel) -> Answer | None:
+        """Return the last answer where nothing changed since that the engine can see, else None."""
+        known = self._known.get(question)
+        if known is None or known.state != self._state or self._clock() - known.at >= LASTS:
+            return None
+        return known if known.as_of == model.at else replace(known, as_of=model.at)
+
     async def _answer(self, question: Question, model: ReadModel) -> Answer:
         known = self._known.get(question)
         await self._look(model)
-        if known is not None and known.state == self._state and self._clock() - known.at < LASTS:
-            return known if known.as_of == model.at else replace(known, as_of=model.at)
+        if (lasting := self._lasting(question, model)) is not None:
+            return lasting
         task = self._under_way.get(question)
         if task is None and len(self._under_way) >= MOST_WAITING:
             if known is not None:

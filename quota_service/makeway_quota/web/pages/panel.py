@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -89,6 +89,7 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         services.listings.listing(caller, ListQuery("running", team=team or "", lines=SHOWN, own=alone)),
         services.audit.decisions(caller, None, team, LOGGED, None, own=alone),
     )
+    shown = await services.context.call(holding, [node for pool in pools for node in pool.nodes])
     return Panel(
         usage=usage,
         pools=pools,
@@ -96,9 +97,9 @@ async def gather(services: Services, caller: Caller, settings: WebSettings, team
         waiting=waiting,
         running=running,
         decisions=decisions,
-        look=look_of(services, caller, usage, pools, settings),
+        look=look_of(services, caller, usage, pools, settings, shown=shown),
         scale=bar_scale(list(usage.teams), usage.total),
-        shown=holding([node for pool in pools for node in pool.nodes]),
+        shown=shown,
         team=team,
         names=await services.listings.names([decision.workload for decision in decisions if decision.workload]),
     )
@@ -111,11 +112,16 @@ def look_of(
     pools: Sequence[Pool],
     settings: WebSettings,
     nodes: Sequence[Node] | None = None,
+    shown: Set[str] | None = None,
 ) -> Look:
-    """Return a colour and a title for every team on the page; `nodes` are those with a cell for each GPU."""
-    drawn = [node for pool in pools for node in pool.nodes]
+    """Return a colour and a title for every team on the page.
+
+    `nodes` are those with a cell for each GPU, and `shown` the teams that hold a GPU of the pools, if that is known.
+    """
+    if shown is None:
+        shown = holding([node for pool in pools for node in pool.nodes])
     others = {lending.team for entry in usage.teams for lending in (*entry.borrowed_from, *entry.lent_to)}
-    teams = {entry.team for entry in usage.teams} | holding(drawn) | others
+    teams = {entry.team for entry in usage.teams} | shown | others
     cells = [node for pool in pools if not is_large(pool) for node in pool.nodes] if nodes is None else nodes
     return Look(
         classes=colours(teams - {""}),
