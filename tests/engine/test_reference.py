@@ -20,11 +20,12 @@ from engine.mixed_worlds import (
     with_lost_nodes,
 )
 from engine.properties import check
-from makeway_quota.engine import Placed, reference, schedule
+from makeway_quota.engine import Placed, Snapshot, reference, schedule
 from makeway_quota.engine.snapshot import LIVE
 from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
 
+WORLDS = Path(__file__).parent / "worlds"
 PARTS = 20
 """The slow tier in parts, so that several processors may share it."""
 ROWS = ("F13", "F14", "F15", "F16", "F17")
@@ -182,7 +183,7 @@ def test_both_engines_decide_the_same_in_contended_worlds_that_once_differed(see
 
 
 @pytest.mark.covers(*ROWS)
-@pytest.mark.parametrize("file", sorted((Path(__file__).parent / "worlds").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(WORLDS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -> None:
     snapshot = read_snapshot(file.read_text(encoding="utf-8"))
     found = differences(schedule(snapshot), reference.schedule(snapshot))
@@ -193,6 +194,23 @@ def test_both_engines_decide_the_same_in_worlds_that_once_differed(file: Path) -
 def test_both_engines_decide_the_same_with_lost_nodes() -> None:
     for seed in (*range(60), 1416):
         compare(with_lost_nodes(contended_world(Random(seed)), Random(seed + 9)))
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("file", sorted(WORLDS.glob("two-pools-*.yaml")), ids=lambda file: file.stem)
+def test_every_plan_of_a_world_that_once_broke_an_invariant_keeps_them(file: Path, engine: str) -> None:
+    check(world_of(read_snapshot(file.read_text(encoding="utf-8"))), ENGINES[engine], Random(7))
+
+
+def world_of(snapshot: Snapshot) -> World:
+    """Return a world whose snapshot this is."""
+    world = World()
+    world.now, world.settings, world.paused = snapshot.now, snapshot.settings, snapshot.paused
+    world.pools, world.nodes = {p.name: p for p in snapshot.pools}, {n.name: n for n in snapshot.nodes}
+    world.profiles, world.policies = {p.name: p for p in snapshot.profiles}, {p.name: p for p in snapshot.policies}
+    world.workloads = {w.id: w for w in snapshot.workloads}
+    return world
 
 
 def changed_worlds(seed: int) -> Iterator[World]:

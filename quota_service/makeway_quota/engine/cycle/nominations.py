@@ -13,7 +13,7 @@ from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
 from ..snapshot import GPU, Workload
 from .admission import is_still_free, try_start
-from .serving import guaranteed
+from .serving import guaranteed, is_owed
 
 
 def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
@@ -29,7 +29,7 @@ def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue
 def _try_start(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
     held = cluster.withdraw_nomination(workload)
     pool = held[0].node.pool
-    in_quota = queue.non_preemptible or guaranteed(cluster, queue, pool, len(held))
+    in_quota = is_owed(queue, held, pool) or guaranteed(cluster, queue, pool, len(held))
     able = in_quota or queue.borrows
     if able and is_still_free(held, queue) and try_start(builder, queue, workload, pool, held, in_quota):
         return True
@@ -52,7 +52,7 @@ def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
             continue
         held = cluster.withdraw_nomination(workload)
         for pool in queue.pools:
-            in_quota = guaranteed(cluster, queue, pool)
+            in_quota = is_owed(queue, held, pool) or guaranteed(cluster, queue, pool)
             able = in_quota or queue.borrows
             if able and try_start(builder, queue, workload, pool, held, in_quota):
                 del builder.nominated[workload.id]

@@ -39,7 +39,9 @@ class Rounds:
         self.sessions = [queue for queue in heads if queue.session]
         self.non_preemptible = [queue for queue in heads if queue.non_preemptible and not queue.session]
         """Jobs that count on the reservation like sessions, and so go before the others."""
-        self.others = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
+        self.others = [queue for queue in heads if not queue.non_preemptible]
+        self.borrowing = [queue for queue in heads if not queue.non_preemptible or queue.borrows]
+        """The queues of the class over quota: also of non-preemptible work without GPUs."""
         self.quiet = self.quota_served = False
         """Whether the last round only used up room; and whether another round cannot help work in quota."""
 
@@ -77,14 +79,13 @@ class Rounds:
         It stands where all were denied with more room, and only starts followed.
         """
         builder, unschedulable = self.builder, Unschedulable(self.cluster, self.builder)
-        if not self.why and not any(_may_start(queue, unschedulable) for queue in self.others):
+        if not self.why and not any(_may_start(queue, unschedulable) for queue in self.borrowing):
             return False
         _hold_for_the_starving(self.cluster, builder, self.late)
         if self.quiet and builder.progress.decisions == before.decisions and _what_is_held(builder) == held:
             return True
-        serve(
-            self.cluster, builder, self.others, Unschedulable(self.cluster, builder) if builder.holds else unschedulable
-        )
+        again = Unschedulable(self.cluster, builder) if builder.holds else unschedulable
+        serve(self.cluster, builder, self.borrowing, again)
         return False
 
     def _only_took_room(self, before: Progress) -> bool:

@@ -47,7 +47,7 @@ def serve(
         pool = queue.pools[at]
         held = cluster.withdraw_nomination(workload)
         right = [p for p in queue.pools if may(queue, p)]
-        able = [p for p in queue.pools if p in right or _owed(queue, held, p)] if held else right
+        able = [p for p in queue.pools if p in right or is_owed(queue, held, p)] if held else right
         here = pool in able or (bool(able) and queue.borrows)
         if here and _try_start(builder, queue, workload, pool, held, over or pool not in able):
             _pop(heads, queue, workload)
@@ -86,12 +86,13 @@ def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState])
     return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
 
 
-def _owed(queue: Queue, held: tuple[Part, ...], pool: PoolState) -> bool:
+def is_owed(queue: Queue, held: tuple[Part, ...], pool: PoolState) -> bool:
     """Whether a nomination in a pool stands though the reservation there is used up, like a running session.
 
-    A department's reservation can be used up by work of it that counts on the reservation of its own team.
+    A department's reservation can be used up by work of it that counts on the reservation of its own team. Only work
+    that may not run over quota depends on this.
     """
-    return queue.non_preemptible and held[0].node.pool is pool
+    return (queue.non_preemptible or not queue.borrows) and held[0].node.pool is pool
 
 
 def _split(

@@ -72,7 +72,7 @@ class Cycle:
             queue, workload, _ = following
             held = self.decisions.drop_nomination(workload)
             pool = self.cluster.nodes[held[0].node].pool
-            in_quota = queue.guaranteed or self.in_quota(queue, pool, len(held))
+            in_quota = self.is_owed(queue, held, pool) or self.in_quota(queue, pool, len(held))
             heads.remove(queue)
             able = in_quota or queue.may_borrow
             if able and self.free_now(held, queue) and self.start(queue, workload, pool, held, in_quota):
@@ -84,6 +84,11 @@ class Cycle:
         """Whether a workload of the queue has nominated devices."""
         return any(w.id in self.cluster.nominations for w in queue.members)
 
+    def is_owed(self, queue: Queue, held: tuple[Part, ...], pool: str) -> bool:
+        """Whether a nomination in a pool stands though the reservation is used up: of work that is never over quota."""
+        never_over_quota = queue.guaranteed or not queue.may_borrow
+        return bool(held) and never_over_quota and self.cluster.nodes[held[0].node].pool == pool
+
     def start_nominated(self) -> None:
         """Start the workloads that this plan nominated, where nothing is in their way any more."""
         for name, queue in list(self.decisions.nominated.items()):
@@ -92,7 +97,7 @@ class Cycle:
             workload = self.cluster.live[name]
             held = self.decisions.drop_nomination(workload)
             for pool in queue.pools:
-                in_quota = self.in_quota(queue, pool)
+                in_quota = self.is_owed(queue, held, pool) or self.in_quota(queue, pool)
                 if (in_quota or queue.may_borrow) and self.start(queue, workload, pool, held, in_quota):
                     del self.decisions.nominated[name]
                     break
@@ -111,8 +116,7 @@ class Cycle:
             queue, workload, at = following
             pool, held = queue.pools[at], self.decisions.drop_nomination(workload)
             right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
-            owed = self.cluster.nodes[held[0].node].pool if held and queue.guaranteed else None
-            able = [p for p in queue.pools if p in right or p == owed]
+            able = [p for p in queue.pools if p in right or self.is_owed(queue, held, p)]
             here = pool in able or (bool(able) and queue.may_borrow)
             if here and self.start_here(queue, workload, pool, held, over or pool not in able):
                 queue.members.remove(workload)

@@ -335,6 +335,13 @@ def _step_by_step(p: Preemptor, able: Sequence[Allocation]) -> Victims | None:
     shrinks = _walk(p, [m for m in units if not m.whole], enough)
     if shrinks:
         return shrinks
-    singles = [(stopped(a),) for a in able]
-    single = next(_in_order(p, singles, enough), None)
+    ordered = sorted(able, key=lambda a: set_key(p, (stopped(a),)))
+    single = next((way for a in ordered if enough((stopped(a),)) and (way := _least_way(p, a, enough))), None)
     return single or _walk(p, units, enough) or _walk(p, _by_amount(p, units), enough)
+
+
+def _least_way(p: Preemptor, victim: Allocation, enough: Test) -> Victims | None:
+    """Return the best minimal legal set among the ways of one candidate: some of its workers, or all of them."""
+    few = _combinations(p, [victim]) <= MOST_COMBINATIONS
+    sets = list(_all_sets(p, [victim])) if few else [(stopped(victim),)]
+    return next(_in_order(p, sets, enough), None)

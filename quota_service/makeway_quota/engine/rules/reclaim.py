@@ -27,10 +27,12 @@ from .victims.sets import (
     Victims,
     all_minimal_sets,
     combinations_of,
+    extra_workers,
     in_legal_order,
     in_order_of_items,
     key,
     minimal_sets,
+    one_less,
     ways,
     whole,
 )
@@ -234,9 +236,25 @@ def _walk(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Vic
 
 
 def _single(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Victims:
-    singles = [single for a in able if in_legal_order(preemptor, single := (whole(a),))]
-    for victims in sorted(singles, key=partial(key, preemptor)):
-        if trial.fits_without(victims):
-            return victims
+    """Evict the first workload that is enough; of an elastic gang, the workers that are."""
+    for victims in sorted([(whole(a),) for a in able], key=partial(key, preemptor)):
+        allocation = victims[0].allocation
+        if not extra_workers(allocation) and not in_legal_order(preemptor, victims):
+            continue
+        if trial.fits_without(victims) and (found := _least_way(preemptor, allocation, trial)):
+            trial.become(found)
+            return found
     trial.become()
+    return ()
+
+
+def _least_way(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -> Victims:
+    """Return the best minimal legal set among the ways of one candidate; empty if there is none."""
+    few = combinations_of([allocation], None) <= MOST_SETS
+    every = ways(allocation, list({p.node.position: p.node for p in allocation.parts}.values())) if few else []
+    shrinks = [way for way in every if way[0].kind == SHRINK]
+    for way in sorted([*shrinks, (whole(allocation),)], key=partial(key, preemptor)):
+        fewer = one_less(way) if way[0].kind == SHRINK else shrinks
+        if in_legal_order(preemptor, way) and trial.fits_without(way) and not any(map(trial.fits_without, fewer)):
+            return way
     return ()

@@ -15,7 +15,7 @@ from ...index.cluster import Cluster
 from ...index.nodes import Allocation, NodeState, Part, PoolState
 from ...request import Need
 from ...snapshot import GPU, Workload
-from .preemptor import FIRST, LIGHT, lost_work
+from .preemptor import LIGHT, lost_work
 from .sets import STOP, Key, extra_workers
 
 _MOST = 64
@@ -158,7 +158,7 @@ class VictimBounds:
         cluster, victim = self.cluster, allocation.workload
         order = (
             STOP,
-            FIRST if allocation.fresh else cluster.account(victim).policy.priority,
+            cluster.account(victim).policy.priority,
             cluster.priority(victim),
             lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,
             -victim.started_at if victim.started_at is not None else -inf,

@@ -23,8 +23,6 @@ _IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
 """The rights of work in quota."""
 LIGHT = ""
 """Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
-FIRST = -(1 << 30)
-"""Lower than every priority: a start of this very plan is withdrawn before any running workload is evicted."""
 Order = tuple[int, int, int, float, float, float, str]
 """The sort key of protection; its first three parts decide before the number of victims does."""
 Standing = tuple[tuple[int, ...], tuple[int, ...]]
@@ -237,7 +235,7 @@ def order_of(cluster: Cluster, allocation: Allocation) -> Order:
     victim, account = allocation.workload, cluster.account(allocation.workload)
     started = victim.started_at if victim.started_at is not None else cluster.now
     return (
-        FIRST if allocation.fresh else account.policy.priority,
+        account.policy.priority,
         -account.share(allocation.pool.pool.name),
         cluster.priority(victim),
         lost_work(cluster, allocation) if cluster.settings.victim_order == "cheapest" else 0,

@@ -52,7 +52,8 @@ def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds:
         return False
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
-        if allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
+        able = account.policy.weight != "None" or _in_quota(preemptor, workload, pool, gone)
+        if able and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
             return False  # it restarts without evicting
     for pool in pools:
         for right in _rights(preemptor, workload, pool, gone):
