@@ -183,7 +183,7 @@ def take_state_dir(state_dir: Path) -> IO[str]:
 
 def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: Sizes) -> tuple[Document, int]:
     """Return the document in force; an empty database gets the policy file, scaled to the machine's `sizes`."""
-    current = store.policy_current()
+    current = store.policies.current()
     if current is None:
         text, source = seed_text(settings)
         comment = f"seeded from {Path(source).name}"
@@ -191,7 +191,7 @@ def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: S
         if rescaled != text:
             text, comment = rescaled, f"{comment}, scaled to the GPUs of this machine"
         try:
-            current = store.add_policy(text, "makeway", comment, 0, now)
+            current = store.policies.add(text, "makeway", comment, 0, now)
         except Conflict:  # another replica started at the same time
             return current_policy(store, settings, now, sizes)
     try:

@@ -42,9 +42,9 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
     "oldest_event_id": [lambda s: s.oldest_event_id()],
     "past_runs": [lambda s: s.past_runs(10)],
     "histories": [lambda s: s.histories()],
-    "policy_current": [lambda s: s.policy_current()],
-    "policy_version": [lambda s: s.policy_version(1)],
-    "policy_history": [lambda s: s.policy_history(10)],
+    "policy_current": [lambda s: s.policies.current()],
+    "policy_version": [lambda s: s.policies.version(1)],
+    "policy_history": [lambda s: s.policies.history(10)],
 }
 LONG = {"workloads", "attempts", "files", "blobs", "sources", "decisions", "events", "submission_keys"}
 """Tables that grow with the history; a scan of the others reads a few rows."""

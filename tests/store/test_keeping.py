@@ -59,19 +59,19 @@ def test_a_database_of_a_newer_makeway_is_left_alone(url: str) -> None:
 
 
 def test_policy_versions_are_kept_and_never_overwritten(store: Store) -> None:
-    assert store.policy_current() is None
-    first = store.add_policy("pools: []\n", "seed", "the first", 0, 1.0)
-    assert (first.version, store.policy_current()) == (1, first)
-    second = store.add_policy("pools: [ü]\n", "ana", "more 'GPUs'", 1, 2.0)
+    assert store.policies.current() is None
+    first = store.policies.add("pools: []\n", "seed", "the first", 0, 1.0)
+    assert (first.version, store.policies.current()) == (1, first)
+    second = store.policies.add("pools: [ü]\n", "ana", "more 'GPUs'", 1, 2.0)
     with pytest.raises(Conflict, match="saved by ana") as caught:
-        store.add_policy("pools: [b]\n", "bo", "", 1, 3.0)
+        store.policies.add("pools: [b]\n", "bo", "", 1, 3.0)
     assert caught.value.existing == second
     with pytest.raises(Conflict):
-        store.add_policy("pools: [b]\n", "bo", "", 0, 3.0)
-    third = store.add_policy("pools: [c]\n", "bo", "", None, 3.0)
-    assert store.policy_history() == [third, second, first]
-    assert store.policy_history(limit=1) == [third]
-    assert (store.policy_version(2), store.policy_version(9)) == (second, None)
+        store.policies.add("pools: [b]\n", "bo", "", 0, 3.0)
+    third = store.policies.add("pools: [c]\n", "bo", "", None, 3.0)
+    assert store.policies.history() == [third, second, first]
+    assert store.policies.history(limit=1) == [third]
+    assert (store.policies.version(2), store.policies.version(9)) == (second, None)
     assert [(e.kind, e.data["version"]) for e in store.events(0)] == [("policy", 1), ("policy", 2), ("policy", 3)]
 
 

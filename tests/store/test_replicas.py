@@ -116,7 +116,7 @@ def test_commits_of_another_process_are_followed_once_each_in_order(store: Store
     assert heard[1:] == [("j1", 3, "running"), ("j1", 4, "failed")], "its own commit is not read again"
     store.commit([Change("j1", {"state": "pending"})], now=4.0)
     assert not third.policy
-    store.add_policy("{}", "ana", "", None, 5.0)
+    store.policies.add("{}", "ana", "", None, 5.0)
     assert second.follow(third.last).policy
     assert heard[3:] == [("j1", 5, "pending")]
 

@@ -82,7 +82,7 @@ def test_questions_with_odd_texts_find_nothing(store: Store) -> None:
     assert store.attempts("\x00") == []
     assert store.decisions("\x00", ["\x00"], before=10**30) == []
     assert store.events(10**30) == []
-    assert store.policy_version(10**30) is None
+    assert store.policies.version(10**30) is None
 
 
 def test_an_id_is_used_once(store: Store, job) -> None:

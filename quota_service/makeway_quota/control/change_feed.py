@@ -92,7 +92,7 @@ class ChangeFeed:
 
     async def _use_policy(self) -> None:
         """Use the newest policy here, if another replica has applied it."""
-        current = await self._read(self._store.policy_current)
+        current = await self._read(self._store.policies.current)
         if current is None or current.version <= self._world.policy_version:
             return
         try:

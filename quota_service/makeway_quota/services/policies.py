@@ -36,7 +36,7 @@ class PolicyService:
     async def current(self, caller: Caller) -> PolicyVersion:
         """Return the document in force, as far as the caller may read it."""
         context = self._context
-        row = await context.call(context.store.policy_current)
+        row = await context.call(context.store.policies.current)
         if row is None:
             raise refuse("There is no policy document yet.", "not_found", 404)
         return self._shown(caller, row, self._readable(caller, row.document))
@@ -44,12 +44,12 @@ class PolicyService:
     async def history(self, caller: Caller) -> list[PolicyVersion]:
         """Return every version without its document, newest first."""
         context = self._context
-        return [self._shown(caller, row) for row in await context.call(context.store.policy_history)]
+        return [self._shown(caller, row) for row in await context.call(context.store.policies.history)]
 
     async def version(self, caller: Caller, n: int) -> PolicyVersion:
         """Return one version with its document, as far as the caller may read it."""
         context = self._context
-        row = await context.call(context.store.policy_version, n)
+        row = await context.call(context.store.policies.version, n)
         if row is None:
             raise refuse(f"There is no version {n} of the policy.", "not_found", 404)
         return self._shown(caller, row, self._readable(caller, row.document))
@@ -64,7 +64,7 @@ class PolicyService:
         teams = context.managed_teams(caller)
         if teams is None:
             return PolicyCheck(ok=True, changes=diff(context.document, document))
-        row = await context.call(context.store.policy_current)
+        row = await context.call(context.store.policies.current)
         changes = await context.call(_diff_of_teams, row.document if row else text, text, teams)
         return PolicyCheck(ok=True, changes=changes)
 
@@ -106,7 +106,7 @@ class PolicyService:
         now = context.clock()
         try:
             row = await context.call(
-                context.store.add_policy, request.document, caller.name, request.comment, request.base, now
+                context.store.policies.add, request.document, caller.name, request.comment, request.base, now
             )
         except Conflict:
             current = await self.current(caller)

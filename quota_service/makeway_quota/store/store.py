@@ -15,6 +15,7 @@ from .errors import StoreError
 from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
+from .policy_versions import PolicyVersions
 from .pruning import Pruning
 from .records import (
     Attempt,
@@ -27,7 +28,6 @@ from .records import (
     NewDecision,
     NewWorkload,
     PastRun,
-    PolicyVersion,
     Submission,
     SubmissionKey,
     Workload,
@@ -66,6 +66,7 @@ class Store:
         self.contents = contents
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
+        self.policies = PolicyVersions(database)
         self._known = KnownRows()
         database.on_commit(self._known.add)
 
@@ -260,31 +261,6 @@ class Store:
             if term is not None:
                 writes.lead(connection, term)
             writes.keep_histories(connection, milli, now)
-
-    # -- policy
-
-    def policy_current(self) -> PolicyVersion | None:
-        """Return the version in force, or None."""
-        with self._database.read() as connection:
-            return reads.policy(connection, None)
-
-    def policy_version(self, n: int) -> PolicyVersion | None:
-        """Return one version, or None."""
-        with self._database.read() as connection:
-            return reads.policy(connection, n)
-
-    def policy_history(self, limit: int = 100) -> list[PolicyVersion]:
-        """Return the versions, newest first."""
-        with self._database.read() as connection:
-            return reads.policy_history(connection, limit)
-
-    def add_policy(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
-        """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
-        with self._database.write() as connection:
-            added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
-            data = {"version": added.version, "author": author, "comment": comment}
-            writes.add_event(connection, "policy", None, author, data, now)
-        return added
 
     # -- replicas
 

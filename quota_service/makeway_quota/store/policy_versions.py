@@ -1,0 +1,37 @@
+"""Read and add the versions of the policy document."""
+
+from __future__ import annotations
+
+from . import reads, writes
+from .database import Database
+from .records import PolicyVersion
+
+
+class PolicyVersions:
+    """The versions of the policy document; the newest is in force. Each method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def current(self) -> PolicyVersion | None:
+        """Return the version in force; None before the first."""
+        with self._database.read() as connection:
+            return reads.policy(connection, None)
+
+    def version(self, n: int) -> PolicyVersion | None:
+        """Return one version; None if there is none of this number."""
+        with self._database.read() as connection:
+            return reads.policy(connection, n)
+
+    def history(self, limit: int = 100) -> list[PolicyVersion]:
+        """Return the last `limit` versions, newest first."""
+        with self._database.read() as connection:
+            return reads.policy_history(connection, limit)
+
+    def add(self, document: str, author: str, comment: str, base: int | None, now: float) -> PolicyVersion:
+        """Add a version, which is in force then; Conflict unless `base` is the current one (0: none yet, None: any)."""
+        with self._database.write() as connection:
+            added = writes.add_policy(connection, PolicyVersion(0, now, author, comment, document), base)
+            data = {"version": added.version, "author": author, "comment": comment}
+            writes.add_event(connection, "policy", None, author, data, now)
+        return added
