@@ -19,7 +19,7 @@ def lab() -> World:
 
 
 @pytest.mark.covers("N03")
-def test_ready_now() -> None:
+def test_an_offer_that_fits_is_ready_now() -> None:
     world = lab()
     found = WhatIf(world.snapshot()).offer("devops", "gpu1", owner="bo")
     assert (found.code, found.reason, world.say(found)) == ("ready_now", "starting", "Ready now.")
@@ -36,7 +36,7 @@ def test_ready_after_reclaim_has_a_time_and_victims() -> None:
 
 
 @pytest.mark.covers("N03", "F25")
-def test_refused_with_names() -> None:
+def test_a_session_beyond_the_reservation_is_refused_with_the_names_of_the_owners() -> None:
     world = lab()
     world.session("s1", "devops", "gpu2", owner="alice").session("s2", "devops", "gpu2", owner="bo").reconcile()
     found = WhatIf(world.snapshot()).offer("devops", "gpu2", owner="carol")

@@ -51,7 +51,7 @@ def test_a_share_goes_to_the_device_that_no_whole_job_could_use() -> None:
     assert packing.best(half) == (1, 1)
 
 
-def test_nothing_fits() -> None:
+def test_a_request_that_no_node_holds_has_no_best_node() -> None:
     packing = incremental({ONE: 1}, whole(3), whole(2))
     assert packing.best(Shape(4 * GPU)) is None
     assert packing.best(Shape(GPU, cpu=FREE * 2)) is None

@@ -23,7 +23,7 @@ def test_limit_names_the_team_and_its_department() -> None:
 
 
 @pytest.mark.covers("F03")
-def test_pool_capacity() -> None:
+def test_a_full_pool_capacity_is_the_reason() -> None:
     world = two_teams()
     world.pools["p"] = replace(world.pools["p"], capacity=3000)
     world.jobs("j1 j2", "a", "two")
@@ -47,7 +47,7 @@ def test_fragmented_has_the_free_gpus_and_their_nodes() -> None:
     assert message.endswith("It is within the reservation, but no preemptible workload would free enough GPUs.")
 
 
-def test_too_large() -> None:
+def test_a_job_larger_than_every_node_is_too_large() -> None:
     world = two_teams().submit("j", "a", "eight")
     assert world.reason("j") == (
         "too_large",
@@ -56,7 +56,7 @@ def test_too_large() -> None:
 
 
 @pytest.mark.covers("F32")
-def test_never_over_quota() -> None:
+def test_a_team_without_weight_never_runs_over_quota() -> None:
     world = two_teams(weight="None").jobs("j1 j2 j3", "a", "two")
     message = "Alpha uses 4 of its 4 reserved GPUs; this job needs 2, and Alpha never runs over quota."
     assert world.reason("j3") == ("never_over_quota", message)

@@ -69,7 +69,7 @@ def test_progress_is_drawn(tmp_path: Path, trace: Path) -> None:
         ("id," + HEAD + "x,1,a,1,5\nx,1,a,1,5\n", "names a job twice"),
     ],
 )
-def test_bad_traces(tmp_path: Path, body: str, says: str) -> None:
+def test_a_mistake_in_a_trace_is_named(tmp_path: Path, body: str, says: str) -> None:
     file = tmp_path / "jobs.csv"
     file.write_text(body)
     with pytest.raises(TraceInvalid, match=says):

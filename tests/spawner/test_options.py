@@ -28,7 +28,7 @@ GUEST = QuotaFake().offers("guest")
         ({"choice": ["rnd/gpu1"], "something": ["else"]}, Choice("gpu1", "rnd")),
     ],
 )
-def test_forms_are_read(form: dict[str, Any], choice: Choice) -> None:
+def test_a_form_is_read_as_a_choice_of_team_and_profile(form: dict[str, Any], choice: Choice) -> None:
     assert read_form(form) == choice
 
 

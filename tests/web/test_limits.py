@@ -141,7 +141,7 @@ NONSENSE = [
 ]  # fmt: skip
 
 
-async def test_nonsense_in_addresses(web: Portal) -> None:
+async def test_nonsense_in_addresses_is_refused(web: Portal) -> None:
     for path in NONSENSE:
         answer = await web.as_("root").get(f"{API}/{path}")
         assert answer.status_code in (400, 403, 404, 422), (path, answer.text)

@@ -141,7 +141,7 @@ async def test_a_team_page_is_for_its_members(web: Portal) -> None:
     check(await (await web.browser("bo")).get(f"{PREFIX}teams/%3Cscript%3Ealert(1)"), 403)
 
 
-async def test_a_job_page(web: Portal) -> None:
+async def test_a_job_page_escapes_the_source_and_the_log(web: Portal) -> None:
     id = await web.running_job(EVIL, source=f"print({EVIL!r})")
     web.backend.attempts[(id, 1)].log.extend(f"epoch 1\n{EVIL}</pre>".encode())
     browser = await web.browser("ana")

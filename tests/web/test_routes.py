@@ -22,7 +22,7 @@ async def test_me_names_the_caller_and_their_teams(web: Portal) -> None:
 
 
 @pytest.mark.covers("F01")
-async def test_the_inventory(web: Portal) -> None:
+async def test_pools_and_nodes_have_the_numbers_of_the_inventory(web: Portal) -> None:
     root = web.as_("root")
     (pool,) = (await root.get(f"{API}/pools")).json()
     assert (pool["name"], pool["kind"], pool["total"], pool["free"], pool["virtual"]) == ("gpu", "static", 10, 10, True)
@@ -153,7 +153,7 @@ async def test_a_foreign_or_forged_ticket_is_refused(web: Portal) -> None:
     assert "more than 15 minutes ago" in answer.json()["detail"]
 
 
-async def test_the_policy_document(web: Portal) -> None:
+async def test_the_policy_document_is_read_checked_and_applied(web: Portal) -> None:
     root = web.as_("root")
     current = (await root.get(f"{API}/policy")).json()
     assert current["version"] == 1
@@ -180,7 +180,7 @@ async def test_the_policy_document(web: Portal) -> None:
 
 
 @pytest.mark.covers("N19")
-async def test_probes_and_metrics(web: Portal) -> None:
+async def test_probes_need_no_login_and_metrics_below_the_prefix_do(web: Portal) -> None:
     outsider = web.as_(None)
     for base in ("/", PREFIX):
         assert (await outsider.get(f"{base}healthz")).json()["ok"]

@@ -115,7 +115,7 @@ def test_mistakes_are_one_sentence(makeway, words: list[str], says: str) -> None
 
 
 @pytest.mark.covers("F38")
-def test_usage(makeway) -> None:  # type: ignore[no-untyped-def]
+def test_usage_lists_the_teams(makeway) -> None:  # type: ignore[no-untyped-def]
     said = makeway("usage")
     assert "TEAM" in said.out
     assert "rnd" in said.out

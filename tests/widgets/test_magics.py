@@ -194,7 +194,7 @@ def test_gpus_jobs_job_and_cancel(notebook: Notebook, service: Client) -> None:
 
 
 @pytest.mark.covers("N09")
-def test_help_and_completion(notebook: Notebook, service: Client) -> None:
+def test_every_magic_has_help_and_completion(notebook: Notebook, service: Client) -> None:
     for magic in ("%%train", "%gpus", "%jobs", "%job", "%logs", "%cancel"):
         assert "usage: " in notebook.help(magic), magic
     assert "--time-limit" in notebook.help("%%train")

@@ -137,7 +137,7 @@ def test_every_option_is_explained() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_whole_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_submission_carries_files_variables_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_TEAM", "rnd")
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/ana/mnist.ipynb")
     ask = Submission(source="x", files=["src"], variables={"x": 1}, time_limit="2h", priority="high").request()
@@ -157,7 +157,7 @@ def test_a_whole_submission(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "n" * 201}, "the name has 201 characters; the limit is 200."),
     ],
 )
-def test_invalid_details(details: dict[str, Any], says: str) -> None:
+def test_invalid_details_are_refused_with_a_sentence(details: dict[str, Any], says: str) -> None:
     assert says in refused(Submission(source="1", **details).request)
 
 

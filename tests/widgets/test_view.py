@@ -142,7 +142,7 @@ def test_html_is_complete_by_itself() -> None:
         (job(State.SUCCEEDED, message="saved at step 40"), "saved at step 40"),
     ],
 )
-def test_why(data: object, text: str) -> None:
+def test_the_state_of_a_job_is_explained(data: object, text: str) -> None:
     assert view.why(data, NOW) == text  # type: ignore[arg-type]
 
 
@@ -152,7 +152,7 @@ def test_the_age_of_the_last_checkpoint_is_shown() -> None:
     assert view.why(data, NOW) == "over quota; last checkpoint: step 12, 1 min 1 s ago"
 
 
-def test_a_job_as_text() -> None:
+def test_a_preempted_job_as_text_says_that_it_made_way() -> None:
     text = view.job_text(preempted())
     assert text.startswith("Job j-1 'mnist': waiting again\n")
     assert "made way 1 time" in text
@@ -215,5 +215,5 @@ def test_a_user_without_a_team_gets_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("1d", 86400)])
-def test_times_are_read(text: str, seconds: int) -> None:
+def test_time_limits_are_read_in_seconds(text: str, seconds: int) -> None:
     assert words.seconds(text) == seconds

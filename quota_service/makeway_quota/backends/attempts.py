@@ -170,7 +170,7 @@ class LocalAttempt:
         )  # fmt: skip
 
     def _look(self) -> None:
-        """Read what is new: started, saved, asked to stop."""
+        """Read what is new: the start, a checkpoint, a requested stop."""
         seen = self._seen
         if seen.started_at is None and self._is_new("running.json"):
             seen = replace(

@@ -14,16 +14,16 @@ from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment, machine_of
 
 MOST_UNREAD = 50_000
-"""Changes that are kept for one reader; beyond, it is told of everything again."""
+"""Changes that are kept for one reader; beyond, it reads everything again."""
 PlacedOn = Callable[[str], Iterable[Workload]]
 """The rows that are placed on a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChanges:
-    """One message to the engine: the snapshot if it is to see the `whole`, else what changed.
+    """What changed since a reader's last call; with `whole`, the complete snapshot instead.
 
-    Unless it is to see the whole, the snapshot is without its workloads and nodes.
+    Without `whole`, the snapshot has neither workloads nor nodes.
     """
 
     snapshot: Snapshot
@@ -36,7 +36,7 @@ class EngineChanges:
 
 @dataclass(slots=True)
 class Unread:
-    """What changed since a reader was told last; nothing is known before the first time."""
+    """What changed since the last read of one reader; nothing is known before the first."""
 
     known: bool = False
     workloads: set[str] = field(default_factory=set)
@@ -61,7 +61,7 @@ class EngineView:
         self._end_of: dict[str, float] = {}
 
     def changes(self, snapshot: Snapshot, reader: str = "cycle") -> EngineChanges:
-        """Return what changed since the reader was told last, and whether that is known: not the first time."""
+        """Return what changed since the reader's last call; the first call returns everything."""
         unread = self._unread.get(reader, Unread())
         self._unread[reader] = Unread(known=True)
         return EngineChanges(
@@ -74,7 +74,7 @@ class EngineView:
         )
 
     def _note(self, *, workload: str | None = None, node: str | None = None) -> None:
-        """Note a change for every reader; one that was away too long is told of everything."""
+        """Note a change for every reader; one with too many unread changes reads everything again."""
         for reader, unread in tuple(self._unread.items()):
             if workload is not None:
                 unread.workloads.add(workload)

@@ -28,7 +28,7 @@ SLOTS = 8
 """Requests to the Hub at a time."""
 
 FEW = 10
-"""Up to so many users are asked for one by one; beyond, the whole list is read first."""
+"""Users that are requested one by one; for more, the whole list is read."""
 
 STOP_AGAIN = 30.0
 """Seconds after which a server that still runs is stopped once more."""

@@ -65,7 +65,7 @@ class Leases:
         self._written = dict(times)
 
     def reconcile(self, rows: Iterable[Workload], now: float) -> ChangeSet:
-        """Return the ends of the leases whose servers are gone; those that the Hub has to be asked about first wait."""
+        """Return the ends of the leases whose servers are gone; the Hub confirms some of them first."""
         change_set = ChangeSet()
         late = self._late(rows)
         if self._servers is not None:

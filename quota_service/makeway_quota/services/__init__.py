@@ -44,7 +44,7 @@ class Services:
 
     @classmethod
     def of(cls, parts: Components, wake: Callable[[], None]) -> Services:
-        """Construct the services of a process; `wake` asks the loop for a cycle."""
+        """Construct the services of a process; `wake` requests a cycle of the loop."""
         context = Context.of(parts, wake)
         feed = EventFeed(parts.store, context.call)
         access, offers = JobAccess(context), OfferService(context)

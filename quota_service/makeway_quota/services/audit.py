@@ -19,9 +19,9 @@ from .times import at
 
 HEARTBEAT = 15.0
 RECHECK = 10.0
-"""Seconds after which a stream asks again whom it belongs to, and says how far it read where it shows nothing"""
+"""Seconds after which a stream checks its caller's rights again, and sends its position where it shows nothing"""
 POSITION = "position"
-"""Kind of an event with nothing but an id: its reader has heard of everything up to there that it may see"""
+"""Kind of an event with nothing but an id: its reader has everything up to there that it may see"""
 PACE = 0.2
 """Seconds from one batch of a stream to the next: events that are committed meanwhile go together"""
 

@@ -90,7 +90,7 @@ class Budget:
 
 
 class OfferEngine:
-    """Answers questions one after the other; the same question asked by many is answered once."""
+    """Answers questions one after the other; equal questions of several callers are answered once."""
 
     def __init__(self, context: Context, clock: Callable[[], float] = time.monotonic) -> None:
         self._context = context

@@ -207,7 +207,7 @@ class UserLimits:
                 self._less(self._followers, user)
 
     def may_look_up(self, user: str) -> bool:
-        """Whether the database may be asked once more about a refused submission of this person; counts it."""
+        """Whether one more look-up of a refused submission of this person is allowed; counts it."""
         with self._guard:
             bucket = self._filled(self._look_ups, user, LOOK_UPS)
             if bucket.left < 1:

@@ -26,7 +26,7 @@ class MemoryStore:
         self._durations = durations
 
     def add_like(self, like: Workload, id: str, team: str | None, owner: str, *, now: float) -> Workload:
-        """Remember a submission that asks for what another one did; ValueError if its id is taken."""
+        """Add a submission with the same request as an earlier one; ValueError if its id is taken."""
         if id in self.rows:
             raise ValueError(f"There is a workload {id} already; every job of a trace needs its own id.")
         for text, name in ((id, "id"), (team, "team"), (owner, "owner")):

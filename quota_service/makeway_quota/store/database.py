@@ -46,7 +46,7 @@ WAIT_FOR_WRITERS = text(f"SELECT txid_current(), pg_advisory_xact_lock({WRITERS}
 STATUS = text("SELECT txid_status(:number)")
 
 OUTCOME_SECONDS = 12.0
-"""Seconds that the outcome of a COMMIT without an answer is looked for before the caller hears that it is unknown."""
+"""Seconds that the outcome of a COMMIT without an answer is looked for before the caller gets OutcomeUnknown."""
 
 
 class Unanswered(NamedTuple):

@@ -12,7 +12,7 @@ class StoreError(Exception):
 
 
 class OutcomeUnknown(StoreError):
-    """The connection broke during a COMMIT, and the database cannot be asked yet whether it counts."""
+    """The connection broke during a COMMIT, and whether it counts cannot be read yet."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class KeyReused(StoreError):
 
 
 class Removed(StoreError):
-    """The workload that is asked for was removed."""
+    """The requested workload was removed."""
 
     def __init__(self, workload: str) -> None:
         super().__init__(f"the workload {workload} was removed")

@@ -31,7 +31,7 @@ BATCH = 5000
 """Events that are read at once."""
 
 CHECK_EVERY = 15.0
-"""Seconds after which a silent LISTEN connection is asked whether it still works."""
+"""Seconds after which a silent LISTEN connection is checked."""
 
 
 @dataclass(slots=True)

@@ -260,7 +260,7 @@ def log(connection: Connection, changed: Iterable[Workload], made: Sequence[NewD
 
 
 def _decision_ids(connection: Connection, count: int) -> Sequence[int]:
-    """Return the ids of the next decisions; asking for them costs less than reading back what the database chose."""
+    """Return the ids of the next decisions: cheaper than to read back what the database chose."""
     if connection.dialect.name == "sqlite":
         last = connection.exec_driver_sql("SELECT seq FROM sqlite_sequence WHERE name = 'decisions'").scalar() or 0
         return range(last + 1, last + 1 + count)

@@ -37,7 +37,7 @@ closes before it has sent everything."""
 IN_MEMORY = 2**20
 """Bytes of a body that are kept in memory while it arrives"""
 BODY = "makeway.body"
-"""Key of the whole body in the scope of a request, for those who need not read it as a stream"""
+"""Key of the whole body in the scope of a request, for routes that do not read it as a stream"""
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 

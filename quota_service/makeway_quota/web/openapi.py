@@ -11,7 +11,7 @@ from makeway_api.models import Problem
 
 
 def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """Make the function that FastAPI asks for the document; it is written once."""
+    """Make the function that FastAPI calls for the document; it is written once."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

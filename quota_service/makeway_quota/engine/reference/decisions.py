@@ -27,7 +27,7 @@ class Eviction:
 
 
 class Decisions:
-    """The plan so far. `count` tells whether anything was decided since."""
+    """The plan so far. `count` grows with every decision."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

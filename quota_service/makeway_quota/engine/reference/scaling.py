@@ -25,7 +25,7 @@ _COULD_USE_A_NODE = {
 
 
 class Demand:
-    """The nodes that one pool is asked for so far, and the workloads that would fill them."""
+    """The nodes requested of one pool so far, and the workloads that would fill them."""
 
     def __init__(self, pool: Pool, nodes: int) -> None:
         self.pool, self.budget = pool, max(0, pool.max_nodes - nodes)

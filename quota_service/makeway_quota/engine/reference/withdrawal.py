@@ -37,7 +37,7 @@ def withdraw_superfluous(decisions: Decisions, spared: set[str]) -> bool:
 
 
 def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:
-    """Return a preemptor that asks for nothing: for the order of leaving alone."""
+    """Return a preemptor that requests nothing; only its order of victims is used."""
     return Preemptor(cluster, victim.workload, victim.need, victim.levels, victim.pool, "reservation")
 
 

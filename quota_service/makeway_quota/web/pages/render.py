@@ -161,7 +161,7 @@ async def _timed(request: Request, template: str, visitor: Visitor | None, **val
 
 
 def is_part(request: Request) -> bool:
-    """Whether only the changing part of a page is asked for."""
+    """Whether only the changing part of a page is requested."""
     settings: WebSettings = request.app.state.settings
     return request.url.path.startswith(f"{settings.prefix}live/")
 

@@ -51,7 +51,7 @@ class _Part:
 
 
 class SharedParts:
-    """Renderings by view: never one that began before it was asked for, and at most one a MIN_INTERVAL."""
+    """Renderings by view: never one that began before its request, and at most one a MIN_INTERVAL."""
 
     def __init__(self, interval: float = MIN_INTERVAL, share: float = SHARE, burst: float = BURST) -> None:
         self._interval = interval

@@ -112,7 +112,7 @@ class _Search:
 
 
 def _one_a_kind(preemptor: Preemptor, victims: Victims) -> Victims:
-    """Return one of the victims that are alike in all that tells whether they could return."""
+    """Return one of the victims that are equal in whether they could return."""
     kinds: dict[tuple[object, ...], Victim] = {}
     for victim in victims:
         workload = victim.allocation.workload
