@@ -177,7 +177,7 @@ class Database:
         return committed
 
     def _resolve_first(self) -> None:
-        """Resolve a COMMIT without an answer before anything else; its caller was told that it is unknown."""
+        """Resolve a COMMIT without an answer before anything else; its caller got OutcomeUnknown."""
         with suppress(OutcomeUnknown):
             self._resolve()
 
