@@ -35,6 +35,25 @@ def test_ready_after_reclaim_has_a_time_and_victims() -> None:
     assert world.say(found) == "Ready in 30 s or less: R&D's job r9 of ana (1 GPU) makes way."
 
 
+def test_a_search_for_victims_pauses_at_every_node_and_finds_the_same() -> None:
+    world = World().pool("h100", nodes=12, gpus=8).team("rnd", 0).team("ml", 0).team("devops", 48)
+    world.profile("gpu1", 1).profile("gpu2", 2)
+    for node in range(12):
+        for at in range(8):
+            world.submit(f"j{node}-{at}", ("rnd", "ml")[at % 2], "gpu1", owner="ana")
+    world.reconcile()
+    assert world.used() == 96
+    pauses = [0]
+
+    def pause() -> None:
+        pauses[0] += 1
+
+    found = WhatIf(world.snapshot(), pause).offer("devops", "gpu2", owner="bo")
+    assert found.code == "ready_after_reclaim"
+    assert pauses[0] >= 12
+    assert found == WhatIf(world.snapshot()).offer("devops", "gpu2", owner="bo")
+
+
 @pytest.mark.covers("N03", "F25")
 def test_a_session_beyond_the_reservation_is_refused_with_the_names_of_the_owners() -> None:
     world = lab()

@@ -77,6 +77,20 @@ async def test_the_same_question_of_many_users_costs_one_plan(tmp_path: Path, mo
         assert len(asked) == before, "nothing changed"
 
 
+async def test_a_what_if_lets_a_cycle_go_first_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, backend=backend()) as run:
+        for number in range(3):
+            job = await run.submit("ana", f"job {number}", profile="gpu3")
+            await run.job(job.id, "running")
+        gate, asked = run.service.services.context.gate, list[bool]()
+        monkeypatch.setattr(type(gate), "wait", lambda self: asked.append(self.is_open))
+        table = await run.service.services.offers.offers(PEOPLE["bo"], "bo", ["devops"], "session")
+        assert any(offer.code == "ready_after_reclaim" for offer in table.offers)
+        assert asked
+
+
 async def test_an_answer_is_written_once_for_all_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed, written = [0], [0]
     ask, sentence = OfferEngine._ask, offers_module.sentence

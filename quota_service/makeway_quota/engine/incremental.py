@@ -7,7 +7,7 @@ back as a change. Starts stay where they are until the next change, which confir
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from heapq import heappop
 
@@ -23,17 +23,20 @@ from .snapshot import Node, Policy, Snapshot, Workload
 class IncrementalEngine:
     """One cluster and its queues. Not for several threads at once.
 
-    `keeps_bounds`: the next decision is likely to search victims for the same requests.
+    `keeps_bounds`: the next decision is likely to search victims for the same requests. `pause` is called between the
+    steps of a search for victims, and may block.
     """
 
-    def __init__(self, snapshot: Snapshot, keeps_bounds: bool = False) -> None:
+    def __init__(self, snapshot: Snapshot, keeps_bounds: bool = False, pause: Callable[[], None] | None = None) -> None:
         self._keeps_bounds = keeps_bounds
+        self._pause = pause
         self._build(snapshot)
 
     def _build(self, snapshot: Snapshot) -> None:
         self.shown = replace(snapshot, nodes=(), workloads=())
         self.cluster = Cluster(snapshot)
         self.cluster.keeps_bounds = self._keeps_bounds
+        self.cluster.pause = self._pause or self.cluster.pause
         self.cluster.reset()
         self.queues = PendingQueues(self.cluster)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -20,10 +20,11 @@ ASKING = "?"
 class WhatIf:
     """Answer what-if requests about a snapshot, each as if it were the only one.
 
-    Not for several threads at once.
+    Not for several threads at once. `pause` is called between the steps of a search for victims, and may block.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, pause: Callable[[], None] | None = None) -> None:
+        self._pause = pause
         self.snapshot = replace(snapshot, nodes=(), workloads=())
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._workloads = {workload.id: workload for workload in snapshot.workloads}
@@ -116,7 +117,7 @@ class WhatIf:
             shown = self._shown[non_preemptible] = {id for id in self._workloads if self._matters(id, non_preemptible)}
             workloads = tuple(workload for id, workload in self._workloads.items() if id in shown)
             snapshot = replace(self.snapshot, nodes=tuple(self._nodes.values()), workloads=workloads)
-            self._incremental[non_preemptible] = IncrementalEngine(snapshot, keeps_bounds=True)
+            self._incremental[non_preemptible] = IncrementalEngine(snapshot, True, self._pause)
         return self._incremental[non_preemptible]
 
     def _matters(self, id: str, non_preemptible: bool) -> bool:

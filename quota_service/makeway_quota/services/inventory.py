@@ -50,9 +50,10 @@ class InventoryService:
     async def pools(self, caller: Caller) -> Sequence[Pool]:
         """Return every pool with its nodes and devices, and which workloads hold them; do not change them."""
         model = await self._context.models.current()
-        if self._shown is None or self._shown[0] is not model:
-            self._shown = model, self._pools(model)
-        return self._shown[1]
+        shown = self._shown
+        if shown is None or shown[0] is not model:
+            shown = self._shown = model, await self._context.call(self._pools, model)
+        return shown[1]
 
     async def pools_json(self, caller: Caller) -> bytes:
         """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""

@@ -6,7 +6,7 @@ and undoes them; what remains is the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..request import Need, need_of
@@ -19,6 +19,10 @@ NO_PRIORITY = 1 << 30
 """Higher than every priority: no candidate."""
 _MOST_NEEDS = 8_192
 """Requests that are kept; beyond, all of them are made again."""
+
+
+def _no_pause() -> None:
+    """Go on at once."""
 
 
 class ClusterState:
@@ -51,6 +55,8 @@ class ClusterState:
         """Rankings of nodes by the cost of their victims, kept for the next search."""
         self.keeps_bounds = False
         """Whether the bounds of victims are kept from one decision to the next, as for many questions in a row."""
+        self.pause: Callable[[], None] = _no_pause
+        """Called between the steps of a search for victims: a what-if waits there while a cycle is under way."""
         self.answers: dict[tuple[object, ...], Any] = {}
         """Results about the finished plan, shared by workloads with the same request."""
         self.capacities = CapacityCache()

@@ -52,6 +52,7 @@ class Ranking:
         """Return the best set of victims on one node, `without` the nodes at these positions; None if there is none."""
         bounds = bounds_of(preemptor.cluster, preemptor.pool, preemptor.need)
         self._catch_up(preemptor, bounds)
+        preemptor.cluster.pause()
         best: Ranked | None = None
         for bound, name in self._tops(preemptor):
             if best is not None and bound > best.key:
@@ -79,6 +80,7 @@ class Ranking:
         found = [entry for entry in nodes if best is None or entry[0] <= best.key]
         heapq.heapify(found)
         while found:
+            preemptor.cluster.pause()
             least, position = heapq.heappop(found)
             if best is not None and least > best.key:
                 break
@@ -114,6 +116,7 @@ class Ranking:
             if policies:
                 positions.update(node.position for node in pool.nodes if _hosts_any(node, policies))
         for position in positions:
+            preemptor.cluster.pause()
             self.scores.pop(position, None)
             self.mixed.discard(position)
             self.judged.pop(position, None)
