@@ -20,7 +20,7 @@ from engine.mixed_worlds import (
     with_lost_nodes,
 )
 from engine.properties import check
-from makeway_quota.engine import Placed, Snapshot, reference, schedule
+from makeway_quota.engine import Placed, Plan, Snapshot, reference, schedule
 from makeway_quota.engine.snapshot import LIVE
 from makeway_quota.snapshot_file import read_snapshot
 from worlds import World
@@ -35,11 +35,13 @@ KINDS: dict[str, tuple[Callable[[Random], World], Callable[[World, Random], None
 }
 
 
-def compare(world: World) -> None:
-    """Plan with both engines; both must decide the same."""
+def compare(world: World) -> Plan:
+    """Plan with both engines, which must decide the same; return the plan of the fast one."""
     snapshot = world.snapshot()
-    found = differences(schedule(snapshot), reference.schedule(snapshot))
+    plan = schedule(snapshot)
+    found = differences(plan, reference.schedule(snapshot))
     assert not found, f"fast and reference differ: {found}"
+    return plan
 
 
 def live_through(kind: str, seed: int, events: int) -> None:
@@ -49,8 +51,7 @@ def live_through(kind: str, seed: int, events: int) -> None:
     world = make(random)
     for _ in range(events):
         happens(world, random)
-        compare(world)
-        world.apply(world.plan())
+        world.apply(compare(world))
         world.now += random.choice([1, 5, 600])
         world.workloads = {i: w for i, w in world.workloads.items() if w.state in LIVE}
 
