@@ -237,9 +237,11 @@ def _walk(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Vic
 
 def _single(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Victims:
     """Evict the first workload that is enough; of an elastic gang, the workers that are."""
+    plain = [a for a in able if not extra_workers(a)]
+    illegal = {a.workload.id for a in plain if not in_legal_order(preemptor, (whole(a),))}  # before any eviction
     for victims in sorted([(whole(a),) for a in able], key=partial(key, preemptor)):
         allocation = victims[0].allocation
-        if not extra_workers(allocation) and not in_legal_order(preemptor, victims):
+        if allocation.workload.id in illegal:
             continue
         if trial.fits_without(victims) and (found := _least_way(preemptor, allocation, trial)):
             trial.become(found)
@@ -253,8 +255,10 @@ def _least_way(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -
     few = combinations_of([allocation], None) <= MOST_SETS
     every = ways(allocation, list({p.node.position: p.node for p in allocation.parts}.values())) if few else []
     shrinks = [way for way in every if way[0].kind == SHRINK]
-    for way in sorted([*shrinks, (whole(allocation),)], key=partial(key, preemptor)):
+    trial.become()  # what is legal depends on the usage before any eviction
+    legal = [way for way in (*shrinks, (whole(allocation),)) if in_legal_order(preemptor, way)]
+    for way in sorted(legal, key=partial(key, preemptor)):
         fewer = one_less(way) if way[0].kind == SHRINK else shrinks
-        if in_legal_order(preemptor, way) and trial.fits_without(way) and not any(map(trial.fits_without, fewer)):
+        if trial.fits_without(way) and not any(map(trial.fits_without, fewer)):
             return way
     return ()
