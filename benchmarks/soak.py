@@ -1,76 +1,111 @@
-"""Show that nothing grows for ever: 90 days and 200,000 jobs through the real store, loop and retention."""
+"""Show that nothing grows for ever: 90 days and 200,000 jobs through the real store, loop, services and retention.
+
+`python -m benchmarks.soak [--page docs/how-to/keep-and-remove.md] [--json FILE]`; a shorter one by `--days`, `--jobs`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import json
+import math
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
+from makeway_api.errors import MakewayError
+from makeway_api.models import SessionRequest
 from makeway_quota.application import Application
 from makeway_quota.backends.base import NodeSeen, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.history.retention import DAY, Retention, keep_of
+from makeway_quota.metrics import REGISTRY
+from makeway_quota.services import Caller
+from makeway_quota.services.listing import ListQuery
 from makeway_quota.settings import load
 from makeway_quota.store.records import NewDecision, NewWorkload, Submission
 
 from .measure import Measured
+from .numbers import insert, markdown, page_for
 
-ROOT = Path(__file__).resolve().parent.parent
 DAYS = 90
 JOBS = 200_000
 KEPT_DAYS = 30
 EVENT_DAYS = 7
 STEP = 3600.0
-"""Seconds of the fake clock from one look of the loop to the next."""
+"""Seconds of the fake clock from one hour's jobs to the next."""
+LATER = 60.0
+"""Seconds from the start of the jobs to that of the notebooks, which evict some of them."""
 
 TEAMS = ("rnd", "devops", "vision", "speech", "search")
-PEOPLE = 40
-NODES = 24
-POLICY = "\n".join(
-    [
-        "version: 1",
-        "pools:",
-        f"  - {{name: main, size: {NODES * 8}}}",
-        "profiles:",
-        "  - {name: gpu1, gpus: 1, grace: 30, pools: [main]}",
-        "  - {name: gpu4, gpus: 4, grace: 30, pools: [main]}",
-        "policies:",
-        *(
-            f"  - {{name: {team}, users: [{team}0], quotas: [{{pools: [main], reserved: {NODES * 8 // len(TEAMS)}}}]}}"
-            for team in TEAMS
-        ),
-        "",
-    ]
-)
+PEOPLE = 8
+"""Users of a team"""
+NODES = 52
+"""Nodes of 8 GPUs: enough for a day's jobs, too few in the afternoon, when jobs wait and are evicted for sessions"""
+SHAPES = (("gpu1", 1), ("gpu1", 1), ("gpu1", 1), ("gpu4", 1), ("gpu1", 6))
+"""Profile of a job and its most workers, equally frequent"""
+ODD = 0.1
+"""The part of the jobs whose request is like no other's"""
+SESSION_STEPS = 6
+"""Steps that a session lasts, at most"""
+ADMIN = Caller("root", admin=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """What there is at the end of a day. `longest`: seconds of the longest transaction of the retention."""
+    """What there is at the end of a day: rows, bytes, and seconds of the longest transaction of the retention.
+
+    `jobs` and `evictions` are counted from the first day on.
+    """
 
     day: int
     jobs: int
-    ended: int
+    evictions: int
+    waiting: int
+    workloads: int
+    decisions: int
+    events: int
     database: int
     resident: int
     folders: int
     longest: float
 
 
+def policy(nodes: int) -> str:
+    """Return a policy document that divides the nodes among the teams."""
+    teams = [
+        f"  - {{name: {team}, users: [{', '.join(f'{team}{number}' for number in range(PEOPLE))}], "
+        f"quotas: [{{pools: [main], reserved: {nodes * 8 // len(TEAMS)}}}]}}"
+        for team in TEAMS
+    ]
+    return "\n".join(
+        [
+            "version: 1",
+            "pools:",
+            f"  - {{name: main, size: {nodes * 8}}}",
+            "profiles:",
+            "  - {name: gpu1, gpus: 1, grace: 30, pools: [main]}",
+            "  - {name: gpu4, gpus: 4, grace: 30, pools: [main]}",
+            "policies:",
+            *teams,
+            "",
+        ]
+    )
+
+
 class FolderBackend(MemoryBackend):
     """A backend in memory whose jobs leave a real folder with a log and a checkpoint, until it is purged."""
 
     def __init__(self, folder: Path, nodes: list[NodeSeen], rng: random.Random) -> None:
-        super().__init__(nodes, clock=lambda: self.now, lasts=lambda _: rng.uniform(300.0, 3600.0))
+        super().__init__(nodes, clock=lambda: self.now, lasts=lambda _: rng.uniform(300.0, 9000.0))
         self.folder = folder
         self.now = 0.0
 
@@ -93,11 +128,13 @@ class FolderBackend(MemoryBackend):
         shutil.rmtree(self.folder / workload, ignore_errors=True)
 
 
-async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float = STEP) -> list[Day]:
+async def live(
+    folder: Path, days: int, jobs: int, kept_days: float, step: float = STEP, nodes: int = NODES
+) -> list[Day]:
     """Run a service through so many days; one entry for each of them."""
     rng = random.Random(1)
     (folder / "jobs").mkdir()
-    (folder / "policy.yaml").write_text(POLICY, encoding="utf-8")
+    (folder / "policy.yaml").write_text(policy(nodes), encoding="utf-8")
     settings = {
         "MAKEWAY_STATE_DIR": str(folder),
         "MAKEWAY_POLICY_FILE": str(folder / "policy.yaml"),
@@ -105,7 +142,7 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
         "MAKEWAY_KEEP_DECISIONS_DAYS": str(kept_days),
         "MAKEWAY_KEEP_EVENTS_DAYS": str(min(EVENT_DAYS, kept_days)),
     }
-    backend = FolderBackend(folder / "jobs", [NodeSeen(f"n{n}", "main", tuple(range(8))) for n in range(NODES)], rng)
+    backend = FolderBackend(folder / "jobs", [NodeSeen(f"n{n}", "main", tuple(range(8))) for n in range(nodes)], rng)
     service = await Application.open(load(environ=settings), backend, clock=lambda: backend.now)
     retention = Retention(
         service.components.store,
@@ -117,32 +154,64 @@ async def live(folder: Path, days: int, jobs: int, kept_days: float, step: float
         rest=0.0,
     )
     assert service.components.leader.term is not None, "on SQLite a service leads from the moment it is opened"
+    await service.services.context.learn_limits()
     await service.loop.take_over(service.components.leader.term)
+    users, readers = Users(service, rng), Readers(service)
     found = []
     steps = round(DAY / step)
-    submitted = 0
     for day in range(1, days + 1):
         for number in range(steps):
-            backend.now += step
-            due = round(jobs * ((day - 1) * steps + number + 1) / (days * steps))
-            submit(service, range(submitted, due), rng)
-            submitted = due
-            for _ in range(4):
-                if not await service.loop.cycle():
-                    break
+            backend.now += step - LATER
+            users.submit(round(jobs * (day - 1 + share_of_day((number + 1) / steps)) / days))
+            await converge(service)
+            backend.now += LATER
+            await users.use_sessions()
+            await converge(service)
+            await readers.read()
             if number % 12 == 11 or number + 1 == steps:
                 await retention.sweep()
-        found.append(measured(day, submitted, service, folder, retention.longest))
+        found.append(measured(day, users.submitted, service, folder, retention.longest))
+        print(found[-1], file=sys.stderr, flush=True)
     await service.stop(stop_jobs=True)
     return found
 
 
-def submit(service: Application, numbers: range, rng: random.Random) -> None:
-    """Submit some jobs of any user, with a source and a file."""
-    given = []
-    for number in numbers:
+async def converge(service: Application) -> None:
+    """Run cycles until nothing changes, four at most."""
+    for _ in range(4):
+        if not await service.loop.cycle():
+            break
+
+
+def share_of_day(time: float) -> float:
+    """Return the part of a day's jobs that are submitted by a time of the day (0 to 1): most around noon."""
+    return time - 0.6 * math.sin(2 * math.pi * time) / (2 * math.pi)
+
+
+class Users:
+    """What the users do: they submit jobs of many shapes, and start and stop notebooks."""
+
+    def __init__(self, service: Application, rng: random.Random) -> None:
+        self._service = service
+        self._rng = rng
+        self._sessions: dict[str, tuple[str, int]] = {}
+        """User to the id of the session and the steps that it still lasts"""
+        self.submitted = 0
+
+    def submit(self, until: int) -> None:
+        """Submit the jobs up to a number, with a source and a file."""
+        given = [self._job(number) for number in range(self.submitted, until)]
+        self.submitted = until
+        if given:
+            self._service.components.store.add_workloads(given, now=self._service.components.clock())
+
+    def _job(self, number: int) -> Submission:
+        rng = self._rng
         team = rng.choice(TEAMS)
-        owner, profile, gpus = f"{team}{rng.randrange(PEOPLE // len(TEAMS))}", *rng.choice((("gpu1", 1), ("gpu4", 4)))
+        owner = f"{team}{rng.randrange(PEOPLE)}"
+        profile, most = rng.choice(SHAPES)
+        gpus, workers = int(profile.removeprefix("gpu")), rng.randint(1, most)
+        odd = rng.random() < ODD
         new = NewWorkload(
             f"j-{number:08x}",
             "job",
@@ -150,15 +219,63 @@ def submit(service: Application, numbers: range, rng: random.Random) -> None:
             profile,
             owner,
             f"train {number}",
+            priority=rng.choice(("low", "normal", "high")),
             gpus=1000 * gpus,
+            workers=workers,
+            min_workers=rng.randrange(1, workers + 1),
+            cpu=rng.randrange(4000) if odd else 0,
+            memory=rng.randrange(64_000) if odd else 0,
+            time_limit=3600.0 * rng.randrange(3, 24),
             command=("python", "train.py"),
             env={"SEED": str(number)},
             source="print('a cell')\n" * 20,
         )
         said = NewDecision("submit", new.id, team, owner, "job", f"{owner} submits {new.name}.", {"gpus": gpus})
-        given.append(Submission(new, [("train.py", b"# a script\n" * 50 + str(number % 5000).encode(), False)], said))
-    if given:
-        service.components.store.add_workloads(given, now=service.components.clock())
+        return Submission(new, [("train.py", b"# a script\n" * 50 + str(number % 5000).encode(), False)], said)
+
+    async def use_sessions(self) -> None:
+        """Stop the notebooks that have lasted, renew the others, and start one in each team."""
+        sessions, rng = self._service.services.sessions, self._rng
+        for user, (id, left) in list(self._sessions.items()):
+            if left and await self._goes_on(id):
+                self._sessions[user] = id, left - 1
+            else:
+                await sessions.release(id, "the notebook was stopped")
+                del self._sessions[user]
+        for team in TEAMS:
+            user = f"{team}{rng.randrange(PEOPLE)}"
+            if user not in self._sessions:
+                wanted = SessionRequest(user=user, profile=rng.choice(("gpu1", "gpu4")), team=team)
+                session = await sessions.request(ADMIN, wanted, ())
+                self._sessions[user] = session.id, rng.randrange(SESSION_STEPS)
+
+    async def _goes_on(self, id: str) -> bool:
+        """Whether a session is not over; a team that uses all it is guaranteed gets no further one."""
+        try:
+            await self._service.services.sessions.started(id)
+        except MakewayError as error:
+            if error.code != "session_over":
+                raise
+            return False
+        return True
+
+
+class Readers:
+    """What pages, pickers and Prometheus read, from the same services."""
+
+    def __init__(self, service: Application) -> None:
+        self._service = service
+        self._event = 0
+
+    async def read(self) -> None:
+        """Read usage, metrics, lists, one user's offers, and all events since the last time."""
+        services = self._service.services
+        await services.usage.metrics()
+        for state in ("waiting", "running"):
+            await services.listings.listing(ADMIN, ListQuery(state=state))
+        await services.offers.offers(ADMIN, f"{TEAMS[0]}0", (), "job")
+        while events := await services.feed.after(self._event):
+            self._event = events[-1].id
 
 
 def measured(day: int, jobs: int, service: Application, folder: Path, longest: float) -> Day:
@@ -167,52 +284,97 @@ def measured(day: int, jobs: int, service: Application, folder: Path, longest: f
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     held = service.components.store.pruning.holdings()
+    workloads, decisions, events = (int(held[what]["count"] or 0) for what in ("workloads", "decisions", "events"))
     folders = sum(1 for _ in os.scandir(folder / "jobs"))
-    ended = int(held["workloads"]["count"] or 0)
-    return Day(day, jobs, ended, service.components.store.size(), resident, folders, longest)
+    waiting = service.services.context.limits.waiting
+    size = service.components.store.size()
+    evictions = sum(
+        REGISTRY.get_sample_value("makeway_decisions_total", {"verb": verb, "team": team}) or 0
+        for verb in ("evict", "move")
+        for team in TEAMS
+    )
+    return Day(day, jobs, round(evictions), waiting, workloads, decisions, events, size, resident, folders, longest)
 
 
-def run(days: int, jobs: int, kept_days: float, step: float = STEP) -> list[Day]:
+def run(days: int, jobs: int, kept_days: float, step: float = STEP, nodes: int = NODES) -> list[Day]:
     """Run the soak in a process of its own, whose memory is only the service's."""
-    with tempfile.TemporaryDirectory(prefix="makeway-soak-") as folder:
-        said = Path(folder) / "said.json"
-        arguments = [folder, str(days), str(jobs), str(kept_days), str(step), str(said)]
-        subprocess.run([sys.executable, "-m", "benchmarks.soak", *arguments], check=True, cwd=ROOT)
-        return [Day(**each) for each in json.loads(said.read_text(encoding="utf-8"))]
+    with (
+        tempfile.TemporaryDirectory(prefix="makeway-soak-") as folder,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process,
+    ):
+        return process.submit(_live, Path(folder), days, jobs, kept_days, step, nodes).result()
+
+
+def _live(folder: Path, days: int, jobs: int, kept_days: float, step: float, nodes: int) -> list[Day]:
+    return asyncio.run(live(folder, days, jobs, kept_days, step, nodes))
 
 
 def measure() -> Iterator[Measured]:
+    """Run the whole soak."""
+    yield from report(run(DAYS, JOBS, KEPT_DAYS))
+
+
+def report(found: Sequence[Day]) -> Iterator[Measured]:
     """Compare the last day with the day on which the oldest jobs were removed for the first time."""
-    found = run(DAYS, JOBS, KEPT_DAYS)
     full, end = found[KEPT_DAYS], found[-1]
-    name = f"after {DAYS} days and {JOBS:,} jobs on a fake clock"
+    name = f"after {end.day} days and {end.jobs:,} jobs on a fake clock"
     longest = max(day.longest for day in found)
     base = f"on day {full.day}, when {KEPT_DAYS} days of jobs were kept"
     note = (
         f"Ended workloads and decisions are kept for {KEPT_DAYS} days here, events for {EVENT_DAYS}; real store, loop, "
-        f"retention and job folders, machines in memory. The longest transaction of the retention took "
-        f"{1000 * longest:.0f} ms."
+        f"services, retention and job folders, machines in memory; {end.evictions:,} evictions. The longest "
+        f"transaction of the retention took {1000 * longest:.0f} ms."
     )
     facts = {"days": [asdict(day) for day in found]}
-    yield Measured(
-        f"database {name}",
-        "MiB",
-        [end.database / 2**20],
-        base,
-        full.database / 2**20,
-        goal=1.2 * full.database / 2**20,
-        note=note,
-        facts=facts,
-    )
-    yield Measured(f"memory {name}", "MiB", [end.resident / 2**20], base, full.resident / 2**20)
-    yield Measured(f"job folders {name}", "folders", [end.folders], base, full.folders)
+    for what, attribute, unit, size in (
+        ("database", "database", "MiB", 2**20),
+        ("memory", "resident", "MiB", 2**20),
+        ("job folders", "folders", "folders", 1),
+    ):
+        before, after = getattr(full, attribute) / size, getattr(end, attribute) / size
+        more = (note, facts) if what == "database" else ("", {})
+        yield Measured(f"{what} {name}", unit, [after], base, before, 1.2 * before, *more)
 
 
-def main(folder: str, days: str, jobs: str, kept_days: str, step: str, file: str) -> None:
-    """Run and write down what every day ended with."""
-    found = asyncio.run(live(Path(folder), int(days), int(jobs), float(kept_days), float(step)))
-    Path(file).write_text(json.dumps([asdict(day) for day in found]), encoding="utf-8")
+HEAD = ("day", "jobs so far", "workloads", "decisions", "events", "database (MiB)", "memory (MiB)", "job folders")
+
+
+def table(found: Sequence[Day]) -> str:
+    """Return the first day and every tenth as a table for a page."""
+    rows = [
+        (
+            str(day.day),
+            *(f"{count:,}" for count in (day.jobs, day.workloads, day.decisions, day.events)),
+            *(f"{size / 2**20:.0f}" for size in (day.database, day.resident)),
+            f"{day.folders:,}",
+        )
+        for day in found
+        if day.day == 1 or day.day % 10 == 0
+    ]
+    return markdown(HEAD, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the soak, print the table; exit status 1 if something did not level off."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--days", type=int, default=DAYS, help=f"more than {KEPT_DAYS} ({DAYS})")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"({JOBS:,})")
+    parser.add_argument("--page", type=page_for("soak"), metavar="FILE", help="write the table into this page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every day as JSON")
+    wanted = parser.parse_args(arguments)
+    if wanted.days <= KEPT_DAYS:
+        parser.error(f"--days must be more than {KEPT_DAYS}, the days for which jobs are kept")
+    found = run(wanted.days, wanted.jobs, KEPT_DAYS)
+    print(table(found))
+    if wanted.json:
+        wanted.json.write_text(json.dumps([asdict(day) for day in found], indent=1) + "\n", encoding="utf-8")
+    if wanted.page:
+        insert(wanted.page, "soak", table(found))
+    missed = [one for one in report(found) if not one.met]
+    for one in missed:
+        print(f"{one.name}: {one.value:.0f} {one.unit}, {one.baseline:.0f} {one.baseline_name}", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main())

@@ -11,12 +11,13 @@ KEPT = 4
 
 @pytest.mark.covers("N25")
 def test_sizes_level_off_once_the_oldest_jobs_are_removed() -> None:
-    days = run(days=20, jobs=2400, kept_days=KEPT, step=3 * 3600.0)
+    days = run(days=20, jobs=2400, kept_days=KEPT, step=3 * 3600.0, nodes=8)
     full, end = days[KEPT + 1], days[-1]
     assert days[0].jobs == 120
     assert end.jobs == 2400
     assert full.folders >= 0.8 * KEPT * days[0].jobs, "jobs ran"
+    assert end.evictions, "there were more jobs than GPUs"
     assert end.folders <= 1.1 * full.folders < 0.4 * end.jobs
-    assert end.ended <= 1.1 * full.ended
+    assert end.workloads <= 1.1 * full.workloads
     assert end.database <= 1.15 * full.database
     assert end.resident <= 1.1 * full.resident
