@@ -315,10 +315,9 @@ def engine_for(url: URL, *, migrating: bool = False) -> Engine:
         return create_engine(url, poolclass=NullPool) if migrating else postgres_engine(url)
     create_private(Path(url.database or ""))
     arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False}
-    if migrating:
-        engine = create_engine(url, connect_args=arguments, poolclass=NullPool)
-    else:
-        engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=32)
+    # The connection that was used last comes first: only the last writer's cache of pages is up to date.
+    pool: dict[str, Any] = {"poolclass": QueuePool, "pool_size": 8, "max_overflow": 32, "pool_use_lifo": True}
+    engine = create_engine(url, connect_args=arguments, **({"poolclass": NullPool} if migrating else pool))
     foreign_keys = "OFF" if migrating else "ON"
 
     def connected(connection: sqlite3.Connection, _: object) -> None:
