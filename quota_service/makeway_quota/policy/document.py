@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..engine.snapshot import Kind, Policy, Pool, Profile, Settings
 
@@ -48,6 +48,31 @@ class PolicyFacts:
     users: tuple[str, ...] = ()
 
 
+class _Index(NamedTuple):
+    """The pools, profiles and policies of a document by name; users and groups with the positions of their teams."""
+
+    pools: Mapping[str, Pool]
+    profiles: Mapping[str, Profile]
+    policies: Mapping[str, Policy]
+    of_user: Mapping[str, Sequence[int]]
+    of_group: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, document: Document) -> _Index:
+        of_user: dict[str, list[int]] = {}
+        of_group: dict[str, list[int]] = {}
+        for at, policy in enumerate(document.policies):
+            facts = document.policy_facts.get(policy.name, PolicyFacts())
+            for user in facts.users:
+                of_user.setdefault(user, []).append(at)
+            for group in facts.groups:
+                of_group.setdefault(group, []).append(at)
+        pools = {pool.name: pool for pool in reversed(document.pools)}
+        profiles = {profile.name: profile for profile in reversed(document.profiles)}
+        policies = {policy.name: policy for policy in reversed(document.policies)}
+        return cls(pools, profiles, policies, of_user, of_group)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Pools, profiles, policies and settings in the engine's types, and the facts of each by name.
@@ -63,27 +88,30 @@ class Document:
     pool_facts: Mapping[str, PoolFacts] = field(default_factory=dict)
     profile_facts: Mapping[str, ProfileFacts] = field(default_factory=dict)
     policy_facts: Mapping[str, PolicyFacts] = field(default_factory=dict)
+    _index: _Index = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_index", _Index.of(self))
 
     def pool(self, name: str) -> Pool | None:
         """Return a pool, None if there is none of that name."""
-        return next((pool for pool in self.pools if pool.name == name), None)
+        return self._index.pools.get(name)
 
     def profile(self, name: str) -> Profile | None:
         """Return a profile, None if there is none of that name."""
-        return next((profile for profile in self.profiles if profile.name == name), None)
+        return self._index.profiles.get(name)
 
     def policy(self, name: str) -> Policy | None:
         """Return the policy of a team, None if there is none of that name."""
-        return next((policy for policy in self.policies if policy.name == name), None)
+        return self._index.policies.get(name)
 
     def teams_of(self, user: str, groups: Iterable[str]) -> tuple[str, ...]:
         """Return the teams of a user, in the document's order."""
-        mine = frozenset(groups)
-        return tuple(
-            name
-            for name, facts in ((policy.name, self.policy_facts[policy.name]) for policy in self.policies)
-            if user in facts.users or not mine.isdisjoint(facts.groups)
-        )
+        index = self._index
+        found = set(index.of_user.get(user, ()))
+        for group in groups:
+            found.update(index.of_group.get(group, ()))
+        return tuple(self.policies[at].name for at in sorted(found))
 
     def profiles_for(self, team: str | None, kind: Kind) -> tuple[str, ...]:
         """Return the profiles that a team (None: a user without a team) can use for sessions or jobs."""
