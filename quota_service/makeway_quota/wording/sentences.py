@@ -199,13 +199,14 @@ def _reclaim_cpu(v: V, names: Names) -> str:
 
 
 def _outranked(v: V, names: Names) -> str:
-    ahead = [names.workload(id) for id in v["ahead"]]
+    ids = v["ahead"]
+    ahead = listed([*map(names.workload, ids[:4]), *ids[4:]], most=4)  # no more than four of them are shown
     if not v["needs"]:
-        took = f"{count(len(ahead), 'workload')} ahead in {_pool(v, names)} took its CPU and memory"
-        return f"{took} ({listed(ahead, most=4)}); {_asks(v)}."
+        took = f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its CPU and memory"
+        return f"{took} ({ahead}); {_asks(v)}."
     return (
-        f"{count(len(ahead), 'workload')} ahead in {_pool(v, names)} took its free GPUs "
-        f"({listed(ahead, most=4)}); {number(v['free'])} {is_are(v['free'])} left, {_asks(v)}."
+        f"{count(len(ids), 'workload')} ahead in {_pool(v, names)} took its free GPUs "
+        f"({ahead}); {number(v['free'])} {is_are(v['free'])} left, {_asks(v)}."
     )
 
 
