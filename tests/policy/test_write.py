@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +238,7 @@ def test_durations_that_differ_are_shown_to_differ(sample: str, old: str, new: s
 def test_a_new_order_is_described(document: Document) -> None:
     turned = policy.read(policy.write(document))
     assert policy.diff(document, turned) == []
-    swapped = Document(
-        **{f: getattr(turned, f) for f in Document.__dataclass_fields__ if f != "policies"},
-        policies=turned.policies[::-1],
-    )
+    swapped = replace(turned, policies=turned.policies[::-1])
     assert policy.diff(document, swapped) == ["The order of the policies is now devops, rnd."]
 
 

@@ -82,7 +82,8 @@ def rescale_text(text: str, file: str, sizes: Sizes) -> str:
     if rescaled is document:
         return text
     source = parse(text)
-    spots = [(node, number(milli)) for loc, milli in _amounts(rescaled) if (node := source.node(loc)) is not None]
+    amounts = [(loc, number(milli).replace(",", "")) for loc, milli in _amounts(rescaled)]  # YAML has no thousands
+    spots = [(node, amount) for loc, amount in amounts if (node := source.node(loc)) is not None]
     changed = text.removeprefix("\ufeff")
     for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):
         if node.value != amount:
