@@ -92,6 +92,19 @@ def test_new_reasons_reach_all_rows_at_the_pace() -> None:
     assert not loop.reasons.behind
 
 
+def test_new_reasons_are_written_in_batches_not_a_few_in_each_cycle() -> None:
+    loop = Loop(100)
+    loop.cycle(PendingGroup(1, loop.members, told("0 of 8 GPUs are free.")))
+    group = PendingGroup(1, loop.members, told("1 of 8 GPUs is free."))
+    loop.cycle(group)
+    written = []
+    for _ in range(10):
+        loop.now += 0.125
+        written.append(len(loop.cycle(group)))
+        assert loop.reasons.behind
+    assert written == [0, 0, 0, 5, 0, 0, 0, 5, 0, 0], "half a second's pace at once"
+
+
 def test_a_reason_that_another_writer_changed_is_corrected() -> None:
     loop = Loop(15)
     loop.cycle(PendingGroup(1, loop.members, told("old")))

@@ -27,7 +27,8 @@ LOOKS = 10
 """Rows that are compared for each one that may be written."""
 
 CATCH_UP = 0.5
-"""Seconds after which reasons that could not all be written are looked at again."""
+"""Seconds after which reasons that could not all be written are looked at again, and whose pace is written at once: a
+few rows in each cycle would cost a transaction and another cycle each."""
 
 SHARE = 0.1
 """The part of the time that plans with reasons may take: one that took 10 ms is followed by 90 ms without reasons."""
@@ -79,7 +80,8 @@ class ReasonThrottle:
     """The reasons that are stored, so that only changes are written.
 
     A first reason and a nomination are written at once. Where only the sentence or its numbers changed, at
-    most `pace` rows are written a second (the numbers of thousands change with every start), the others later.
+    most `pace` rows are written a second (the numbers of thousands change with every start), the others later, in
+    batches of half a second.
     Workloads with the same reason are compared together, and only when it is another than before.
     """
 
@@ -90,7 +92,10 @@ class ReasonThrottle:
         self._clock = clock
         self._stored: dict[str, tuple[int, Waiting]] = {}
         self._groups: dict[int, _Group] = {}
-        self._left = 2 * pace
+        self._earned = 2 * pace
+        """Rows that may be written, with what a cycle saves for a batch"""
+        self._left = self._may_write = 0.0
+        """Rows that this cycle may still write, and might write at its beginning"""
         self._at = clock()
         self._last = 0
 
@@ -114,11 +119,14 @@ class ReasonThrottle:
             self.behind |= behind
         elif isinstance(pending, Pending):
             found += self._of_groups(pending, rows, names)
+        if self._left < self._may_write:
+            self._earned = self._left
         return found
 
     def _earn(self) -> None:
         now = self._clock()
-        self._left = min(2 * self.pace, self._left + (now - self._at) * self.pace)
+        self._earned = min(2 * self.pace, self._earned + (now - self._at) * self.pace)
+        self._left = self._may_write = self._earned if self._earned >= self.pace * CATCH_UP else 0.0
         self._at = now
         self.behind = False
 
