@@ -1,4 +1,4 @@
-"""The gate between cycles and requests: reads wait for the end of a cycle, in order, and never for long."""
+"""The gate between cycles and requests: reads wait for the end of a cycle, in order, LONGEST seconds at most."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ async def _turns(many: int = 20) -> None:
 
 async def test_an_open_gate_delays_nothing() -> None:
     gate = CycleGate()
-    passing = asyncio.ensure_future(gate.passed())
+    passing = asyncio.ensure_future(gate.wait_async())
     await asyncio.sleep(0)
     assert passing.done()
-    gate.wait()
+    gate.wait_in_thread()
 
 
 @pytest.mark.covers("N26")
@@ -29,7 +29,7 @@ async def test_reads_go_on_after_a_cycle_in_the_order_in_which_they_came() -> No
     gate, passed = CycleGate(NEVER), list[int]()
 
     async def read(number: int) -> None:
-        await gate.passed()
+        await gate.wait_async()
         passed.append(number)
 
     with gate.closed():
@@ -46,7 +46,7 @@ async def test_the_next_cycle_does_not_wait_for_all_that_the_last_one_held_back(
     gate, passed = CycleGate(NEVER), list[int]()
 
     async def read(number: int) -> None:
-        await gate.passed()
+        await gate.wait_async()
         passed.append(number)
 
     with gate.closed():
@@ -64,15 +64,15 @@ async def test_a_long_cycle_holds_nothing_back_in_the_end() -> None:
     gate = CycleGate(0.01)
     async with asyncio.timeout(30):
         with gate.closed():
-            await gate.passed()
-            await asyncio.to_thread(gate.wait)
+            await gate.wait_async()
+            await asyncio.to_thread(gate.wait_in_thread)
             assert gate.is_open
 
 
 async def test_a_thread_waits_for_the_end_of_a_cycle() -> None:
     gate = CycleGate(NEVER)
     with gate.closed():
-        waiting = asyncio.ensure_future(asyncio.to_thread(gate.wait))
+        waiting = asyncio.ensure_future(asyncio.to_thread(gate.wait_in_thread))
         done, _ = await asyncio.wait({waiting}, timeout=0.05)
         assert not done
     await asyncio.wait_for(waiting, 30)

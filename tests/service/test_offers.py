@@ -85,7 +85,7 @@ async def test_a_what_if_lets_a_cycle_go_first_between_its_steps(
             job = await run.submit("ana", f"job {number}", profile="gpu3")
             await run.job(job.id, "running")
         gate, asked = run.service.services.context.gate, list[bool]()
-        monkeypatch.setattr(type(gate), "wait", lambda self: asked.append(self.is_open))
+        monkeypatch.setattr(type(gate), "wait_in_thread", lambda self: asked.append(self.is_open))
         table = await run.service.services.offers.offers(PEOPLE["bo"], "bo", ["devops"], "session")
         assert any(offer.code == "ready_after_reclaim" for offer in table.offers)
         assert asked

@@ -1,9 +1,8 @@
-"""Hold back the reads of requests while a cycle is under way, so that pages do not slow decisions.
+"""Hold back requests while a cycle is under way, so that pages do not slow decisions.
 
 A cycle and the requests share one interpreter: each time a cycle waits for the store or the engine, whatever is ready
-in the event loop runs first, and every busy thread delays it by a switch of the interpreter's lock. A cycle takes
-milliseconds and is followed by a rest at least as long, so a read that waits for its end is hardly later, and reads
-always get half of the time. A cycle that takes longer than LONGEST holds nothing back after that.
+in the event loop runs first, and every busy thread delays it by a switch of the interpreter's lock. A cycle is followed
+by a rest as long as itself, at most 0.25 s; a longer cycle opens the gate after LONGEST.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONGEST = 0.1
-"""Seconds that one cycle holds reads back, at most"""
+"""Seconds that one cycle keeps the gate closed, at most"""
 
 
 class CycleGate:
-    """Closed while a cycle is under way, else open. Used by one event loop; `wait` is for its threads."""
+    """Closed from the start of a cycle to its end, for `longest` seconds at most.
+
+    `wait_async` is for the event loop, `wait_in_thread` for threads.
+    """
 
     def __init__(self, longest: float = LONGEST) -> None:
         self.longest = longest
@@ -30,12 +32,12 @@ class CycleGate:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing is held back now."""
+        """Whether the gate is open; earlier waiters may not have been released yet."""
         return self._open.is_set()
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Close the gate until the end of the block, or until it was closed for LONGEST."""
+        """Close the gate until the end of the block, for `longest` seconds at most."""
         timer = asyncio.get_running_loop().call_later(self.longest, self._reopen)
         self._open.clear()
         try:
@@ -44,15 +46,15 @@ class CycleGate:
             timer.cancel()
             self._reopen()
 
-    async def passed(self) -> None:
-        """Wait until the gate is open; those who wait go on in the order in which they came."""
+    async def wait_async(self) -> None:
+        """Wait until the gate is open, in order of arrival."""
         if self._waiting or not self._open.is_set():
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            await waiter
 
-    def wait(self) -> None:
-        """Wait in a thread until the gate is open, LONGEST seconds at most."""
+    def wait_in_thread(self) -> None:
+        """Wait in a thread until the gate is open, `longest` seconds at most."""
         if not self._open.is_set():
             self._open.wait(self.longest)
 
@@ -63,11 +65,11 @@ class CycleGate:
             self._release()
 
     def _release(self) -> None:
-        """Allow one to go on in each turn of the event loop, so that the next cycle need not wait for all of them."""
+        """Release one waiter per iteration of the event loop, so that the next cycle does not wait for all of them."""
         while self._waiting and self._open.is_set():
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 break
         if self._waiting and self._open.is_set():
             asyncio.get_running_loop().call_soon(self._release)

@@ -159,7 +159,7 @@ class ReadModels:
             if not self._fresh():
                 if (wait := self._not_before - self._monotonic()) > 0:
                     await asyncio.sleep(wait)
-                await self._gate.passed()
+                await self._gate.wait_async()
                 missed, self._missed = self._missed, False
                 rows = await self._world.rows() if missed else None
                 began = self._monotonic()

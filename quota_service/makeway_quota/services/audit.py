@@ -100,7 +100,7 @@ class AuditService:
                 await asyncio.sleep(PACE)
             else:
                 await feed.changed(mark, HEARTBEAT)
-                await self._context.gate.passed()
+                await self._context.gate.wait_async()
 
     async def retention(self) -> RetentionReport:
         """Return what is kept, for how long, and what the last pass removed."""

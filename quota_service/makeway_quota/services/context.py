@@ -122,14 +122,17 @@ class Context:
             self.limits.learn((await self.world.rows()).values())
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function of the store in a thread of the requests; 503 where the database is away."""
-        await self.gate.passed()
+        """Call a blocking function of the store in a thread of the requests; 503 where the database is away.
+
+        Waits while a cycle holds requests back.
+        """
+        await self.gate.wait_async()
         with database_errors():
             return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
     async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that plans in the one thread for what-if."""
-        await self.gate.passed()
+        """Call a function that plans in the one thread for what-if. Waits while a cycle holds requests back."""
+        await self.gate.wait_async()
         return await asyncio.get_running_loop().run_in_executor(self.planning, partial(function, *args, **kwargs))
 
     async def preview(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -214,7 +214,7 @@ class OfferEngine:
         began = time.thread_time()
         for changes in unread:
             if changes.whole:
-                self._what_if = WhatIf(changes.snapshot, self._context.gate.wait)
+                self._what_if = WhatIf(changes.snapshot, self._context.gate.wait_in_thread)
             elif self._what_if is not None:
                 self._what_if.change(changes.snapshot, changes.changed, changes.gone, changes.nodes, changes.gone_nodes)
         assert self._what_if is not None, "the first changes are complete"

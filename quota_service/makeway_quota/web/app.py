@@ -11,9 +11,9 @@ from ..services import Services
 from . import api, assets, pages, probes, problems
 from .auth import Authenticator, Directory
 from .headers import Headers
+from .hold_reads import HoldReads
 from .limits import Limits
 from .openapi import describe
-from .precedence import Precedence
 from .route_table import RouteTable
 from .settings import WebSettings
 from .stream import Streams
@@ -52,7 +52,7 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     problems.install(app, _is_page(settings), pages.error_page)
     app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
     app.add_middleware(Headers, settings=settings)
-    app.add_middleware(Precedence, settings=settings, services=services)
+    app.add_middleware(HoldReads, settings=settings, services=services)
     return app
 
 

@@ -154,7 +154,7 @@ async def _timed(request: Request, template: str, visitor: Visitor | None, **val
         pieces = []
         for piece in make():
             pieces.append(piece)
-            gate.wait()  # a cycle goes first, also before the rest of a large page
+            gate.wait_in_thread()  # a cycle goes first, also before the rest of a large page
         return "".join(pieces), time.thread_time() - before
 
     return await services.context.call(measured)

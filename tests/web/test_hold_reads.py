@@ -1,4 +1,4 @@
-"""Requests beside a cycle of the control loop: reads wait for its end; health and writes do not wait for each other."""
+"""Requests beside a cycle: reads wait for its end, health checks do not, renderings pause between their parts."""
 
 from __future__ import annotations
 
@@ -53,6 +53,6 @@ async def test_a_rendering_lets_a_cycle_go_first_between_its_parts(
     web: Portal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, asked = web.services.context.gate, list[bool]()
-    monkeypatch.setattr(type(gate), "wait", lambda self: asked.append(self.is_open))
+    monkeypatch.setattr(type(gate), "wait_in_thread", lambda self: asked.append(self.is_open))
     assert (await web.as_("ana").get(PREFIX)).status_code == 200
     assert len(asked) > 20

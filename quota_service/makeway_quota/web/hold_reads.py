@@ -1,4 +1,4 @@
-"""Delay the reads that arrive while a cycle of the control loop is under way until its end."""
+"""Hold back GET and HEAD requests while a cycle of the control loop is under way."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from .settings import WebSettings
 READS = frozenset({"GET", "HEAD"})
 
 
-class Precedence:
-    """ASGI middleware: reads wait at the gate, a tenth of a second at most; health checks and static files do not."""
+class HoldReads:
+    """ASGI middleware: reads wait until the gate is open; health checks and static files do not."""
 
     def __init__(self, app: App, settings: WebSettings, services: Services) -> None:
         self.app = app
@@ -21,5 +21,5 @@ class Precedence:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in READS and not scope["path"].startswith(self._at_once):
-            await self._services.context.gate.passed()
+            await self._services.context.gate.wait_async()
         await self.app(scope, receive, send)
