@@ -29,10 +29,14 @@ class PartKind:
 
 
 KINDS = (
-    PartKind("guaranteed", "in sessions", "held by notebooks, never preempted"),
-    PartKind("in_quota", "in quota", "held by jobs within the reservation"),
-    PartKind("borrowed", "borrowed", "held by jobs over quota, which make way when an owner comes back"),
-    PartKind("lent", "lent", "reserved, now held by other teams' jobs"),
+    PartKind("guaranteed", "in sessions", "held by notebooks and jobs that are never preempted"),
+    PartKind("in_quota", "in quota", "held by preemptible jobs and notebooks within the reservation"),
+    PartKind(
+        "borrowed",
+        "borrowed",
+        "held by preemptible jobs and notebooks over quota, which make way when the team that reserved them needs them",
+    ),
+    PartKind("lent", "lent", "reserved, now held by other teams' work"),
     PartKind("free", "free", "reserved and idle"),
 )
 """In drawing order: what the team uses, then what is left of its reservation."""

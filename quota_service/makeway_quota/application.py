@@ -207,10 +207,10 @@ def _seed(text: str, source: str, sizes: Sizes) -> str:
         rescaled = rescale_text(text, source, sizes)
         read(rescaled, source, sizes)
     except PolicyInvalid as invalid:
-        many = f"has {len(invalid.issues)} mistakes" if len(invalid.issues) > 1 else "has a mistake"
+        many = len(invalid.issues)
+        found = f"{many} mistakes: correct them" if many > 1 else "a mistake: correct it"
         raise ValueError(
-            f"The policy file that it starts with {many}; mend it, or name another one in MAKEWAY_POLICY_FILE:\n"
-            f"{invalid}"
+            f"The policy file of the first start has {found}, or set MAKEWAY_POLICY_FILE to another one:\n{invalid}"
         ) from None
     return rescaled
 

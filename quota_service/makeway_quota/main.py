@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--engine", choices=["fast", "reference"], default="fast", help=engines)
     plan.set_defaults(run=_plan)
 
-    snapshot = commands.add_parser("snapshot", help="write the service's world as a snapshot file, for `plan`")
+    snapshot = commands.add_parser(
+        "snapshot", help="write nodes, policies and workloads as they are now to a snapshot file, for `plan`"
+    )
     snapshot.add_argument("--config", help="a Python file of settings")
     snapshot.add_argument("--format", choices=["yaml", "json"], default="yaml")
     snapshot.set_defaults(run=_snapshot)
@@ -129,6 +131,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _policy_validate(args: argparse.Namespace) -> int:
+    from makeway_api.quantities import count
+
     from .policy import PolicyInvalid, read
 
     try:
@@ -141,8 +145,8 @@ def _policy_validate(args: argparse.Namespace) -> int:
             print(f"{issue.file}:{issue.line or 1}: {issue.where}: {issue.message}", file=sys.stderr)
         return 2
     print(
-        f"{args.file} is valid: {len(document.pools)} pools, {len(document.profiles)} profiles, "
-        f"{len(document.policies)} policies."
+        f"{args.file} is valid: {count(len(document.pools), 'pool')}, {count(len(document.profiles), 'profile')}, "
+        f"{count(len(document.policies), 'policy', 'policies')}."
     )
     return 0
 

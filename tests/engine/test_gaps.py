@@ -191,7 +191,7 @@ def test_offers_list_moves_and_terminating_work() -> None:
     world.session("s", "a", "one").step()
     world.end("s")
     found = WhatIf(world.snapshot()).offer("a", "one", owner="ana")
-    assert world.say(found) == "Ready in 28 s or less: the GPUs are on their way."
+    assert world.say(found) == "Ready in 28 s or less: the GPUs are about to be free."
 
 
 def test_what_a_team_could_start_respects_capacity_and_static_quotas() -> None:
@@ -252,5 +252,5 @@ def test_a_nomination_of_a_session_outlives_the_use_of_its_departments_reservati
     (plan,) = (plan for plan in world.release("b1", "b2").reconcile() if plan.acts)
     assert [s.id for s in plan.start] == ["s", "a1"]
     assert world.say(plan.start[0]) == (
-        "Starts on q-1, where its GPUs were nominated: a's sessions use 6 GPUs, more than the 4 reserved now."
+        "Starts on q-1, where GPUs were set aside for it: a's sessions use 6 GPUs, more than the 4 reserved now."
     )

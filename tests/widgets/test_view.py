@@ -180,7 +180,7 @@ def test_banners_for_both_sides_of_a_reclaim() -> None:
 def test_borrowing_names_both_teams() -> None:
     devops = team("devops", lent_to=[], borrowed_from=[Lending(team="rnd", gpus=1)])
     assert teams.borrowing([team(), devops]) == [
-        "RND lends 1 GPU to DEVOPS; a job within its quota gets them back.",
+        "RND lends 1 GPU to DEVOPS; RND's jobs within its reservation get them back.",
         "DEVOPS borrows 1 GPU from RND.",
     ]
 
@@ -196,10 +196,10 @@ def test_one_line_says_what_i_can_have_now() -> None:
     found += [gpu4, Offer(profile="gpu8", team="rnd", code="waits", message="")]
     assert (
         teams.now_line(offers(*found))
-        == "Now: gpu1 and gpu2 at once, gpu4 within 30 s (2 GPUs make way), gpu8 would wait."
+        == "Now: gpu1 and gpu2 at once, gpu4 within 30 s (jobs on 2 GPUs make way), gpu8 would wait."
     )
     both = offers(found[0], Offer(profile="gpu1", team="ml", code="refused", message=""), teams=("rnd", "ml"))
-    assert teams.now_line(both) == "Now: rnd: gpu1 at once; ml: not gpu1."
+    assert teams.now_line(both) == "Now: RND: gpu1 at once; ml: gpu1 is refused."
     assert teams.now_line(offers()) == "Now: no profile is open to you."
 
 

@@ -91,15 +91,16 @@ def borrowing(teams: Iterable[TeamUsage]) -> list[str]:
             lines.append(f"{name} borrows {borrowed}.")
         if team.lent_to:
             lent = listed(f"{gpus(x.gpus)} to {titles.get(x.team, x.team)}" for x in team.lent_to)
-            lines.append(f"{name} lends {lent}; a job within its quota gets them back.")
+            lines.append(f"{name} lends {lent}; {name}'s jobs within its reservation get them back.")
     return lines
 
 
 def now_line(offers: OfferTable) -> str:
     """Return one line with what a job of mine could have now, by team."""
     teams = offers.teams or sorted({o.team for o in offers.offers if o.team})
-    parts = [_for_team([o for o in offers.offers if o.team == team]) for team in teams]
-    shown = [f"{team}: {part}" if len(teams) > 1 else part for team, part in zip(teams, parts, strict=True) if part]
+    titles = {team.team: team.title for team in offers.usage if team.title}
+    parts = [(titles.get(team, team), _for_team([o for o in offers.offers if o.team == team])) for team in teams]
+    shown = [f"{title}: {part}" if len(teams) > 1 else part for title, part in parts if part]
     return f"Now: {'; '.join(shown)}." if shown else "Now: no profile is open to you."
 
 
@@ -113,11 +114,11 @@ def _for_team(offers: Sequence[Offer]) -> str:
     for offer in by_code.get("ready_after_reclaim", []):
         within = f"within {duration(offer.seconds)}" if offer.seconds is not None else "after a reclaim"
         taken = sum(v.gpus for v in offer.victims)
-        parts.append(f"{offer.profile} {within}" + (f" ({gpus(taken)} make way)" if taken else ""))
+        parts.append(f"{offer.profile} {within}" + (f" (jobs on {gpus(taken)} make way)" if taken else ""))
     if waits := by_code.get("waits"):
         parts.append(f"{listed(o.profile for o in waits)} would wait")
     if refused := by_code.get("refused"):
-        parts.append(f"not {listed((o.profile for o in refused), 'or')}")
+        parts.append(f"{listed(o.profile for o in refused)} {'is' if len(refused) == 1 else 'are'} refused")
     return ", ".join(parts)
 
 

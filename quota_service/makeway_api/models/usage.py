@@ -25,10 +25,10 @@ class TeamUsage(Wire):
     reserved: float
     limit: float | None = None
     used: float
-    guaranteed: float = Field(description="held by sessions")
-    in_quota: float = Field(description="jobs within the reservation")
+    guaranteed: float = Field(description="held by non-preemptible sessions and jobs")
+    in_quota: float = Field(description="held by preemptible jobs and sessions within the reservation")
     borrowed: float = Field(description="over quota")
-    lent: float = Field(description="of the reservation, now running other teams' jobs")
+    lent: float = Field(description="of the reservation, now held by other teams' work")
     free: float = Field(description="of the reservation, idle")
     mine: float = 0
     waiting: int = 0

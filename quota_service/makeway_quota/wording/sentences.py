@@ -101,7 +101,7 @@ def _starts_in_quota(v: V, names: Names) -> str:
 
 def _starts_nominated(v: V, names: Names) -> str:
     return (
-        f"Starts on {listed(v['nodes'])}, where its GPUs were nominated: {_uses(v, names)} {gpus(v['uses'])}, "
+        f"Starts on {listed(v['nodes'])}, where GPUs were set aside for it: {_uses(v, names)} {gpus(v['uses'])}, "
         f"more than the {number(v['reserved'])} reserved now."
     )
 
@@ -109,7 +109,7 @@ def _starts_nominated(v: V, names: Names) -> str:
 def _starts_over_quota(v: V, names: Names) -> str:
     return (
         f"Starts on {listed(v['nodes'])} over quota: {names.team(v['team'])} uses {gpus(v['uses'])} and has "
-        f"{number(v['reserved'])} reserved; it makes way when an owner needs them."
+        f"{number(v['reserved'])} reserved; this workload makes way when the team that reserved the GPUs needs them."
     )
 
 
@@ -130,7 +130,7 @@ def _moves(v: V, names: Names) -> str:
 
 def _reclaiming(v: V, victims: Sequence[str]) -> str:
     verb = "makes way" if len(victims) == 1 else "make way"
-    ready = f"Your {gpus(v['needs'])} {is_are(v['needs'])} being reclaimed, ready within {duration(v['within'])}"
+    ready = f"{gpus(v['needs'])} {is_are(v['needs'])} being freed for you, ready within {duration(v['within'])}"
     return f"{ready}: {listed(victims, most=4)} {verb}."
 
 
@@ -142,7 +142,7 @@ def _ready_after_reclaim(v: V, victims: Sequence[str]) -> str:
         said.append(f"{count(v['shrunk'], 'gang')} {'goes' if v['shrunk'] == 1 else 'go'} on with fewer workers")
     if said and not victims:
         said.append("no job is stopped")
-    return f"Ready in {duration(v['within'])} or less: {', '.join(said) if said else 'the GPUs are on their way'}."
+    return f"Ready in {duration(v['within'])} or less: {', '.join(said) if said else 'the GPUs are about to be free'}."
 
 
 # -- reasons to wait -------------------------------------------------------------------------------------------
@@ -233,7 +233,9 @@ SENTENCES: Mapping[str, Sentence] = {
     "starts_over_quota": _starts_over_quota,
     "starts_with_workers": lambda v, n: f"It starts with {v['workers']} of {v['of']} workers.",
     "ready_now": lambda v, n: "Ready now.",
-    "ready_now_over_quota": lambda v, n: "Ready now, over quota: it makes way when an owner needs the GPUs.",
+    "ready_now_over_quota": lambda v, n: (
+        "Ready now, over quota: the workload makes way when the team that reserved the GPUs needs them."
+    ),
     # Evictions and moves
     "reclaim": lambda v, n: f"{_needs(v, n)} within its reservation; {_beyond(v, n)}; {_order(v, n)}.",
     "reclaim_own_team": lambda v, n: (
@@ -262,7 +264,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "guarantee_used": _guarantee_used,
     # Reasons to wait
     "nomination_free_soon": lambda v, n: (
-        f"{gpus(v['needs'])} {is_are(v['needs'])} nominated for this {v['kind']} and about to be free."
+        f"{gpus(v['needs'])} {is_are(v['needs'])} set aside for this {v['kind']} and about to be free."
     ),
     "queue_closed": lambda v, n: (
         f"The queue {v['queue']} is closed; move this {v['kind']} to another queue or cancel it."
@@ -285,8 +287,8 @@ SENTENCES: Mapping[str, Sentence] = {
         f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}; {_asks(v)}."
     ),
     "limit_with_nominations": lambda v, n: (
-        f"{n.team(v['team'])} uses or is nominated for {number(v['uses'])} of its limit of {gpus(v['limit'])}; "
-        f"{_asks(v)}."
+        f"{n.team(v['team'])} uses {number(v['uses'])} of its limit of {gpus(v['limit'])}, "
+        f"counting GPUs set aside for its workloads; {_asks(v)}."
     ),
     "pool_capacity": lambda v, n: (
         f"Pool {n.pool(v['pool'])} runs {number(v['uses'])} of its capacity of {gpus(v['capacity'])}; {_asks(v)}."
@@ -297,7 +299,7 @@ SENTENCES: Mapping[str, Sentence] = {
     "kept": lambda v, n: f"{_kept(v, n)}, which lends none of them; {_asks(v)}.",
     "kept_partly": lambda v, n: f"{_kept(v, n)}; {_asks(v)}.",
     "nominated": lambda v, n: (
-        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but nominated for "
+        f"{gpus(v['idle'])} of {_pool(v, n)} {is_are(v['idle'])} idle but set aside for "
         f"{listed([n.workload(id) for id in v['nominees']], most=4)}; {_asks(v)}."
     ),
     "outranked": _outranked,
