@@ -12,8 +12,6 @@ import psutil
 
 _SECONDS = 10.0
 """Longest time to kill the processes of a session: one that waits for a broken disk cannot be killed."""
-_PAUSE = 0.01
-"""Seconds between two searches for them"""
 
 
 def start_ticks(pid: int) -> int:
@@ -43,7 +41,7 @@ def kill_marked(variable: str, value: str) -> int:
     that was killed exists until the kernel has run it a last time.
     """
     killed: set[psutil.Process] = set()
-    until = time.monotonic() + _SECONDS
+    until, pause = time.monotonic() + _SECONDS, 0.01
     while left := list(_marked(variable, value)):
         for process in left:
             with suppress(psutil.Error):
@@ -51,7 +49,8 @@ def kill_marked(variable: str, value: str) -> int:
         killed.update(left)
         if time.monotonic() > until:
             break
-        time.sleep(_PAUSE)
+        time.sleep(pause)
+        pause = min(1.0, 2 * pause)
     return len(killed)
 
 

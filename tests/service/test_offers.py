@@ -213,6 +213,29 @@ async def test_changes_that_the_engine_was_not_shown_for_long_are_dropped_and_re
         assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
 
 
+@pytest.mark.covers("N25")
+async def test_an_answer_computed_after_too_many_changes_is_that_of_a_new_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offer_engine, "MOST_UNREAD", 12)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.converged()
+        engine = OfferEngine(run.service.services.context, Clock())
+        await engine.answer("rnd", "gpu3", "session", "ana")
+        async with engine._one:  # the engine is busy
+            await run.submit("ana", "first", profile="gpu3")
+            await run.converged()
+            asking = asyncio.ensure_future(engine.answer("rnd", "gpu3", "session", "ana"))
+            for number in range(20):
+                await run.submit("ana", f"job {number}", profile="gpu3")
+            await run.converged()
+            assert engine._under_way
+        found = await asking
+        snapshot = await snapshot_of(run)
+        assert len(snapshot.workloads) == 21
+        assert found.offer == WhatIf(snapshot).offer("rnd", "gpu3", "session")
+
+
 async def snapshot_of(run: Running) -> Snapshot:
     world = run.service.services.context.world
     return world.snapshot(await world.rows(), run.service.components.clock())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from makeway_quota.store import Conflict, Store, StoreError, open_store
-from makeway_quota.store.database import engine_for, parse
+from makeway_quota.store.database import WAIT_FOR_WRITERS, WRITERS, engine_for, parse
 from makeway_quota.store.migrate import alembic_config, upgrade
 from makeway_quota.store.records import Attempt, Change, NewDecision, NewWorkload, Notice, PastRun, Place
 from makeway_quota.store.tables import metadata
+from postgres import empty_database
 from sqlalchemy import inspect, text
 
 
@@ -216,5 +218,34 @@ def test_stored_reasons_of_static_quotas_and_nominations_get_codes_of_their_own(
             command.downgrade(alembic_config(connection), "0010")
             codes = connection.execute(text("SELECT reason_code FROM workloads ORDER BY id")).scalars().all()
             assert codes == ["held", "limit", "held", "held"]
+    finally:
+        engine.dispose()
+
+
+def test_a_migration_waits_for_the_writer_of_another_replica(postgres: str) -> None:
+    url = empty_database(postgres)
+    parsed = parse(url)
+    upgrade(parsed)
+    engine = engine_for(parsed, migrating=True)
+    waits = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :lock AND NOT granted")
+    upgrading = threading.Thread(target=upgrade, args=(parsed,))
+    try:
+        with engine.connect() as writer, engine.connect() as other:
+            other = other.execution_options(isolation_level="AUTOCOMMIT")
+            with writer.begin():
+                writer.execute(WAIT_FOR_WRITERS)
+                upgrade(parsed)  # nothing to do: a start does not wait for writers
+                command.downgrade(alembic_config(writer), "0010")
+            with writer.begin():
+                writer.execute(WAIT_FOR_WRITERS)
+                upgrading.start()
+                until = time.monotonic() + 60
+                while not other.execute(waits, {"lock": WRITERS}).scalar():
+                    assert time.monotonic() < until, "the migration waits for the writer"
+                    time.sleep(0.01)
+                assert upgrading.is_alive()
+            upgrading.join(60)
+            assert not upgrading.is_alive()
+            assert other.execute(text("SELECT version_num FROM alembic_version")).scalar() != "0010"
     finally:
         engine.dispose()

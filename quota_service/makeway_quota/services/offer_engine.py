@@ -171,6 +171,8 @@ class OfferEngine:
                 await asyncio.sleep(wait)
             model = await self._context.models.current()
             await self._look(model)
+            while self._due():  # so many changes came that the engine is built anew
+                await self._look(model)
             changes, self._unread, self._unread_size = self._unread, [], 0
             state, now = self._state, self._context.clock()
             try:

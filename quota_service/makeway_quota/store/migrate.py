@@ -6,11 +6,13 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import URL, Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from .database import engine_for, explain
+from .database import WRITERS, engine_for, explain
 from .errors import StoreError
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -25,6 +27,8 @@ def upgrade(url: URL) -> None:
         with engine.begin() as connection:  # on SQLite BEGIN IMMEDIATE is the lock
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADES})"))
+                if not is_current(connection):  # a replica of the last release may write rows in another order
+                    connection.execute(text(f"SELECT pg_advisory_xact_lock({WRITERS})"))
             command.upgrade(alembic_config(connection), "head")
     except CommandError as error:
         raise StoreError(
@@ -35,6 +39,12 @@ def upgrade(url: URL) -> None:
         raise StoreError(explain(url, error)) from error
     finally:
         engine.dispose()
+
+
+def is_current(connection: Connection) -> bool:
+    """Whether the database has seen every migration."""
+    known = ScriptDirectory.from_config(alembic_config(connection)).get_heads()
+    return set(MigrationContext.configure(connection).get_current_heads()) == set(known)
 
 
 def alembic_config(connection: Connection) -> Config:
