@@ -83,3 +83,16 @@ async def test_a_cycle_that_fails_opens_the_gate() -> None:
     with pytest.raises(ValueError, match="broken"), gate.closed():
         raise ValueError("broken")
     assert gate.is_open
+
+
+async def test_reads_go_on_in_time_though_cycles_follow_each_other_without_a_pause() -> None:
+    gate = CycleGate(0.05)
+    with gate.closed():
+        reads = [asyncio.ensure_future(gate.wait_async()) for _ in range(50)]
+        await _turns()
+    cycles = 0
+    while not all(read.done() for read in reads):
+        with gate.closed():
+            await asyncio.sleep(0.01)
+        cycles += 1
+    assert cycles < len(reads) - 5, "more go on than one after each cycle"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LONGEST = 0.1
-"""Seconds that one cycle keeps the gate closed, at most"""
+"""Seconds that one cycle keeps the gate closed, and that a request waits at it, at most"""
 
 
 class CycleGate:
@@ -47,11 +47,16 @@ class CycleGate:
             self._reopen()
 
     async def wait_async(self) -> None:
-        """Wait until the gate is open, in order of arrival."""
+        """Wait until the gate is open, in order of arrival, for `longest` seconds at most."""
         if self._waiting or not self._open.is_set():
-            waiter = asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
             self._waiting.append(waiter)
-            await waiter
+            timer = loop.call_later(self.longest, _resolve, waiter)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
 
     def wait_in_thread(self) -> None:
         """Wait in a thread until the gate is open, `longest` seconds at most."""
@@ -69,9 +74,14 @@ class CycleGate:
         while self._waiting and self._open.is_set():
             waiter = self._waiting.popleft()
             if not waiter.done():
-                waiter.set_result(None)
+                _resolve(waiter)
                 break
         if self._waiting and self._open.is_set():
             asyncio.get_running_loop().call_soon(self._release)
         else:
             self._releasing = False
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -122,11 +122,7 @@ class Context:
             self.limits.learn((await self.world.rows()).values())
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function of the store in a thread of the requests; 503 where the database is away.
-
-        Waits while a cycle holds requests back.
-        """
-        await self.gate.wait_async()
+        """Call a blocking function of the store in a thread of the requests; 503 where the database is away."""
         with database_errors():
             return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
