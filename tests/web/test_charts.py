@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from dataclasses import replace
+from weakref import ref
 
 import pytest
 from makeway_api.models import Device, Holder, Kind, Node, Pool, State, TeamUsage
@@ -12,6 +14,7 @@ from makeway_quota.web.pages.bars import bar, bar_scale, sentence
 from makeway_quota.web.pages.cells import cell_tip, node
 from makeway_quota.web.pages.heat import GPU_WIDTH, ROW_GPUS, WIDTH, Grid, heat_map
 from makeway_quota.web.pages.look import Look
+from makeway_quota.web.pages.node_facts import facts_of
 from makeway_quota.web.pages.palette import SLOTS, colours
 from web.portal import EVIL
 
@@ -165,6 +168,49 @@ def test_a_heat_map_drawn_again_is_that_of_the_nodes_and_colours_of_now(monkeypa
         monkeypatch.setattr(heat, "_KNOWN", {})
         assert heat_map(large_pool(*drawn), look) == found
     assert len(set(again)) == len(cases) - 1
+
+
+def test_a_heat_map_keeps_no_node_in_memory_that_was_replaced() -> None:
+    """Every version of the nodes is drawn in other colours, as when a team gains or loses its last GPU."""
+    alive: list[ref[Node]] = []
+    for version in range(12):
+        nodes = [full_node(f"replaced-{i}", *["rnd"] * (1 + (version + i) % 8)) for i in range(40)]
+        classes = {**LOOK.classes, f"team-{version}": "t7"}
+        heat_map(large_pool(*nodes), replace(LOOK, classes=classes))
+        alive += map(ref, nodes)
+        del nodes
+    gc.collect()
+    assert not [node for node in alive if node() is not None]
+
+
+def test_a_block_of_a_heat_map_has_a_bounded_number_of_drawings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heat, "_KNOWN", {})
+    nodes = [full_node(f"n{i}", "rnd") for i in range(2 * heat.BLOCK)]
+    for slot in range(SLOTS):
+        heat_map(large_pool(*nodes), replace(LOOK, classes={"rnd": f"t{slot}"}))
+    drawings = [block for kept in heat._KNOWN.values() for block in kept]
+    assert len(drawings) == 2 * heat.MOST_DRAWINGS
+
+
+def test_a_heat_map_is_drawn_once_for_visitors_whose_colours_differ_in_teams_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[int] = []
+    paths = heat._paths
+    monkeypatch.setattr(heat, "_paths", lambda start, *rest: drawn.append(start) or paths(start, *rest))
+    nodes = [full_node(f"shared-{i}", *["rnd", "devops"][: i % 3]) for i in range(2 * heat.BLOCK)]
+    maps = {heat_map(large_pool(*nodes), replace(LOOK, classes={**LOOK.classes, f"x{i}": "t8"})) for i in range(20)}
+    assert len(maps) == 1
+    assert drawn == [0, heat.BLOCK]
+
+
+def test_a_node_divided_evenly_among_pools_is_derived_once_in_each() -> None:
+    """Both parts have the same name and the same number of devices."""
+    half = full_node("divided", "rnd")
+    other = half.model_copy(update={"pool": "h200", "devices": [Device(index=i, free=1) for i in range(8)]})
+    facts = [facts_of(part) for part in (half, other)]
+    assert [facts_of(part) for part in (half, other)] == facts
+    assert [each.teams for each in facts] == [{"rnd"}, frozenset()]
 
 
 def test_foreign_jobs_are_no_links() -> None:

@@ -25,8 +25,10 @@ MOST_NODES = 2_000
 """Nodes of one pool that are drawn; the list of nodes has all of them."""
 BLOCK = 32
 """Nodes that are drawn together: where none of them changed, the drawing of before is used again"""
-MOST_KEPT = 4_000
+MOST_BLOCKS = 4_000
 """Blocks in memory; beyond, all are drawn anew"""
+MOST_DRAWINGS = 4
+"""Drawings of a block in memory, the newest: visitors who see other teams may see other colours"""
 
 Paths = Mapping[tuple[str, bool], str]
 """The outlines of GPUs by class, and by whether they are over quota"""
@@ -51,8 +53,8 @@ class Grid:
 def heat_map(pool: Pool, look: Look) -> Markup:
     """Return the map of a pool; nodes come in the order of the pool's list."""
     nodes = pool.nodes[:MOST_NODES]
-    grid, classes = Grid.of(nodes), tuple(sorted(look.classes.items()))
-    blocks = [_block(pool.name, at, nodes[at : at + BLOCK], grid, look, classes) for at in range(0, len(nodes), BLOCK)]
+    grid = Grid.of(nodes)
+    blocks = [_block(pool.name, at, nodes[at : at + BLOCK], grid, look) for at in range(0, len(nodes), BLOCK)]
     paths: defaultdict[tuple[str, bool], list[str]] = defaultdict(list)
     for block in blocks:
         for key, data in block.paths.items():
@@ -74,30 +76,36 @@ def heat_map(pool: Pool, look: Look) -> Markup:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Block:
-    """Some nodes of a pool that follow each other, as they are drawn in one place and in one set of colours."""
+    """A drawing of some nodes of a pool that follow each other; it holds neither the nodes nor their facts."""
 
-    nodes: Sequence[NodeFacts]
+    serials: Sequence[int]
+    """of the facts of the nodes"""
+    colours: Sequence[tuple[str, str]]
+    """of the teams on these nodes"""
     paths: Paths
     tips: str
 
 
-_KNOWN: dict[tuple[str, int, Grid, tuple[tuple[str, str], ...]], _Block] = {}
-"""By pool, position, grid and colours: all that the drawing of the same nodes depends on, for every visitor"""
+_KNOWN: dict[tuple[str, int, Grid], Sequence[_Block]] = {}
+"""Drawings by pool, position and grid, newest first: the same for all who see these teams in these colours"""
 
 
-def _block(
-    pool: str, start: int, nodes: Sequence[Node], grid: Grid, look: Look, classes: tuple[tuple[str, str], ...]
-) -> _Block:
-    """Draw the nodes of a pool from position `start` on, unless all of them are those of before."""
-    key, facts = (pool, start, grid, classes), [facts_of(node) for node in nodes]
-    known = _KNOWN.get(key)
-    if known is None or known.nodes != facts:  # facts are equal only to themselves
-        if len(_KNOWN) >= MOST_KEPT:
-            _KNOWN.clear()
-        known = _KNOWN[key] = _Block(facts, _paths(start, facts, grid, look), "\n".join(each.tip for each in facts))
-    return known
+def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, look: Look) -> _Block:
+    """Draw the nodes of a pool from position `start` on, unless they were drawn before in the same colours."""
+    key, facts = (pool, start, grid), [facts_of(node) for node in nodes]
+    serials = [each.serial for each in facts]
+    kept = _KNOWN.get(key, ())
+    for known in kept:
+        if known.serials == serials and all(look.colour(team) == colour for team, colour in known.colours):
+            return known
+    colours = [(team, look.colour(team)) for team in frozenset().union(*(each.teams for each in facts))]
+    block = _Block(serials, colours, _paths(start, facts, grid, look), "\n".join(each.tip for each in facts))
+    if key not in _KNOWN and len(_KNOWN) >= MOST_BLOCKS:
+        _KNOWN.clear()
+    _KNOWN[key] = (block, *kept[: MOST_DRAWINGS - 1])
+    return block
 
 
 def _paths(start: int, facts: Sequence[NodeFacts], grid: Grid, look: Look) -> Paths:

@@ -1,14 +1,16 @@
 """Derive what pages show of a node once for each change of the node, not once for each page and visitor.
 
 The inventory gives the same `Node` as long as nothing on the node changes, so the facts of a node are kept by its name
-and used while it is the same object. A panel of 1,000 nodes then costs a few microseconds for each of them.
+and pool, and used while it is the same object. A panel of 1,000 nodes then costs a few microseconds for each of them.
+The facts keep no node in memory that the inventory has replaced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import count, groupby
+from weakref import ref
 
 from makeway_api.models import Device, Node
 
@@ -27,24 +29,28 @@ Run = tuple[str | None, str, bool, int, int, int]
 class NodeFacts:
     """A node as the heat map shows it, and the teams that hold a GPU on it; equal to itself only."""
 
-    node: Node
+    node: ref[Node]
+    serial: int
+    """of these facts; no others ever have it"""
     runs: tuple[Run, ...]
     tip: str
     """its name, then what its GPUs do"""
     teams: frozenset[str]
 
 
-_KNOWN: dict[tuple[str, int], NodeFacts] = {}
+_KNOWN: dict[tuple[str, str], NodeFacts] = {}
+"""By name and pool: a node that is divided among pools has other devices in each"""
+_SERIALS = count()
 
 
 def facts_of(node: Node) -> NodeFacts:
     """Return the facts of a node; pages are rendered in several threads, which at worst derive them twice."""
-    key = (node.name, len(node.devices))  # a node of two pools has other devices in each
+    key = node.name, node.pool
     known = _KNOWN.get(key)
-    if known is None or known.node is not node:
+    if known is None or known.node() is not node:
         if len(_KNOWN) >= MOST_KEPT:
             _KNOWN.clear()
-        known = _KNOWN[key] = NodeFacts(node, tuple(_runs(node)), _tip(node), _teams(node))
+        known = _KNOWN[key] = NodeFacts(ref(node), next(_SERIALS), tuple(_runs(node)), _tip(node), _teams(node))
     return known
 
 
