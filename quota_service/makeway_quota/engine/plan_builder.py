@@ -55,12 +55,12 @@ class PlanBuilder:
         """Pool to the hold there for the workload that waited too long."""
 
     def lift_holds(self) -> None:
-        """Return the held GPUs to the pools; the holds are kept for the reasons."""
+        """Release the held GPUs; the holds are kept for the reasons."""
         for held in self.holds.values():
             held.lift()
 
     def drop_holds(self) -> None:
-        """Return the held GPUs to the pools and forget the holds."""
+        """Release the held GPUs and forget the holds."""
         self.lift_holds()
         self.holds = {}
 

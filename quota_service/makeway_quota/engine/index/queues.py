@@ -154,7 +154,7 @@ class PendingQueues:
         self.inadmissible, self._queues, self._of, self._patience, self._empty = {}, {}, {}, [], {}
         open_to = []
         for workload in waiting:
-            why = closed_or_paused(self.cluster, workload)
+            why = cannot_start_at_all(self.cluster, workload)
             if why is not None:
                 self.inadmissible[workload.id] = why
             else:
@@ -175,7 +175,7 @@ class PendingQueues:
             workload = self.cluster.workloads.get(name)
             if workload is None or workload.state != "pending":
                 continue
-            why = closed_or_paused(self.cluster, workload)
+            why = cannot_start_at_all(self.cluster, workload)
             if why is not None:
                 self.inadmissible[name] = why
             else:
@@ -282,8 +282,8 @@ class PendingQueues:
                     del self._empty[next(iter(self._empty))]
 
 
-def closed_or_paused(cluster: Cluster, workload: Workload) -> Waiting | None:
-    """Return why a workload may not start at all, its queue being closed or paused; None if it is open."""
+def cannot_start_at_all(cluster: Cluster, workload: Workload) -> Waiting | None:
+    """Return why a workload may not start at all (closed or paused queue, no pool of its profile); else None."""
     queue = f"{workload.policy}/{workload.profile}"
     if not _open(cluster, workload.policy, workload.profile):
         closed = Fact("queue_closed", {"queue": queue, "kind": workload.kind})

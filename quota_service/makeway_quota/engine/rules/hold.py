@@ -1,7 +1,7 @@
-"""Hold GPUs for a workload that waited too long; only work that ends in time may use them meanwhile (rule 3).
+"""Hold GPUs for a workload that waited too long (rule 3): other work over quota may use them only if it ends in time.
 
 One workload per pool at a time, the one that waits longest. The hold is on the nodes that will have room for it
-first, on its limits, and on the pool's capacity; it binds work over quota only (engine rule 3).
+first, on its limits, and on the pool's capacity. Work in quota is not affected.
 """
 
 from __future__ import annotations

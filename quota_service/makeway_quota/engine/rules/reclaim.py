@@ -138,9 +138,9 @@ def _impossible(preemptor: Preemptor) -> bool:
             continue
         have = node.workers(need, True)
         if have < need.least and node.allocations:
-            able = preemptor.candidates_on(node)
-            if able and enough_devices(preemptor, node, able):
-                have = min(need.least, room_on(preemptor, node, map(whole, able)))
+            candidates = preemptor.candidates_on(node)
+            if candidates and enough_devices(preemptor, node, candidates):
+                have = min(need.least, room_on(preemptor, node, map(whole, candidates)))
         workers += have
         if workers >= need.least:
             return False
@@ -179,8 +179,8 @@ def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Vic
 def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
     """Return what was learned for an earlier preemptor that is alike in all that matters."""
 
-    def best_on(preemptor: Preemptor, node: NodeState, able: list[Allocation]) -> Scored | None:
-        return kind(preemptor, node, able).best()
+    def best_on(preemptor: Preemptor, node: NodeState, candidates: list[Allocation]) -> Scored | None:
+        return kind(preemptor, node, candidates).best()
 
     if preemptor.right not in _SHARED or kind is not NodeVictims:
         return Ranking(best_on)
@@ -194,14 +194,14 @@ def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
 
 
 def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None:
-    able = preemptor.candidates()
-    for allocation in able:
+    candidates = preemptor.candidates()
+    for allocation in candidates:
         preemptor.order(allocation)  # before any eviction
-    if combinations_of(able, None) <= MOST_SETS:
-        return _take(preemptor, _all_sets(preemptor, able), returns)
+    if combinations_of(candidates, None) <= MOST_SETS:
+        return _take(preemptor, _all_sets(preemptor, candidates), returns)
     trial = PoolTrial(preemptor)
     found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
-    found = found or _walk(preemptor, able, trial)
+    found = found or _walk(preemptor, candidates, trial)
     parts = place(preemptor) if found else ()
     if parts:
         return Choice(in_order_of_items(preemptor, found), parts)
@@ -209,19 +209,19 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
     return None
 
 
-def _all_sets(preemptor: Preemptor, able: list[Allocation]) -> list[Victims]:
-    """Iterate over all minimal legal sets, the best first."""
+def _all_sets(preemptor: Preemptor, candidates: list[Allocation]) -> list[Victims]:
+    """Return all minimal legal sets, the best first."""
     trial = PoolTrial(preemptor)
-    units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in able]
+    units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in candidates]
     sets = all_minimal_sets if preemptor.may_tighten() else minimal_sets
     found = list(sets(units, trial.fits_without))
     trial.become()
     return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
 
 
-def _walk(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Victims:
+def _walk(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
     """Evict the first set found: extra workers of elastic gangs, one workload, then one candidate after the other."""
-    steps = in_order(preemptor, (step for a in able for step in steps_of(a)))
+    steps = in_order(preemptor, (step for a in candidates for step in steps_of(a)))
 
     def counts_on_the_limit(allocation: Allocation) -> bool:
         cluster, pool = preemptor.cluster, preemptor.pool.pool.name
@@ -229,17 +229,17 @@ def _walk(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Vic
         return line is None or line.account in cluster.account(allocation.workload).chain
 
     found = one_by_one(preemptor, (s for s in steps if s.kind == SHRINK), trial, counts_on_the_limit)
-    found = found or _single(preemptor, able, trial)
+    found = found or _single(preemptor, candidates, trial)
     for order in (steps, smallest_first(preemptor, steps)) if not found else ():
         found = found or one_by_one(preemptor, order, trial, counts_on_the_limit)
     return found
 
 
-def _single(preemptor: Preemptor, able: list[Allocation], trial: PoolTrial) -> Victims:
+def _single(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
     """Evict the first workload that is enough; of an elastic gang, the workers that are."""
-    plain = [a for a in able if not extra_workers(a)]
+    plain = [a for a in candidates if not extra_workers(a)]
     illegal = {a.workload.id for a in plain if not in_legal_order(preemptor, (whole(a),))}  # before any eviction
-    for victims in sorted([(whole(a),) for a in able], key=partial(key, preemptor)):
+    for victims in sorted([(whole(a),) for a in candidates], key=partial(key, preemptor)):
         allocation = victims[0].allocation
         if allocation.workload.id in illegal:
             continue

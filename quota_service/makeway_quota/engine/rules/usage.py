@@ -74,12 +74,14 @@ def _usage_by_pool(cluster: Cluster) -> UsageByPool:
     return found
 
 
-def add_usage(used: dict[str, dict[str, tuple[int, int]]], account: Account, pool: str, fixed: int, every: int) -> None:
-    """Add to the usage of a policy and its departments in a pool: `fixed` by non-preemptible work, `every` in all."""
+def add_usage(
+    used: dict[str, dict[str, tuple[int, int]]], account: Account, pool: str, non_preemptible: int, total: int
+) -> None:
+    """Add to the usage of a policy and its departments in a pool: that of non-preemptible work, and the total."""
     for level in account.chain:
         pools = used.setdefault(level.policy.name, {})
         before = pools.get(pool, (0, 0))
-        pools[pool] = (before[0] + fixed, before[1] + every)
+        pools[pool] = (before[0] + non_preemptible, before[1] + total)
 
 
 def _amounts(allocation: Allocation) -> tuple[int, int]:
@@ -99,9 +101,9 @@ def _borrowed(account: Account, totals: Mapping[str, int], used: Mapping[str, tu
         over = max(0, line.now - line.quota.reserved)
         if over and pools:
             found[pools[0]] = max(found.get(pools[0], 0), over)
-    for pool, (_, every) in used.items():
+    for pool, (_, total) in used.items():
         if pool in totals and account.guarantor(pool) is None:
-            found[pool] = found.get(pool, 0) + every
+            found[pool] = found.get(pool, 0) + total
     return sum(found.values())
 
 
@@ -131,15 +133,15 @@ def _loans(
 def _count(
     account: Account, used: Mapping[str, tuple[int, int]], borrowed: int, lent: int, loans: Mapping[str, int]
 ) -> TeamCount:
-    non_preemptible = sum(fixed for fixed, _ in used.values())
-    every = sum(amount for _, amount in used.values())
+    non_preemptible = sum(amount for amount, _ in used.values())
+    total = sum(amount for _, amount in used.values())
     limits = [line.quota.limit for line in account.lines]
     return TeamCount(
         reserved=sum(line.quota.reserved for line in account.lines),
         limit=None if not limits or None in limits else sum(each for each in limits if each is not None),
         guaranteed=non_preemptible,
-        in_quota=max(0, every - non_preemptible - borrowed),
-        borrowed=min(borrowed, every),
+        in_quota=max(0, total - non_preemptible - borrowed),
+        borrowed=min(borrowed, total),
         lent=lent,
         borrowed_from=tuple(sorted(loans.items())),
     )

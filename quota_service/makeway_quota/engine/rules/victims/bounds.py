@@ -15,7 +15,7 @@ from ...index.cluster import Cluster
 from ...index.nodes import Allocation, NodeState, Part, PoolState
 from ...request import Need
 from ...snapshot import GPU, Workload
-from .preemptor import LIGHT, lost_work
+from .preemptor import WITHOUT_GPUS, lost_work
 from .sets import STOP, Key, extra_workers
 
 _MOST = 64
@@ -55,16 +55,16 @@ class NodeBound(NamedTuple):
 
     def key(self, shares: Mapping[str, int]) -> Key | None:
         """Return the bound, given the shares of the policies that may be evicted; None if these are too few."""
-        able = [each for each in self.candidates if each.policy in shares]
-        if len(able) < self.least:
+        candidates = [each for each in self.candidates if each.policy in shares]
+        if len(candidates) < self.least:
             return None
-        soft = max([each.soft for each in able])
+        soft = max([each.soft for each in candidates])
         if soft:
             return False, 0 if soft == _FRESH else self.used, 0, [], 0, [], []
-        gpus = max(self.used, min([each.amount for each in able]))
-        if any(each.policy == LIGHT for each in able):
+        gpus = max(self.used, min([each.amount for each in candidates]))
+        if any(each.policy == WITHOUT_GPUS for each in candidates):
             return True, gpus, 0, [], 0, [], []
-        orders = [(each.order[0], each.order[1], -shares[each.policy], *each.order[2:]) for each in able]
+        orders = [(each.order[0], each.order[1], -shares[each.policy], *each.order[2:]) for each in candidates]
         orders = _first(orders, self.least)
         return True, gpus, 0, [order[:4] for order in orders], len(orders), orders, []
 
@@ -127,15 +127,15 @@ class VictimBounds:
     def _bound(self, node: NodeState) -> NodeBound | None:
         if not node.allocations or not node.suits(self.need):
             return None
-        able = [a for a in node.allocations.values() if not (a.terminating or a.workload.non_preemptible)]
+        allocations = [a for a in node.allocations.values() if not (a.terminating or a.workload.non_preemptible)]
         missing = self.need.whole - node.whole_future
-        least = _fewest(node, able, missing)
-        if not able or least > len(able):
+        least = _fewest(node, allocations, missing)
+        if not allocations or least > len(allocations):
             return None
         used = sorted([GPU - left for left in node.future if left < GPU])[:missing] if missing > 0 else ()
-        candidates = tuple([self._candidate(allocation) for allocation in able])
+        candidates = tuple([self._candidate(allocation) for allocation in allocations])
         policy = candidates[0].policy
-        if policy == LIGHT or any(each.policy != policy for each in candidates):
+        if policy == WITHOUT_GPUS or any(each.policy != policy for each in candidates):
             return NodeBound(sum(used), least, candidates)
         return NodeBound(sum(used), least, candidates, (policy, _plain_key(sum(used), least, candidates)))
 
@@ -166,7 +166,7 @@ class VictimBounds:
             victim.id,
         )
         soft = _FRESH if allocation.fresh else _SHRINKS if extra_workers(allocation) else _STAYS
-        return Candidate(victim.policy if allocation.amount else LIGHT, order, allocation.amount, soft)
+        return Candidate(victim.policy if allocation.amount else WITHOUT_GPUS, order, allocation.amount, soft)
 
 
 def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
@@ -179,15 +179,15 @@ def bounds_of(cluster: Cluster, pool: PoolState, need: Need) -> VictimBounds:
     return found
 
 
-def _plain_key(used: int, least: int, able: Sequence[Candidate]) -> Key:
-    soft = max([each.soft for each in able])
+def _plain_key(used: int, least: int, candidates: Sequence[Candidate]) -> Key:
+    soft = max([each.soft for each in candidates])
     if soft:
         return False, 0 if soft == _FRESH else used, 0, (), 0, (), ()
-    gpus = max(used, min([each.amount for each in able]))
+    gpus = max(used, min([each.amount for each in candidates]))
     if least == 1:
-        order = min([each.order for each in able])
+        order = min([each.order for each in candidates])
         return True, gpus, 0, (order[:3],), 1, (order,), ()
-    orders = _first([each.order for each in able], least)
+    orders = _first([each.order for each in candidates], least)
     return True, gpus, 0, tuple([order[:3] for order in orders]), len(orders), tuple(orders), ()
 
 
@@ -196,11 +196,11 @@ def _first(orders: list[Any], many: int) -> list[Any]:
     return [min(orders)] if many == 1 else sorted(orders)[:many][::-1]
 
 
-def _fewest(node: NodeState, able: list[Allocation], missing: int) -> int:
+def _fewest(node: NodeState, allocations: list[Allocation], missing: int) -> int:
     """Return the least number of workloads on as many devices as are missing; more than there are if all have fewer."""
     if missing <= 0:
         return 1
-    sizes = [sum([len(p.devices) for p in a.parts if p.node is node]) for a in able]
+    sizes = [sum([len(p.devices) for p in a.parts if p.node is node]) for a in allocations]
     if missing <= max(sizes, default=0):
         return 1
     sizes.sort(reverse=True)
@@ -208,4 +208,4 @@ def _fewest(node: NodeState, able: list[Allocation], missing: int) -> int:
         missing -= size
         if missing <= 0:
             return many
-    return len(able) + 1
+    return len(allocations) + 1

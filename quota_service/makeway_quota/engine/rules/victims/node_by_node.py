@@ -77,9 +77,9 @@ class _Search:
             heapq.heappush(self.heap, (best[0], position, self.versions[position]))
 
     def set_for(self, node: NodeState, gain: int) -> Scored | None:
-        able = [a for a in self.where[node.position] if a.workload.id not in self.chosen]
+        candidates = [a for a in self.where[node.position] if a.workload.id not in self.chosen]
         workers, before = self.have[node.position] + gain, self.gone.get(node.position, ())
-        return NodeVictims(self.preemptor, node, able, workers, before, self.legal).best()
+        return NodeVictims(self.preemptor, node, candidates, workers, before, self.legal).best()
 
     def legal(self, victims: Victims) -> bool:
         """Whether a set is legal together with the victims chosen so far."""

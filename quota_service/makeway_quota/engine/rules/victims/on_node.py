@@ -37,13 +37,13 @@ class NodeVictims:
         self,
         preemptor: Preemptor,
         node: NodeState,
-        able: Iterable[Allocation],
+        candidates: Iterable[Allocation],
         workers: int = 1,
         before: Sequence[Victim] = (),
         legal: Callable[[Victims], object] | None = None,
     ) -> None:
         self.preemptor, self.node, self.workers = preemptor, node, workers
-        self.able = sorted(able, key=preemptor.order)
+        self.candidates = sorted(candidates, key=preemptor.order)
         self.before = tuple(before)
         self.legal = legal or (lambda victims: in_legal_order(preemptor, victims))
 
@@ -53,27 +53,27 @@ class NodeVictims:
 
     def best(self) -> Scored | None:
         """Return the best minimal legal set; None if there is none."""
-        groups = _groups(self.able)
-        plain = not any(a.fresh or not a.amount or len(a.parts) > a.need.least for a in self.able)
+        groups = _groups(self.candidates)
+        plain = not any(a.fresh or not a.amount or len(a.parts) > a.need.least for a in self.candidates)
         found = self._best_single([group[0] for group in groups]) if plain else None
         if found is not None:
             return found
-        every = tuple(map(whole, self.able))
+        every = tuple(map(whole, self.candidates))
         if not every or not self.fits(every):
             return None
-        if combinations_of(self.able, self.node) > MOST_SETS:
+        if combinations_of(self.candidates, self.node) > MOST_SETS:
             return min(self._some(), key=lambda scored: scored[0], default=None)
         if plain and not any(self.fits(_without(every, group[0])) for group in groups):
             return (key(self.preemptor, every), every) if self.legal(every) else None
         return self._best_of_all([_ways_of(group, self.node) for group in groups])
 
-    def _best_single(self, able: Sequence[Allocation]) -> Scored | None:
+    def _best_single(self, candidates: Sequence[Allocation]) -> Scored | None:
         """Return the best set of one victim, if one is enough and any two have more GPUs."""
-        singles = [single for a in able if self.fits(single := (whole(a),))]
+        singles = [single for a in candidates if self.fits(single := (whole(a),))]
         if not singles:
             return None
         least = min([single[0].allocation.amount for single in singles])
-        if 2 * min([a.amount for a in able]) <= least:
+        if 2 * min([a.amount for a in candidates]) <= least:
             return None
         scored = [(key(self.preemptor, s), s) for s in singles if s[0].allocation.amount == least and self.legal(s)]
         return min(scored, key=lambda each: each[0], default=None)
@@ -93,17 +93,17 @@ class NodeVictims:
         return best
 
     def all(self) -> list[Scored]:
-        """Iterate over the minimal legal sets, the best first; with too many candidates, over some of them."""
-        if combinations_of(self.able, self.node) > MOST_SETS:
+        """Return the minimal legal sets, the best first; some of them where there are too many candidates."""
+        if combinations_of(self.candidates, self.node) > MOST_SETS:
             return sorted(self._some(), key=lambda scored: scored[0])
-        sets = minimal_sets([ways(a, (self.node,)) for a in self.able], self.fits)
+        sets = minimal_sets([ways(a, (self.node,)) for a in self.candidates], self.fits)
         found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
         return sorted(found, key=lambda scored: scored[0])
 
     def _some(self) -> list[Scored]:
-        """Iterate over the sets of one victim, and the set that a walk through the candidates finds."""
-        found = [way for a in self.able for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
-        steps = [step for a in self.able for step in steps_of(a, (self.node,))]
+        """Return the legal sets of one victim, and the set that a search one by one finds."""
+        found = [way for a in self.candidates for way in ways(a, (self.node,)) if self.fits(way) and self._minimal(way)]
+        steps = [step for a in self.candidates for step in steps_of(a, (self.node,))]
         for order in (in_order, smallest_first):
             chosen = one_by_one(self.preemptor, order(self.preemptor, steps), _NodeTrial(self))
             if chosen:
@@ -131,9 +131,9 @@ class NodeVictimsInQuotas(NodeVictims):
 
     def all(self) -> list[Scored]:
         """Return the minimal legal sets, the best first; with too many candidates, some of them."""
-        if not self.preemptor.may_tighten() or combinations_of(self.able, self.node) > MOST_SETS:
+        if not self.preemptor.may_tighten() or combinations_of(self.candidates, self.node) > MOST_SETS:
             return super().all()
-        sets = all_minimal_sets([ways(a, (self.node,)) for a in self.able], self.fits)
+        sets = all_minimal_sets([ways(a, (self.node,)) for a in self.candidates], self.fits)
         found = [(key(self.preemptor, victims), victims) for victims in sets if self.legal(victims)]
         return sorted(found, key=lambda scored: scored[0])
 
@@ -160,10 +160,10 @@ class _NodeTrial:
         return False
 
 
-def _groups(able: Sequence[Allocation]) -> list[list[Allocation]]:
+def _groups(candidates: Sequence[Allocation]) -> list[list[Allocation]]:
     """Group the candidates that are equal but for their protection, the least protected first."""
     groups: dict[object, list[Allocation]] = {}
-    for allocation in able:
+    for allocation in candidates:
         equal = allocation.need.gpus >= GPU and len(allocation.parts) == 1 and not allocation.fresh
         known = (allocation.workload.policy, allocation.need) if equal else allocation.workload.id
         groups.setdefault(known, []).append(allocation)

@@ -21,7 +21,7 @@ Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 """The rule by which a workload may be evicted: 5.1, 5.1 (non-preemptible work of the same policy), 5.7 and 5.9."""
 _IN_QUOTA: tuple[Right, ...] = ("reservation", "own_policy")
 """The rights of work in quota."""
-LIGHT = ""
+WITHOUT_GPUS = ""
 """Instead of the policy of work without GPUs, which is a candidate whatever its policy uses."""
 Order = tuple[int, int, int, float, float, float, str]
 """The sort key of protection; its first three parts decide before the number of victims does."""
@@ -83,7 +83,7 @@ class Preemptor:
         pool, ledger = self.pool.pool.name, self.cluster.ledger
         names = [name for name in self.cluster.lowest_priorities.get(pool, {}) if self.is_candidate_policy(name)]
         found = {name: ledger.account(name).share(pool) for name in names}
-        return found | {LIGHT: 0} if self.is_candidate_policy(LIGHT) else found
+        return found | {WITHOUT_GPUS: 0} if self.is_candidate_policy(WITHOUT_GPUS) else found
 
     def may_tighten(self) -> bool:
         """Whether a victim may make less room than it takes: its team's static quota grows by more than it frees."""
@@ -188,10 +188,12 @@ class Preemptor:
         return known
 
     def is_candidate_policy(self, name: str) -> bool:
-        """Whether work of a policy (or `LIGHT`: work without GPUs) is a candidate before any victim is chosen."""
+        """Whether work of a policy (or work `WITHOUT_GPUS`) is a candidate before any victim is chosen."""
         known = self._entitled_first.get(name)
         if known is None:
-            entitled = bool(self._without_gpus()) if name == LIGHT else self.entitled(self.cluster.ledger.account(name))
+            entitled = (
+                bool(self._without_gpus()) if name == WITHOUT_GPUS else self.entitled(self.cluster.ledger.account(name))
+            )
             known = self._entitled_first[name] = entitled
         return known
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ...index.ledger import Account, LineState
 from ...index.nodes import Allocation, NodeState
 from .bounds import VictimBounds, bounds_of
-from .preemptor import LIGHT, Preemptor, Standing
+from .preemptor import WITHOUT_GPUS, Preemptor, Standing
 from .sets import Key, Scored, Victims, extra_workers, key
 
 Judge = Callable[[Preemptor, NodeState, list[Allocation]], Scored | None]
@@ -128,7 +128,7 @@ class Ranking:
                     self._enter(position, *bound.only, None)
                 continue
             names = {each.policy for each in bound.candidates if preemptor.is_candidate_policy(each.policy)}
-            if len(names) > 1 or LIGHT in names:
+            if len(names) > 1 or WITHOUT_GPUS in names:
                 self.mixed.add(position)
             elif names:
                 (name,) = names
@@ -156,16 +156,16 @@ class Ranking:
         heapq.heappush(self.heaps.setdefault(policy, []), (plain, position))
 
     def _judge(self, preemptor: Preemptor, position: int) -> Scored | None:
-        able = self._able(preemptor, position)
-        return self.judge(preemptor, preemptor.pool.nodes[position], able) if able else None
+        candidates = self._candidates_at(preemptor, position)
+        return self.judge(preemptor, preemptor.pool.nodes[position], candidates) if candidates else None
 
-    def _able(self, preemptor: Preemptor, position: int) -> list[Allocation]:
+    def _candidates_at(self, preemptor: Preemptor, position: int) -> list[Allocation]:
         """Return the candidates on a node; none if they are not enough."""
         node = preemptor.pool.nodes[position]
         if not node.allocations or not node.suits(preemptor.need):
             return []
-        able = preemptor.candidates_on(node)
-        return able if able and enough_devices(preemptor, node, able) else []
+        candidates = preemptor.candidates_on(node)
+        return candidates if candidates and enough_devices(preemptor, node, candidates) else []
 
     def _top(self, preemptor: Preemptor, policy: str, without: Collection[int]) -> Ranked | None:
         heap = self.heaps[policy]
@@ -216,12 +216,12 @@ def _hosts_any(node: NodeState, policies: Collection[str]) -> bool:
     return any(a.workload.policy in policies for a in node.allocations.values())
 
 
-def enough_devices(preemptor: Preemptor, node: NodeState, able: Sequence[Allocation]) -> bool:
+def enough_devices(preemptor: Preemptor, node: NodeState, candidates: Sequence[Allocation]) -> bool:
     """Whether evicting all candidates would free enough devices for a worker; False is certain, True is not."""
     wanted = preemptor.need.whole - node.whole_future
     if wanted <= 0:
         return True
-    for allocation in able:
+    for allocation in candidates:
         for part in allocation.parts:
             if part.node is node:
                 wanted -= len(part.devices)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ...index.nodes import Allocation, Part, PoolState
-from ...index.queues import closed_or_paused
+from ...index.queues import cannot_start_at_all
 from ...placement.fit import allowed, find
 from ...snapshot import Workload
 from ..fair_share import within_fair_share
@@ -34,26 +34,26 @@ def could_return(preemptor: Preemptor, victim: Victim, gone: Victims) -> bool:
 
 def any_returns(preemptor: Preemptor, victims: Victims, parts: tuple[Part, ...], finds: Finds) -> bool:
     """Whether one of these evicted victims would evict another workload once the preemptor is placed."""
-    able = [victim for victim in victims if could_return(preemptor, victim, victims)]
-    if not able:
+    returning = [victim for victim in victims if could_return(preemptor, victim, victims)]
+    if not returning:
         return False
     cluster = preemptor.cluster
     cluster.nominate(preemptor.workload, preemptor.need, parts)
-    found = any(_returns(preemptor, victim.allocation, victims, finds) for victim in able)
+    found = any(_returns(preemptor, victim.allocation, victims, finds) for victim in returning)
     cluster.withdraw_nomination(preemptor.workload)
     return found
 
 
 def _returns(preemptor: Preemptor, allocation: Allocation, gone: Victims, finds: Finds) -> bool:
     cluster, workload = preemptor.cluster, allocation.workload
-    if closed_or_paused(cluster, workload) is not None:
+    if cannot_start_at_all(cluster, workload) is not None:
         return False
     if cluster.now - workload.submitted_at < cluster.profiles[workload.profile].reclaim_after:
         return False
     account, need, pools = cluster.account(workload), allocation.need, cluster.pools_of(workload)
     for pool in pools:
-        able = account.policy.weight != "None" or _in_quota(preemptor, workload, pool, gone)
-        if able and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
+        may_run = account.policy.weight != "None" or _in_quota(preemptor, workload, pool, gone)
+        if may_run and allowed(cluster, account, pool, need.total, True) and find(pool, need, True):
             return False  # it restarts without evicting
     for pool in pools:
         for right in _rights(preemptor, workload, pool, gone):

@@ -88,9 +88,9 @@ def _last_first(allocation: Allocation, node: NodeState) -> list[Part]:
     return sorted((part for part in allocation.parts if part.node is node), key=lambda part: -part.worker)
 
 
-def combinations_of(able: Iterable[Allocation], node: NodeState | None) -> int:
+def combinations_of(candidates: Iterable[Allocation], node: NodeState | None) -> int:
     """Count the combinations of the ways of all candidates, on a node or (None) wherever they run."""
-    return prod(_many_ways(allocation, node) for allocation in able)
+    return prod(_many_ways(allocation, node) for allocation in candidates)
 
 
 def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
