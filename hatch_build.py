@@ -48,7 +48,7 @@ def copy_vendor(root: Path) -> list[Path]:
 
 
 class VendorHook(BuildHookInterface[Any]):
-    """Puts the npm parts into every wheel and sdist."""
+    """Build hook: every wheel and sdist contains the npm parts."""
 
     PLUGIN_NAME = "custom"
 

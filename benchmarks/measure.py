@@ -112,7 +112,9 @@ def number(value: float) -> str:
 def machine() -> str:
     """Return the machine in generic words: cores, memory, processor, and how fast it is at the moment."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    python = f"Python {platform.python_version()} at {pace() / 1e6:.0f} million loop steps a second"
+    python = (
+        f"Python {platform.python_version()} (speed of a plain Python loop: {pace() / 1e6:.0f} million steps a second)"
+    )
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, {processor()}, {python}"
 
 

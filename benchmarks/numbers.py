@@ -1,4 +1,4 @@
-"""Puts what was measured into a page of the documentation, between two marks."""
+"""Write what was measured into a page of the documentation, between two marks."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class PartKind:
 
     @property
     def css(self) -> str:
-        """The style class: `in-quota` for `in_quota`."""
+        """Return the style class: `in-quota` for `in_quota`."""
         return self.name.replace("_", "-")
 
 
@@ -52,7 +52,7 @@ class Part:
 
     @property
     def tip(self) -> str:
-        """The part as a tooltip: `2 GPUs borrowed`."""
+        """Return the part as a tooltip: `2 GPUs borrowed`."""
         return f"{gpus(self.gpus)} {self.kind.label}"
 
 
@@ -72,7 +72,7 @@ class Bar:
 
     @property
     def sentence(self) -> str:
-        """The bar in words, for screen readers and tooltips."""
+        """Return the bar in words, for screen readers and tooltips."""
         limit = f"limit {number(self.team.limit)}" if self.team.limit is not None else "no limit"
         parts = ", ".join(f"{number(part.gpus)} {part.kind.label}" for part in self.parts)
         head = f"{self.team.title or self.team.team} uses {gpus(self.team.used)}"
@@ -80,7 +80,7 @@ class Bar:
 
     @property
     def summary(self) -> str:
-        """The bar in one short line: `9 in use · 5 reserved · limit 9`."""
+        """Return the bar in one short line: `9 in use · 5 reserved · limit 9`."""
         limit = "no limit" if self.team.limit is None else f"limit {number(self.team.limit)}"
         return f"{number(self.team.used)} in use · {number(self.reserved)} reserved · {limit}"
 

@@ -45,7 +45,9 @@ QUOTING = {"features.yaml", "features.md"}
 ACCOUNT = re.compile('user = "no' + 'body"')
 """The Unix account of that name."""
 OPENINGS = {"Say", "Tell", "Let", "Name", "Give", "Put", "Ask", "Look", "Know"}
-"""Verbs that do not open a docstring: "Return …" and "Whether …" do."""
+"""Verbs that do not open a docstring, also in the third person: "Return …" and "Whether …" do."""
+VERBS = OPENINGS | {f"{verb}s" for verb in OPENINGS - {"Name"}}
+"""Without "Names", which is a noun where it opens a docstring"""
 
 
 def lines(tracked: list[Path]) -> list[tuple[str, str]]:
@@ -103,6 +105,6 @@ def test_docstrings_open_with_a_plain_verb(tracked: list[Path]) -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").split(" ", 1)[0]
-                if first in OPENINGS:
+                if first in VERBS:
                     found.append(f"{file.name} {getattr(node, 'name', 'module')}: {first}")
     assert not found

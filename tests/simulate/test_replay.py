@@ -89,8 +89,8 @@ def test_a_gang_takes_whole_nodes_or_waits() -> None:
     assert delays(played(trace, a=16)) == {"s": 0, "g": 0.9}
 
 
-def test_the_incremental_and_the_full_planner_decide_the_same() -> None:
-    """Random traces: totals agree, whichever way the engine is asked."""
+def test_totals_of_the_incremental_and_the_full_planner_are_close() -> None:
+    """Random traces: the mean delay and the unserved guarantees differ little."""
     for seed in range(3):
         chance = random.Random(seed)
         trace = [
@@ -153,7 +153,7 @@ def test_percentile_and_table() -> None:
     assert "mean delay h" in text([summary(played(trace, a=8))])
 
 
-def test_promised_times_are_compared_with_the_starts() -> None:
+def test_forecasts_are_compared_with_the_starts() -> None:
     trace = [job(f"a{at:03}", "a", 8, 0.1 * at, 1) for at in range(80)]
     made = cluster(trace, a=8)
     durations = Durations()

@@ -1,4 +1,4 @@
-"""Lists of a thousand lines are made in the threads of the requests: the event loop does not wait for them."""
+"""Lists are made in the threads of the requests, not on the event loop."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
 
 
 class Losses:
-    """Tells losses that say nothing about the job from others, by the nodes as they are reported."""
+    """Losses of attempts, judged by the nodes as they are reported: some say nothing about the job."""
 
     def __init__(self, nodes: Iterable[NodeSeen], budget: int) -> None:
         self._nodes = nodes
@@ -198,7 +198,7 @@ class _Reports:
         fields: dict[str, object],
         lost: float | None = None,
     ) -> None:
-        """Return a job to the queue with its id and its first submit time; a moved job keeps its nomination."""
+        """Requeue a job under its id and first submit time; a moved job keeps its nomination."""
         keep_nomination = row.notice is not None and row.notice.kind == "move"
         change: dict[str, object] = {
             "state": "pending",

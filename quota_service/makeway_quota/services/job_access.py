@@ -14,7 +14,7 @@ from .refusals import refuse, removed
 
 
 class JobAccess:
-    """Looks jobs up: live ones in memory, ended ones in the store. A job that a caller may not see does not exist."""
+    """Access to jobs: live ones in memory, ended ones in the store. A job that a caller may not see does not exist."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -109,9 +109,9 @@ class OfferEngine:
         self._rest: Snapshot | None = None
         """What was shown last besides workloads and nodes."""
         self._unread: list[EngineChanges] = []
-        """Updates that the engine was not shown yet, oldest first."""
+        """Changes that the engine was not shown yet, oldest first."""
         self._unread_size = 0
-        """How many updates these are, and how many rows and nodes they change; an update of everything counts 0."""
+        """The number of these `EngineChanges` plus the rows and nodes in them; a complete snapshot counts 0."""
 
     async def answer(self, team: str, profile: str, kind: Kind, owner: str) -> Answer:
         """Return what a request would get now; a slow answer may be some seconds old."""

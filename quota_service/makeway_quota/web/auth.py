@@ -34,7 +34,7 @@ class Visitor:
 
 
 class Directory(Protocol):
-    """Knows tokens and groups: the Hub in production, a fixed table in tests and benchmarks."""
+    """Tokens and groups: the Hub in production, a fixed table in tests and benchmarks."""
 
     async def who(self, token: str, session_id: str) -> Caller | None:
         """Return the holder of a token, or None; MakewayError 503 while the Hub cannot be reached."""

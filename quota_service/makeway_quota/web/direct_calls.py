@@ -1,9 +1,10 @@
-"""Call the endpoint of a route with its parameters read by a plan that is made once, where nothing is wrong with them.
+"""Read the parameters of valid requests without FastAPI, which still answers invalid ones.
 
-FastAPI resolves dependencies and parameters anew for each request, which takes longer than most endpoints. A plan
-covers the kinds that the API uses: dependencies that are coroutines of the request, single values in path, query and
-headers, and one JSON model as the body. A request that does not fit exactly is left to FastAPI, which words every
-refusal, and so is a route whose signature has anything else (a page takes the request itself, with its form).
+FastAPI resolves dependencies and parameters again for each request, which takes longer than most endpoints. Parameter
+readers, made once for each route, cover the kinds that the API uses: dependencies that are coroutines of the request,
+single values in path, query and headers, and one JSON model as the body. A request that does not fit exactly is left
+to FastAPI, which words every refusal, and so is a route whose signature has anything else (a page takes the request
+itself, with its form).
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ JSON = "application/json"
 Dependency = Callable[[Request], Awaitable[Any]]
 
 
-class Unusual(Exception):
-    """The request is not exactly as the plan expects it: FastAPI reads it again, and answers."""
+class LeaveToFastAPI(Exception):
+    """The request is not exactly as the parameter readers expect it: FastAPI reads it again, and answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ParameterReader:
     """A parameter in the path, the query or a header: where it is, under which name, and what it has to be."""
 
     where: type[params.Param]
@@ -42,7 +43,7 @@ class Value:
     """`inspect.Parameter.empty`: the request has to have it"""
 
     def of(self, request: Request) -> Any:
-        """Return the value that a request has, or the default; Unusual where it is missing or not valid."""
+        """Return the value that a request has, or the default; LeaveToFastAPI where it is missing or not valid."""
         text: str | None
         if self.where is params.Path:
             text = request.path_params.get(self.alias)
@@ -53,17 +54,17 @@ class Value:
         if text is not None:
             return self.adapter.validate_python(text)
         if self.default is inspect.Parameter.empty:
-            raise Unusual
+            raise LeaveToFastAPI
         return self.default
 
 
 class DirectCall:
-    """The plan of one endpoint: the parameters by name, each by its kind."""
+    """The parameter readers of one endpoint, by name and kind."""
 
     def __init__(self, endpoint: Callable[..., Awaitable[Response]]) -> None:
         self.endpoint = endpoint
         self.dependencies: dict[str, Dependency] = {}
-        self.values: dict[str, Value] = {}
+        self.values: dict[str, ParameterReader] = {}
         self.body: tuple[str, TypeAdapter[Any]] | None = None
 
     async def answer(self, request: Request) -> Response | None:
@@ -73,7 +74,7 @@ class DirectCall:
             if self.body is not None:
                 name, adapter = self.body
                 arguments[name] = adapter.validate_python(_json(request), from_attributes=True)
-        except (Unusual, ValidationError):
+        except (LeaveToFastAPI, ValidationError):
             return None
         for name, dependency in self.dependencies.items():
             arguments[name] = await dependency(request)
@@ -81,7 +82,7 @@ class DirectCall:
 
 
 def direct_call(route: APIRoute) -> DirectCall | None:
-    """Return the plan of a route; None where FastAPI has to call its endpoint."""
+    """Return the parameter readers of a route; None where FastAPI has to call its endpoint."""
     hints = get_type_hints(route.endpoint, include_extras=True)
     answers = hints.pop("return", None)
     if not (isinstance(answers, type) and issubclass(answers, Response)):
@@ -97,7 +98,7 @@ def direct_call(route: APIRoute) -> DirectCall | None:
 
 
 def _add(call: DirectCall, route: APIRoute, name: str, hint: Any, default: Any) -> bool:
-    """Add one parameter to a plan; return whether its kind is known."""
+    """Add the reader of one parameter; return whether its kind is known."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     mark = marks[0] if len(marks) == 1 else None
     if isinstance(mark, params.Depends) and _is_plain(mark):
@@ -120,8 +121,8 @@ def _is_plain(mark: params.Depends) -> bool:
     return [*hints.values()] == [Request] and len(inspect.signature(mark.dependency).parameters) == 1
 
 
-def _value(route: APIRoute, name: str, kind: Any, mark: Any, default: Any) -> Value | None:
-    """Return the plan of a parameter that is one text in the request; None where it is something else."""
+def _value(route: APIRoute, name: str, kind: Any, mark: Any, default: Any) -> ParameterReader | None:
+    """Return the reader of a parameter that is one text in the request; None where it is something else."""
     types = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if mark is None:
         mark = params.Path() if f"{{{name}}}" in route.path else params.Query()
@@ -129,14 +130,14 @@ def _value(route: APIRoute, name: str, kind: Any, mark: Any, default: Any) -> Va
         return None
     if isinstance(mark, params.Header) and mark.alias is None:
         return None  # FastAPI makes its name from the parameter's
-    return Value(type(mark), mark.alias or name, TypeAdapter(Annotated[kind, mark]), default)
+    return ParameterReader(type(mark), mark.alias or name, TypeAdapter(Annotated[kind, mark]), default)
 
 
 def _json(request: Request) -> Any:
-    """Return the body as plain values; Unusual where it is not JSON in UTF-8."""
+    """Return the body as plain values; LeaveToFastAPI where it is not JSON in UTF-8."""
     if request.headers.get("content-type", "").partition(";")[0] != JSON:
-        raise Unusual
+        raise LeaveToFastAPI
     try:
         return from_json(request.scope[BODY])
     except (KeyError, ValueError):
-        raise Unusual from None
+        raise LeaveToFastAPI from None

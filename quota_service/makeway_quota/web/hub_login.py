@@ -24,7 +24,7 @@ STATE_SECONDS = 600
 
 
 class HubDirectory:
-    """Asks the Hub and caches its answers for some seconds; never blocks the event loop."""
+    """The directory of the Hub, with its answers cached for some seconds; never blocks the event loop."""
 
     def __init__(self, settings: WebSettings, hub: HubOAuth | None = None) -> None:
         self.settings = settings

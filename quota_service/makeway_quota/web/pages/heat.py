@@ -24,9 +24,9 @@ WIDTH = 1080
 MOST_NODES = 2_000
 """Nodes of one pool that are drawn; the list of nodes has all of them."""
 BLOCK = 32
-"""Nodes that are drawn together: where none of them changed, the drawing of before is used again"""
+"""Nodes per block; a block is drawn again only when one of its nodes changed"""
 MOST_BLOCKS = 4_000
-"""Blocks in memory; beyond, all are drawn anew"""
+"""Blocks kept in memory; beyond that, all are dropped"""
 MOST_DRAWINGS = 4
 """Drawings of a block in memory, the newest: visitors who see other teams may see other colours"""
 
@@ -93,7 +93,7 @@ _KNOWN: dict[tuple[str, int, Grid], Sequence[_Block]] = {}
 
 
 def _block(pool: str, start: int, nodes: Sequence[Node], grid: Grid, look: Look) -> _Block:
-    """Draw the nodes of a pool from position `start` on, unless they were drawn before in the same colours."""
+    """Return a block of nodes from position `start` on, drawn again only if a node or a colour changed."""
     key, facts = (pool, start, grid), [facts_of(node) for node in nodes]
     serials = [each.serial for each in facts]
     kept = _KNOWN.get(key, ())
