@@ -78,8 +78,6 @@ class ReadModel:
     used: int
     free: int
     virtual: bool
-    answers: dict[str, bytes] = field(default_factory=dict, compare=False)
-    """Serialized answers of this version, by name"""
 
 
 @dataclass(slots=True)

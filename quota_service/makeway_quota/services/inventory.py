@@ -13,12 +13,10 @@ from ..engine.snapshot import Policy as EnginePolicy
 from ..engine.snapshot import Pool as EnginePool
 from ..engine.snapshot import Profile as EngineProfile
 from ..policy import Document
+from .answers import LatestAnswer
 from .caller import Caller
 from .context import Context
 from .views import gpu
-
-MOST_KEPT = 100_000
-"""Nodes in memory as the API shows them, those that are gone included"""
 
 
 @dataclass
@@ -44,25 +42,19 @@ class InventoryService:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._nodes: dict[NodeKey, ShownNode] = {}
-        self._shown: tuple[ReadModel, Sequence[Pool]] | None = None
-        """The pools of one version of the read model, the same for every caller"""
+        self._shown = LatestAnswer(context.models, lambda model: context.call(self._pools, model))
+        self._written = LatestAnswer(context.models, lambda model: context.call(self._json, model))
 
     async def pools(self, caller: Caller) -> Sequence[Pool]:
         """Return every pool with its nodes and devices, and which workloads hold them; do not change them."""
-        model = await self._context.models.current()
-        shown = self._shown
-        if shown is None or shown[0] is not model:
-            shown = self._shown = model, await self._context.call(self._pools, model)
-        return shown[1]
+        return await self._shown.get()
 
     async def pools_json(self, caller: Caller) -> bytes:
         """Return `pools` as JSON, written once for each version of the read model, each node once for each change."""
-        model = await self._context.models.current()
-        if "pools" not in model.answers:
-            model.answers["pools"] = await self._context.call(self._json, model)
-        return model.answers["pools"]
+        return await self._written.get()
 
     def _json(self, model: ReadModel) -> bytes:
+        self._forget_nodes(model)
         found = []
         for pool in model.document.pools:
             uses = model.nodes[pool.name]
@@ -72,6 +64,7 @@ class InventoryService:
         return b"[%s]" % b",".join(found)
 
     def _pools(self, model: ReadModel) -> list[Pool]:
+        self._forget_nodes(model)
         return [self._pool(pool, model.nodes[pool.name]) for pool in model.document.pools]
 
     def _pool(self, pool: EnginePool, uses: Sequence[NodeUse], *, whole: bool = True) -> Pool:
@@ -93,10 +86,15 @@ class InventoryService:
         key = (use.seen.name, use.seen.pool)
         known = self._nodes.get(key)
         if known is None or known.use is not use:
-            if len(self._nodes) >= MOST_KEPT:
-                self._nodes = {}
             known = self._nodes[key] = ShownNode(use)
         return known
+
+    def _forget_nodes(self, model: ReadModel) -> None:
+        """Forget the nodes that are gone, once they are as many as those there are."""
+        if len(self._nodes) > 2 * sum(map(len, model.nodes.values())):
+            self._nodes = {
+                (use.seen.name, use.seen.pool): self._node(use) for uses in model.nodes.values() for use in uses
+            }
 
     async def profiles(self, caller: Caller) -> list[Profile]:
         """Return the profiles that the caller may use (administrators: all)."""

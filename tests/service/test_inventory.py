@@ -1,0 +1,118 @@
+"""Pools as the API shows them: made once for each version of the read model, the nodes once for each change."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import pytest
+from makeway_api.models import Node, Pool
+from makeway_quota.backends.base import NodeSeen
+from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.control.read_model import ReadModel
+from makeway_quota.services.answers import LatestAnswer
+from makeway_quota.services.inventory import InventoryService
+from running import PEOPLE, Running, running
+
+ROOT = PEOPLE["root"]
+
+
+def node(name: str) -> NodeSeen:
+    return NodeSeen(name, "gpu", tuple(range(10)), virtual=True)
+
+
+def use_new_document(run: Running) -> None:
+    """Make the next version of the read model another one."""
+    world = run.service.services.context.world
+    world.use(replace(world.document), world.policy_version + 1)
+
+
+@pytest.mark.parametrize(("public", "made_by"), [("pools", "_pools"), ("pools_json", "_json")])
+async def test_requests_that_arrive_together_cost_one_construction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, public: str, made_by: str
+) -> None:
+    versions: list[int] = []
+    make = getattr(InventoryService, made_by)
+
+    def counted(self: InventoryService, model: ReadModel) -> Any:
+        versions.append(model.version)
+        return make(self, model)
+
+    monkeypatch.setattr(InventoryService, made_by, counted)
+    async with running(tmp_path, backend=MemoryBackend([node("n1")], real_time=True)) as run:
+        await run.converged()
+        answer = getattr(run.service.services.inventory, public)
+        for _ in range(3):
+            use_new_document(run)
+            await asyncio.gather(*(answer(caller) for caller in PEOPLE.values() for _ in range(10)))
+    assert len(versions) >= 3
+    assert versions == sorted(set(versions)), "once for each version, and none after a later one"
+
+
+async def test_an_answer_is_never_replaced_by_that_of_an_older_version(tmp_path: Path) -> None:
+    async with running(tmp_path, backend=MemoryBackend([node("n1")], real_time=True)) as run:
+        await run.converged()
+        models, slow, made = run.service.services.context.models, asyncio.Event(), list[int]()
+
+        async def make(model: ReadModel) -> int:
+            made.append(model.version)
+            if len(made) == 1:
+                await slow.wait()
+            return model.version
+
+        answer = LatestAnswer(models, make)
+        first = asyncio.ensure_future(answer.get())
+        await run.until(lambda: made, "the first answer is being made")
+        use_new_document(run)
+        newest = (await models.current()).version
+        later = [asyncio.ensure_future(answer.get()) for _ in range(5)]
+        slow.set()
+        assert await first < newest
+        assert min(await asyncio.gather(*later)) >= newest
+        assert await answer.get() >= newest
+        assert made == sorted(set(made))
+
+
+async def test_an_answer_that_failed_is_made_again(tmp_path: Path) -> None:
+    async with running(tmp_path, backend=MemoryBackend([node("n1")], real_time=True)) as run:
+        await run.converged()
+        made: list[int] = []
+
+        async def make(model: ReadModel) -> str:
+            made.append(model.version)
+            if len(made) == 1:
+                raise ValueError("broken")
+            return "fine"
+
+        answer = LatestAnswer(run.service.services.context.models, make)
+        first, *others = await asyncio.gather(*(answer.get() for _ in range(5)), return_exceptions=True)
+        assert isinstance(first, ValueError)
+        assert set(others) == {"fine"}
+
+
+async def test_nodes_that_are_gone_do_not_stay_in_memory(tmp_path: Path) -> None:
+    """Every cloud node that an autoscaler adds has a new name."""
+    backend = MemoryBackend([node("n0")], real_time=True)
+    seen: list[ref[Node]] = []
+    async with running(tmp_path, backend=backend) as run:
+        inventory = run.service.services.inventory
+        for number in range(12):
+            name = f"n{number}"
+            backend.nodes = {name: node(name)}
+            backend._changed()
+
+            async def shown(name: str = name) -> Sequence[Pool] | None:
+                await inventory.pools_json(ROOT)
+                pools = await inventory.pools(ROOT)
+                return pools if [each.name for pool in pools for each in pool.nodes] == [name] else None
+
+            pools = await run.until(shown, f"node {name} is shown")
+            seen += [ref(each) for pool in pools for each in pool.nodes]
+            del pools
+        gc.collect()
+        assert len([each for each in seen if each() is not None]) <= 3
