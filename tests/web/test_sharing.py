@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from fastapi import Response
 from makeway_quota.services import Caller
 from makeway_quota.services.context import Context
-from makeway_quota.web.pages import sharing
+from makeway_quota.services.inventory import InventoryService
+from makeway_quota.web.pages import panel, sharing
 from makeway_quota.web.pages.node_facts import facts_of
 from makeway_quota.web.pages.sharing import SharedParts, view_of
 from web.portal import PEOPLE, PREFIX, Portal
@@ -123,6 +128,33 @@ async def test_time_that_a_rendering_waits_for_other_programs_is_not_counted(mon
     assert parts._next <= now
     parts.spend(1.0)
     assert parts._next == pytest.approx(now + 1.0 / sharing.SHARE)
+
+
+async def test_cpu_time_in_threads_counts_as_that_of_the_rendering(
+    web: Portal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pools and the teams that hold a GPU are derived in threads; here nothing else takes any time."""
+    clock, spent = threading.local(), list[float]()
+    holding, pools, services = panel.holding, InventoryService._pools, web.services
+    browser = await web.browser("root")
+
+    def takes(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any) -> Any:
+            clock.now = getattr(clock, "now", 0.0) + seconds
+            return function(*arguments)
+
+        return slow
+
+    monkeypatch.setattr(time, "thread_time", lambda: getattr(clock, "now", 0.0))
+    monkeypatch.setattr(SharedParts, "spend", lambda _, seconds: spent.append(seconds))
+    monkeypatch.setattr(panel, "holding", takes(7.0, holding))
+    monkeypatch.setattr(InventoryService, "_pools", takes(100.0, pools))
+    world = services.context.world
+    world.use(replace(world.document), world.policy_version + 1)
+    assert (await browser.get(f"{PREFIX}live/panel")).status_code == 200
+    assert spent == [107.0], "once for each rendering"
+    await services.context.call(takes(1.0, list))
+    assert spent == [107.0], "other requests take nothing of the renderings' share"
 
 
 async def test_a_page_that_is_opened_again_and_again_costs_one_rendering_an_interval() -> None:

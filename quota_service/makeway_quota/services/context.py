@@ -21,6 +21,7 @@ from ..settings import ServiceSettings
 from ..store.records import Workload
 from ..store.store import Store
 from .caller import Caller
+from .cpu_time import counting
 from .refusals import database_errors
 from .user_limits import UserLimits
 
@@ -123,8 +124,9 @@ class Context:
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a blocking function of the store in a thread of the requests; 503 where the database is away."""
+        work = counting(partial(function, *args, **kwargs))
         with database_errors():
-            return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+            return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     async def think(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that plans in the one thread for what-if. Waits while a cycle holds requests back."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -108,8 +107,7 @@ async def shared_page(
             raise
         if shared is not None and view() != shared:
             raise ViewChanged
-        text, seconds = await _timed(request, f"_{name}.html", None, **values)
-        parts.spend(seconds)
+        text = await render(request, f"_{name}.html", None, **values)
         return text, {key: values[key] for key in shell}
 
     async def shared() -> tuple[str, dict[str, Any]]:
@@ -119,7 +117,8 @@ async def shared_page(
             with suppress(ViewChanged):
                 found: tuple[str, dict[str, Any]] = await ask((name, *key), partial(make, key))
                 return found
-        return await make(None)
+        alone: tuple[str, dict[str, Any]] = await parts.alone(partial(make, None))
+        return alone
 
     text, values = await shared()
     if is_part(request):
@@ -129,12 +128,6 @@ async def shared_page(
 
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:
     """Render a template in a thread of the requests."""
-    text, _ = await _timed(request, template, visitor, **values)
-    return text
-
-
-async def _timed(request: Request, template: str, visitor: Visitor | None, **values: Any) -> tuple[str, float]:
-    """Render a template in a thread of the requests; return the text and the CPU seconds that it took."""
     settings: WebSettings = request.app.state.settings
     make = partial(
         _ENV.get_template(template).generate,
@@ -149,15 +142,14 @@ async def _timed(request: Request, template: str, visitor: Visitor | None, **val
     services: Services = request.app.state.services
     gate = services.context.gate
 
-    def measured() -> tuple[str, float]:
-        before = time.thread_time()
+    def joined() -> str:
         pieces = []
         for piece in make():
             pieces.append(piece)
             gate.wait_in_thread()  # a cycle goes first, also before the rest of a large page
-        return "".join(pieces), time.thread_time() - before
+        return "".join(pieces)
 
-    return await services.context.call(measured)
+    return await services.context.call(joined)
 
 
 def is_part(request: Request) -> bool:

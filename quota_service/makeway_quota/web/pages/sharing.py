@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...services import Caller, Services
+from ...services.cpu_time import thread_time
 
 MIN_INTERVAL = 1.0
 """Seconds between two renderings of a view; a request in between waits for the next one."""
@@ -89,8 +90,12 @@ class SharedParts:
             return part.last
         return await self.get(view, render)
 
+    async def alone(self, render: Render) -> Any:
+        """Return a rendering at once that is not shared; its CPU time counts like that of the others."""
+        return await self._render(_Part(), render)
+
     def spend(self, seconds: float) -> None:
-        """Count CPU time of a rendering; `get` and `first` themselves count that of the event loop's thread."""
+        """Count the CPU time of a rendering."""
         now = time.monotonic()
         self._next = max(self._next, now - self._burst) + min(seconds / self._share, LONGEST_PAUSE)
 
@@ -114,13 +119,14 @@ class SharedParts:
     async def _render(self, part: _Part, render: Render) -> Any:
         part.began = began = time.monotonic()
         before = time.thread_time()
-        try:
-            made = await render()
-            part.last, part.last_began = made, began
-            return made
-        finally:
-            self.spend(time.thread_time() - before)
-            self._forget_idle()
+        with thread_time() as in_threads:
+            try:
+                made = await render()
+                part.last, part.last_began = made, began
+                return made
+            finally:
+                self.spend(time.thread_time() - before + in_threads.seconds)
+                self._forget_idle()
 
     def _forget_idle(self) -> None:
         """Forget the views without a visitor that waits, whose rendering is too old to begin with."""
