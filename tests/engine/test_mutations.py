@@ -308,14 +308,14 @@ EDITS = (
     ),
     Edit(
         "cycle/serving.py",
-        "able = [p for p in queue.pools if p in right or is_owed(queue, held, p)] if held else right",
+        "able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]",
         "able = right",
         "a session's nomination stands",
     ),
     Edit(
         "cycle/serving.py",
-        "able = [p for p in queue.pools if p in right or is_owed(queue, held, p)] if held else right",
-        "able = right or [p for p in queue.pools if held and is_owed(queue, held, p)]",
+        "able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]",
+        "able = right or [p for p in queue.pools if nomination_outlives_quota(queue, nominated, p)]",
         "a nomination stands where its workload is in quota in another pool by now",
     ),
     Edit(

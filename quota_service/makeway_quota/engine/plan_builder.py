@@ -17,7 +17,7 @@ from .rules.hold import Hold
 from .rules.usage import line_usage
 from .rules.victims.preemptor import Preemptor, Right
 from .rules.victims.sets import SHRINK, Victim
-from .snapshot import Workload, number
+from .snapshot import Workload, from_milli
 
 _BECAUSE: dict[Right, str] = {
     "reservation": "reclaim",
@@ -54,14 +54,14 @@ class PlanBuilder:
         self.holds: dict[str, Hold] = {}
         """Pool to the hold there for the workload that waited too long."""
 
-    def lift_holds(self) -> None:
+    def suspend_holds(self) -> None:
         """Release the held GPUs; the holds are kept for the reasons."""
         for held in self.holds.values():
-            held.lift()
+            held.suspend()
 
     def drop_holds(self) -> None:
         """Release the held GPUs and forget the holds."""
-        self.lift_holds()
+        self.suspend_holds()
         self.holds = {}
 
     def start(self, workload: Workload, allocation: Allocation, in_quota: bool) -> None:
@@ -76,9 +76,11 @@ class PlanBuilder:
             "nodes": tuple(sorted({p.node.node.name for p in allocation.parts})),
             "team": account.policy.name,
             "by": "sessions" if workload.non_preemptible else "all",
-            "uses": number(used),
-            "reserved": number(reserved),
+            "uses": from_milli(used),
+            "reserved": from_milli(reserved),
         }
+        numbers = {"gpus": from_milli(allocation.amount), "team_uses": values["uses"], "reserved": values["reserved"]}
+        numbers["pool"] = pool
         code = "starts_in_quota" if in_quota else "starts_over_quota"
         if in_quota and used > reserved:  # since the nomination its reservation was cut, or used by other work
             code = "starts_nominated"
@@ -86,13 +88,7 @@ class PlanBuilder:
             code = "starts_without_gpus"
         rule = ("session_in_quota" if workload.non_preemptible else "job_in_quota") if in_quota else "over_quota"
         self.started[workload.id] = Start(
-            workload.id,
-            pool,
-            placement_of(allocation.parts),
-            in_quota,
-            rule,
-            (Fact(code, values),),
-            {"gpus": number(allocation.amount), "team_uses": number(used), "reserved": number(reserved), "pool": pool},
+            workload.id, pool, placement_of(allocation.parts), in_quota, rule, (Fact(code, values),), numbers
         )
         self.ahead.setdefault(pool, []).append(workload.id)
         self.progress.decisions += 1
@@ -100,7 +96,7 @@ class PlanBuilder:
     def widen(self, allocation: Allocation) -> None:
         """Record that a gang starts with more workers than its least number."""
         start = self.started[allocation.workload.id]
-        numbers = {**start.numbers, "gpus": number(allocation.amount), "workers": len(allocation.parts)}
+        numbers = {**start.numbers, "gpus": from_milli(allocation.amount), "workers": len(allocation.parts)}
         fact = Fact("starts_with_workers", {"workers": len(allocation.parts), "of": allocation.need.workers})
         placement = placement_of(allocation.parts)
         self.started[start.id] = replace(start, placement=placement, facts=(start.facts[0], fact), numbers=numbers)
@@ -130,11 +126,11 @@ class PlanBuilder:
             deadline = cluster.now + cluster.grace(victim)
             why = self._why(preemptor, rule, used, reserved, allocation)
             numbers: dict[str, Number] = {
-                "needs": number(preemptor.amount),
-                "frees": number(amount),
+                "needs": from_milli(preemptor.amount),
+                "frees": from_milli(amount),
                 "victim_team": account.policy.name,
-                "victim_uses": number(used),
-                "victim_reserved": number(reserved),
+                "victim_uses": from_milli(used),
+                "victim_reserved": from_milli(reserved),
                 "for_team": preemptor.account.policy.name,
                 "pool": allocation.pool.pool.name,
             }
@@ -160,12 +156,12 @@ class PlanBuilder:
         account, victim = self.cluster.account(allocation.workload), allocation.workload
         values: dict[str, Number] = {
             **preemptor_values(preemptor.workload, preemptor.account),
-            "needs": number(preemptor.amount),
+            "needs": from_milli(preemptor.amount),
             "victim": victim.id,
             "victim_kind": victim.kind,
             "victim_team": account.policy.name,
-            "uses": number(used),
-            "reserved": number(reserved),
+            "uses": from_milli(used),
+            "reserved": from_milli(reserved),
             "order": self.cluster.settings.victim_order,
         }
         code = rule
@@ -175,7 +171,7 @@ class PlanBuilder:
         elif rule != "preempt_in_team" and not allocation.amount:
             code = "reclaim_cpu"
             holds = len(allocation.parts)
-            values |= {"cpu": number(allocation.need.cpu * holds), "memory": allocation.need.memory * holds}
+            values |= {"cpu": from_milli(allocation.need.cpu * holds), "memory": allocation.need.memory * holds}
         elif rule == "reclaim" and account is preemptor.account:
             code = "reclaim_own_team"
         return (Fact(code, values),)
@@ -202,7 +198,7 @@ class PlanBuilder:
                 self.cluster.now + self.cluster.grace(victim),
                 "consolidate",
                 (Fact("moves", values),),
-                {"gpus": number(moving.allocation.amount), "from": left, "to": taken},
+                {"gpus": from_milli(moving.allocation.amount), "from": left, "to": taken},
             )
         self.progress.decisions += 1
         self.progress.releases += 1
@@ -228,7 +224,7 @@ class PlanBuilder:
     def _reclaiming(self, workload: Workload, nomination: Allocation, victims: Sequence[Allocation]) -> Waiting:
         pool, parts = nomination.pool, nomination.parts
         ids, deadline = self._in_the_way(workload, parts, victims)
-        amount = number(self.cluster.need(workload).total)
+        amount = from_milli(self.cluster.need(workload).total)
         if ids:
             values: dict[str, Number] = {"needs": amount, "within": max(0.0, deadline - self.cluster.now)}
             facts = (Fact("reclaiming", values), *(self._victim_fact(id) for id in ids))
@@ -255,7 +251,7 @@ class PlanBuilder:
         """Record that a gang that shrinks goes on with these parts."""
         move = self.moved[allocation.workload.id]
         facts = (*move.facts[:-1], _goes_on(len(parts), len(move.source)))
-        frees = number(allocation.amount - allocation.need.gpus * len(parts))
+        frees = from_milli(allocation.amount - allocation.need.gpus * len(parts))
         numbers = {**move.numbers, "keeps": len(parts), "frees": frees}
         self.moved[move.id] = replace(move, to=placement_of(parts), facts=facts, numbers=numbers)
         self.progress.decisions += 1
@@ -283,7 +279,7 @@ class PlanBuilder:
         allocation = self.cluster.allocations[id]
         victim, account = allocation.workload, self.cluster.account(allocation.workload)
         values: dict[str, Number] = {"victim": id, "kind": victim.kind, "owner": victim.owner}
-        return Fact("by_victim", {**values, "team": account.policy.name, "gpus": number(allocation.amount)})
+        return Fact("by_victim", {**values, "team": account.policy.name, "gpus": from_milli(allocation.amount)})
 
     def wait(self, waiting: Waiting) -> None:
         """Record that a workload waits, and why."""

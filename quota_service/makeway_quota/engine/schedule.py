@@ -35,7 +35,7 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     rounds.run()
     _grow(cluster, builder, heads, rounds)
     _withdraw_needless(builder, rounds)
-    builder.lift_holds()
+    builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)
     if why:
         explain(cluster, builder, [queue for queue in heads if queue not in refused] if refused else heads)

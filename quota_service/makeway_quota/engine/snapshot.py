@@ -229,6 +229,6 @@ class Snapshot:
     paused: tuple[str, ...] = ()
 
 
-def number(milli: int) -> int | float:
-    """Return milli-GPUs as whole devices: 3, 0.5."""
+def from_milli(milli: int) -> int | float:
+    """Return milli-GPUs as GPUs, or milli-cores as cores: 3, 0.5."""
     return milli // GPU if milli % GPU == 0 else milli / GPU

@@ -11,7 +11,7 @@ from .incremental import IncrementalEngine
 from .index.cluster import Cluster
 from .index.pending import Pending
 from .plan import Evict, Fact, Facts, Move, Numbers, Offer, OfferVictim, Plan, Start, Waiting
-from .snapshot import ADMITTED, Kind, Node, Profile, Snapshot, Workload, number
+from .snapshot import ADMITTED, Kind, Node, Profile, Snapshot, Workload, from_milli
 
 ASKING = "?"
 """The id of the workload that an offer adds to the snapshot."""
@@ -203,7 +203,8 @@ def _after(victims: Sequence[OfferVictim], moved: int, smaller: int, wait: float
         ready,
         *(
             Fact(
-                "by_victim", {"victim": v.id, "kind": "job", "owner": v.owner, "team": v.policy, "gpus": number(v.gpus)}
+                "by_victim",
+                {"victim": v.id, "kind": "job", "owner": v.owner, "team": v.policy, "gpus": from_milli(v.gpus)},
             )
             for v in victims
         ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, StringConstraints, ValidationInfo, WrapValidator
 
-from ..engine.snapshot import GPU, PRIORITIES, number
+from ..engine.snapshot import GPU, PRIORITIES, from_milli
 from .issues import quote
 from .source import Plain
 from .tables import kind, problem, wrong
@@ -147,7 +147,7 @@ def duration(most: float) -> PlainValidator:
 
 
 _milli_gpus = PlainValidator(Quantity("GPUs", 1_000_000, scale=GPU))
-_as_written = PlainSerializer(number)
+_as_written = PlainSerializer(from_milli)
 
 Name = Annotated[str, PlainValidator(_name)]
 Rank = Annotated[

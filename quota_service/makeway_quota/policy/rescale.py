@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ..engine.snapshot import GPU, Policy, QuotaLine
-from ..wording import number
+from ..engine.snapshot import GPU, Policy, QuotaLine, from_milli
 from .check import overcommitted
 from .document import Document
 from .issues import Loc
@@ -82,7 +81,7 @@ def rescale_text(text: str, file: str, sizes: Sizes) -> str:
     if rescaled is document:
         return text
     source = parse(text)
-    amounts = [(loc, number(milli).replace(",", "")) for loc, milli in _amounts(rescaled)]  # YAML has no thousands
+    amounts = [(loc, str(from_milli(milli))) for loc, milli in _amounts(rescaled)]
     spots = [(node, amount) for loc, amount in amounts if (node := source.node(loc)) is not None]
     changed = text.removeprefix("\ufeff")
     for node, amount in sorted(spots, key=lambda spot: spot[0].start_mark.index, reverse=True):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..engine import Evict, LineUsage, Move, Plan, Scale, Snapshot, Start, Waiting
-from ..engine.snapshot import GPU, Placement, number
+from ..engine.snapshot import GPU, Placement, from_milli
 from ..wording import IDS, Names, sentence
 
 
@@ -78,10 +78,10 @@ def _line(line: LineUsage) -> dict[str, Any]:
     return {
         "policy": line.policy,
         "pools": list(line.pools),
-        "reserved": number(line.reserved),
-        "limit": None if line.limit is None else number(line.limit),
-        "usage": number(line.usage),
-        "guaranteed": number(line.guaranteed),
+        "reserved": from_milli(line.reserved),
+        "limit": None if line.limit is None else from_milli(line.limit),
+        "usage": from_milli(line.usage),
+        "guaranteed": from_milli(line.guaranteed),
     }
 
 
@@ -117,8 +117,14 @@ def plan_as_text(plan: Plan, snapshot: Snapshot) -> str:
 
 def _usage(plan: Plan) -> Iterable[tuple[str, ...]]:
     for line in plan.usage:
-        limit = "none" if line.limit is None else str(number(line.limit))
-        yield line.policy, ", ".join(line.pools) or "all", str(number(line.usage)), str(number(line.reserved)), limit
+        limit = "none" if line.limit is None else str(from_milli(line.limit))
+        yield (
+            line.policy,
+            ", ".join(line.pools) or "all",
+            str(from_milli(line.usage)),
+            str(from_milli(line.reserved)),
+            limit,
+        )
 
 
 def _where(placement: Placement) -> str:

@@ -22,13 +22,13 @@ def try_start(
     queue: Queue,
     workload: Workload,
     pool: PoolState,
-    held: tuple[Part, ...],
+    nominated: tuple[Part, ...],
     in_quota: bool,
 ) -> bool:
-    """Start a workload in a pool if it fits there now; with a nomination (`held`), there."""
+    """Start a workload in a pool if it fits there now, on its nominated GPUs where these are in that pool."""
     cluster = builder.cluster
     need = queue.need
-    mine = held if held and held[0].node.pool is pool and is_still_free(held, queue) else ()
+    mine = nominated if nominated and nominated[0].node.pool is pool and is_still_free(nominated, queue) else ()
     if not mine and not enough(pool, need):
         return False
     if len(mine) > need.least and not allowed(cluster, queue.account, pool, need.gpus * len(mine)):
@@ -75,18 +75,18 @@ def try_nominate(
     queue: Queue,
     workload: Workload,
     pools: Iterable[PoolState],
-    held: tuple[Part, ...],
+    nominated: tuple[Part, ...],
     over: bool,
 ) -> bool:
     """Nominate GPUs that are about to be free: those of the old nomination, or for work in quota any."""
-    if over and not held and not queue.nominated:
+    if over and not nominated and not queue.nominated:
         return False
     cluster = builder.cluster
     account, amount = queue.account, queue.need.total
-    for pool in sorted(pools, key=lambda p: not held or held[0].node.pool is not p):
+    for pool in sorted(pools, key=lambda p: not nominated or nominated[0].node.pool is not p):
         if not allowed(cluster, account, pool, amount, True):
             continue
-        mine = held if held and held[0].node.pool is pool else ()
+        mine = nominated if nominated and nominated[0].node.pool is pool else ()
         parts = mine or (find(pool, queue.need, True) if not over or queue.nominated else ())
         if parts:
             cluster.nominate(workload, queue.need, parts)

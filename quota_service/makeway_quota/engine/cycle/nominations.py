@@ -13,27 +13,27 @@ from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
 from ..snapshot import GPU, Workload
 from .admission import is_still_free, try_start
-from .serving import guaranteed, is_owed
+from .serving import guaranteed, nomination_outlives_quota
 
 
-def keep_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
+def start_earlier_nominations(cluster: Cluster, builder: PlanBuilder, waiting: list[Queue]) -> None:
     """Start the workloads that earlier plans nominated and whose GPUs are free by now."""
     nominated = [q for q in waiting if q.nominated and any(w.id in cluster.nominations for w in q.members())]
     if not nominated:
         return
     for queue, workload, _ in QueueHeads(cluster, nominated, False):
-        if _try_start(cluster, builder, queue, workload):
+        if _start_on_nominated(cluster, builder, queue, workload):
             queue.pop(workload)
 
 
-def _try_start(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
-    held = cluster.withdraw_nomination(workload)
-    pool = held[0].node.pool
-    in_quota = is_owed(queue, held, pool) or guaranteed(cluster, queue, pool, len(held))
+def _start_on_nominated(cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload) -> bool:
+    nominated = cluster.withdraw_nomination(workload)
+    pool = nominated[0].node.pool
+    in_quota = nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool, len(nominated))
     able = in_quota or queue.borrows
-    if able and is_still_free(held, queue) and try_start(builder, queue, workload, pool, held, in_quota):
+    if able and is_still_free(nominated, queue) and try_start(builder, queue, workload, pool, nominated, in_quota):
         return True
-    cluster.nominate(workload, queue.need, held)
+    cluster.nominate(workload, queue.need, nominated)
     return False
 
 
@@ -50,12 +50,12 @@ def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
         nomination = cluster.nominations.get(workload.id)
         if nomination is None or _must_wait(queue, nomination):
             continue
-        held = cluster.withdraw_nomination(workload)
+        nominated = cluster.withdraw_nomination(workload)
         for pool in queue.pools:
-            in_quota = is_owed(queue, held, pool) or guaranteed(cluster, queue, pool)
+            in_quota = nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
             able = in_quota or queue.borrows
-            if able and try_start(builder, queue, workload, pool, held, in_quota):
+            if able and try_start(builder, queue, workload, pool, nominated, in_quota):
                 del builder.nominated[workload.id]
                 break
         else:
-            cluster.nominate(workload, queue.need, held)
+            cluster.nominate(workload, queue.need, nominated)

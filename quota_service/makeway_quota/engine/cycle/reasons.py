@@ -16,7 +16,7 @@ from ..plan_builder import PlanBuilder, quota_numbers
 from ..request import Need
 from ..rules.forecast import not_before
 from ..rules.hold import Hold
-from ..snapshot import GPU, number
+from ..snapshot import GPU, from_milli
 
 _REPORT_ORDER: dict[Code, int] = {"held": 0, "static_quota": 0, "nominated": 0, "node_failed": 2, "too_large": 3}
 """Order of the pools' reasons: the pool with idle GPUs is reported, else the first that could fit the request."""
@@ -39,7 +39,7 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
     for workload in queue.members():
         reserved, used = quota_numbers(account, pool.pool.name, True)
         guarantor = account.guarantor(pool.pool.name) or account
-        holders = tuple((name, number(milli)) for name, milli in _holders(cluster, guarantor.policy.name, pool))
+        holders = tuple((name, from_milli(milli)) for name, milli in _holders(cluster, guarantor.policy.name, pool))
         code = (
             "no_reservation"
             if not reserved
@@ -48,9 +48,9 @@ def refuse(cluster: Cluster, builder: PlanBuilder, queue: Queue) -> None:
             else "guarantee_used"
         )
         numbers: dict[str, Number] = {
-            "needs": number(queue.need.total),
-            "reserved": number(reserved),
-            "guaranteed_in_use": number(used),
+            "needs": from_milli(queue.need.total),
+            "reserved": from_milli(reserved),
+            "guaranteed_in_use": from_milli(used),
             "in_use_by": tuple(f"{name} {amount}" for name, amount in holders),
         }
         values: dict[str, Number] = {**numbers, "team": guarantor.policy.name, "pool": pool.pool.name}
@@ -121,10 +121,10 @@ def _request(queue: Queue) -> dict[str, Number]:
     need = queue.need
     return {
         "kind": queue.kind,
-        "needs": number(need.total),
+        "needs": from_milli(need.total),
         "workers": need.least,
-        "each": number(need.gpus),
-        "cpu": number(need.cpu),
+        "each": from_milli(need.gpus),
+        "cpu": from_milli(need.cpu),
         "memory": need.memory,
     }
 
@@ -137,11 +137,11 @@ def _never_fits(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | Non
         most = max((len(node.open) for node in pool.nodes), default=0)
         code = "too_large_together" if most * GPU >= need.gpus else "too_large"
         fact = Fact(code, {**_request(queue), "pool": name, "largest_node": most})
-        return Reason("too_large", "place", (fact,), {"needs": number(need.total), "largest_node": most})
+        return Reason("too_large", "place", (fact,), {"needs": from_milli(need.total), "largest_node": most})
     if usable < need.least <= every:
         down = sorted(node.node.name for node in pool.nodes if not node.usable)
         fact = Fact("node_failed", {**_request(queue), "pool": name, "nodes": tuple(down)})
-        return Reason("node_failed", "place", (fact,), {"needs": number(need.total), "nodes": tuple(down)})
+        return Reason("node_failed", "place", (fact,), {"needs": from_milli(need.total), "nodes": tuple(down)})
     return None
 
 
@@ -151,26 +151,31 @@ def _not_allowed(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | No
     if amount and not in_quota and (queue.non_preemptible or account.policy.weight == "None"):
         reserved, used = quota_numbers(account, name, queue.non_preemptible)
         code = "never_over_quota" if queue.non_preemptible else "team_never_over_quota"
-        values = {"team": account.policy.name, "uses": number(used), "reserved": number(reserved)}
+        values = {"team": account.policy.name, "uses": from_milli(used), "reserved": from_milli(reserved)}
         fact = Fact(code, {**_request(queue), **values})
         return Reason("never_over_quota", "over_quota", (fact,), _quota(amount, used, reserved))
     line = cluster.ledger.over_limit(account, name, amount) if amount else None
     if line is not None and line.quota.limit is not None:
         used, limit = max(line.now, line.future), line.quota.limit
-        numbers: dict[str, Number] = {"needs": number(amount), "uses": number(used), "limit": number(limit)}
+        numbers: dict[str, Number] = {"needs": from_milli(amount), "uses": from_milli(used), "limit": from_milli(limit)}
         numbers["team"] = line.account.policy.name
         code = "limit_with_nominations" if line.future > line.now else "limit"
         return Reason("limit", "limit", (Fact(code, {**_request(queue), **numbers}),), numbers)
     capacity = pool.pool.capacity
     if capacity is not None and amount and cluster.over_capacity(pool, amount):
         used = max(cluster.pool_now[name], cluster.pool_future[name])
-        numbers = {"needs": number(amount), "uses": number(used), "capacity": number(capacity), "pool": name}
+        numbers = {
+            "needs": from_milli(amount),
+            "uses": from_milli(used),
+            "capacity": from_milli(capacity),
+            "pool": name,
+        }
         return Reason("pool_capacity", "capacity", (Fact("pool_capacity", {**_request(queue), **numbers}),), numbers)
     return None
 
 
 def _quota(amount: int, used: int, reserved: int) -> dict[str, Number]:
-    return {"needs": number(amount), "uses": number(used), "reserved": number(reserved)}
+    return {"needs": from_milli(amount), "uses": from_milli(used), "reserved": from_milli(reserved)}
 
 
 def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState) -> Reason | None:
@@ -181,14 +186,18 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
         return None
     if cluster.ledger.in_quota(queue.account, pool.pool.name, need.total, queue.non_preemptible):
         return None
-    numbers: dict[str, Number] = {"needs": number(need.total), "held_for": hold.workload.id, "nodes": tuple(hold.nodes)}
+    numbers: dict[str, Number] = {
+        "needs": from_milli(need.total),
+        "held_for": hold.workload.id,
+        "nodes": tuple(hold.nodes),
+    }
     values: dict[str, Number] = {
         **_request(queue),
         **numbers,
         "held_kind": hold.workload.kind,
         "held_owner": hold.workload.owner,
         "held_team": hold.queue.account.policy.name,
-        "held_needs": number(hold.queue.need.total),
+        "held_needs": from_milli(hold.queue.need.total),
         "waited": cluster.now - hold.workload.submitted_at,
         "pool": hold.pool.pool.name,
     }
@@ -196,7 +205,11 @@ def _held(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState)
     code = "held_nodes" if hold.nodes else "held_capacity"
     if line is not None and line.quota.limit is not None:
         code = "held_limit"
-        values |= {"team": line.account.policy.name, "uses": number(line.now), "limit": number(line.quota.limit)}
+        values |= {
+            "team": line.account.policy.name,
+            "uses": from_milli(line.now),
+            "limit": from_milli(line.quota.limit),
+        }
     return Reason("held", "starvation", (Fact(code, values),), numbers)
 
 
@@ -206,7 +219,7 @@ def _static(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None:
     line = _keeper(cluster, queue, pool)
     if line is not None and _fits(cluster, pool, need, "free"):
         kept = max(line.kept_free(False), line.kept_free(True))
-        numbers: dict[str, Number] = {"needs": number(need.total), "kept": number(kept)}
+        numbers: dict[str, Number] = {"needs": from_milli(need.total), "kept": from_milli(kept)}
         numbers["team"] = line.account.policy.name
         code = "kept_partly" if line.spare < line.quota.reserved else "kept"
         return Reason("static_quota", "lend", (Fact(code, {**_request(queue), **numbers, "pool": name}),), numbers)
@@ -225,8 +238,12 @@ def _nominated(cluster: Cluster, queue: Queue, pool: PoolState) -> Reason | None
     names = _nominees(cluster, pool)  # none: the idle GPUs are held for this very workload
     if names and _keeper(cluster, queue, pool) is None and _fits(cluster, pool, need, "open"):
         idle = sum(sum(node.open) for node in pool.nodes if node.usable)
-        numbers: dict[str, Number] = {"needs": number(need.total), "idle": number(idle), "evicted_for": tuple(names)}
-        fact = Fact("nominated", {**_request(queue), "idle": number(idle), "nominees": tuple(names), "pool": name})
+        numbers: dict[str, Number] = {
+            "needs": from_milli(need.total),
+            "idle": from_milli(idle),
+            "evicted_for": tuple(names),
+        }
+        fact = Fact("nominated", {**_request(queue), "idle": from_milli(idle), "nominees": tuple(names), "pool": name})
         return Reason("nominated", "nomination", (fact,), numbers)
     return None
 
@@ -276,7 +293,11 @@ def _candidates(pool: PoolState, need: Need, which: str) -> Iterable[NodeState]:
 def _not_there(cluster: Cluster, builder: PlanBuilder, queue: Queue, pool: PoolState) -> Reason:
     need, name = queue.need, pool.pool.name
     free = max(0, pool.free)
-    numbers: dict[str, Number] = {"needs": number(need.total), "free": number(free), "total": number(pool.total)}
+    numbers: dict[str, Number] = {
+        "needs": from_milli(need.total),
+        "free": from_milli(free),
+        "total": from_milli(pool.total),
+    }
     values: dict[str, Number] = {**_request(queue), **numbers, "pool": name}
     ahead = builder.ahead.get(name, [])
     if ahead and _fits(cluster, pool, need, "first"):

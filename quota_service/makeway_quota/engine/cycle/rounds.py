@@ -14,10 +14,10 @@ from ..index.nodes import PoolState
 from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..progress import Progress
-from ..rules.hold import hold, outranked, starving
+from ..rules.hold import hold, starving, would_be_preempted_in_team
 from ..snapshot import Workload
 from .admission import try_start
-from .nominations import keep_nominations, start_nominated
+from .nominations import start_earlier_nominations, start_nominated
 from .serving import guaranteed, serve
 from .unschedulable import Unschedulable
 
@@ -47,7 +47,7 @@ class Rounds:
 
     def run(self) -> None:
         """Start what is nominated and free, then serve all classes until a round changes nothing."""
-        keep_nominations(self.cluster, self.builder, self.heads)
+        start_earlier_nominations(self.cluster, self.builder, self.heads)
         self.quiet = self.quota_served = False
         for _ in range(MOST_ROUNDS):
             before = replace(self.builder.progress)
@@ -130,13 +130,13 @@ def _hold_for_the_starving(cluster: Cluster, builder: PlanBuilder, waiting: list
         if not free:
             continue
         team = [other for other in waiting if other.account is queue.account and other.priority > queue.priority]
-        pools = [pool for pool in free if not (team and outranked(cluster, queue, pool, team))]
+        pools = [pool for pool in free if not (team and would_be_preempted_in_team(cluster, queue, pool, team))]
         if any(_started_late(cluster, builder, queue, workload, pool) for pool in pools):
             queue.pop(workload)
             continue
         found = next((found for pool in pools if (found := hold(cluster, queue, workload, pool))), None)
         if found is not None:
-            found.put()
+            found.enforce()
             builder.holds[found.pool.pool.name] = found
 
 

@@ -45,29 +45,31 @@ def serve(
     releases = builder.progress.releases
     for queue, workload, at in heads:
         pool = queue.pools[at]
-        held = cluster.withdraw_nomination(workload)
+        nominated = cluster.withdraw_nomination(workload)
         right = [p for p in queue.pools if may(queue, p)]
-        able = [p for p in queue.pools if p in right or is_owed(queue, held, p)] if held else right
+        able = right
+        if nominated:
+            able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]
         here = pool in able or (bool(able) and queue.borrows)
-        if here and _try_start(builder, queue, workload, pool, held, over or pool not in able):
+        if here and _start_beside_hold(builder, queue, workload, pool, nominated, over or pool not in able):
             _pop(heads, queue, workload)
         elif able and at + 1 < len(queue.pools):
-            if held:
-                cluster.nominate(workload, queue.need, held)
+            if nominated:
+                cluster.nominate(workload, queue.need, nominated)
             heads.enter(queue, at + 1)
-        elif not (_kept_elsewhere(queue, held, able) and not over) and (
-            try_nominate(builder, queue, workload, able, held, over)
+        elif not (_kept_elsewhere(queue, nominated, able) and not over) and (
+            try_nominate(builder, queue, workload, able, nominated, over)
             or _try_reclaim(builder, queue, workload, right, over)
         ):
             _pop(heads, queue, workload)
         else:
             heads.remove(queue)
-            if held and not over and not queue.non_preemptible:
-                cluster.nominate(workload, queue.need, held)
-            elif held:
+            if nominated and not over and not queue.non_preemptible:
+                cluster.nominate(workload, queue.need, nominated)
+            elif nominated:
                 builder.progress.decisions += 1  # the nomination no longer fits: its GPUs are free for others
                 builder.progress.releases += 1
-        if held:
+        if nominated:
             builder.lowered.append((queue.account, workload.owner))
         while builder.lowered:
             heads.lower(*builder.lowered.pop())
@@ -81,18 +83,18 @@ def serve(
             out = []
 
 
-def _kept_elsewhere(queue: Queue, held: tuple[Part, ...], able: list[PoolState]) -> bool:
+def _kept_elsewhere(queue: Queue, nominated: tuple[Part, ...], able: list[PoolState]) -> bool:
     """Whether a workload is nominated over quota in another pool: then nothing is evicted for it."""
-    return bool(held) and queue.borrows and not any(held[0].node.pool is pool for pool in able)
+    return bool(nominated) and queue.borrows and not any(nominated[0].node.pool is pool for pool in able)
 
 
-def is_owed(queue: Queue, held: tuple[Part, ...], pool: PoolState) -> bool:
-    """Whether a nomination in a pool stands though the reservation there is used up, like a running session.
+def nomination_outlives_quota(queue: Queue, nominated: tuple[Part, ...], pool: PoolState) -> bool:
+    """Whether a nomination in a pool stays valid although the reservation is used up.
 
-    A department's reservation can be used up by work of it that counts on the reservation of its own team. Only work
-    that may not run over quota depends on this.
+    True for work that may not run over quota: other teams of its department may have used the department's
+    reservation meanwhile.
     """
-    return (queue.non_preemptible or not queue.borrows) and held[0].node.pool is pool
+    return (queue.non_preemptible or not queue.borrows) and nominated[0].node.pool is pool
 
 
 def _split(
@@ -119,20 +121,20 @@ def _pop(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
     heads.again(queue, workload.owner)
 
 
-def _try_start(
-    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, held: tuple[Part, ...], over: bool
+def _start_beside_hold(
+    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, nominated: tuple[Part, ...], over: bool
 ) -> bool:
     """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
     found = builder.holds.get(pool.pool.name)
     if found is None:
-        return try_start(builder, queue, workload, pool, held, not over)
+        return try_start(builder, queue, workload, pool, nominated, not over)
     if not over or found.ends_in_time(workload):
-        with found.in_state(put=False):
-            return try_start(builder, queue, workload, pool, held, not over)
-    with found.in_state(put=True):
+        with found.in_state(enforced=False):
+            return try_start(builder, queue, workload, pool, nominated, not over)
+    with found.in_state(enforced=True):
         if found.line_in_the_way(queue) or found.over_capacity(queue):
             return False
-        done = try_start(builder, queue, workload, pool, held, False)
+        done = try_start(builder, queue, workload, pool, nominated, False)
     if done:
         found.count(builder.cluster.allocations[workload.id])
     return done
@@ -151,7 +153,7 @@ def _try_reclaim(builder: PlanBuilder, queue: Queue, workload: Workload, pools: 
     if try_reclaim(builder, queue, workload, open_to_all, over):
         return True
     for each in mine:
-        with each.in_state(put=False):
+        with each.in_state(enforced=False):
             if try_reclaim(builder, queue, workload, [each.pool], over):
                 return True
     return False

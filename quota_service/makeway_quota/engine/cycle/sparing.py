@@ -20,7 +20,7 @@ from ..snapshot import Workload
 
 _MOST_REPLACED = 8
 """Up to so many nominations of a pool are all placed anew to spare one victim."""
-_Promise = tuple[Workload, Queue, tuple[Part, ...]]
+_Nomination = tuple[Workload, Queue, tuple[Part, ...]]
 
 
 def spare(builder: PlanBuilder, spared: set[str]) -> bool:
@@ -90,7 +90,7 @@ class _Places:
     """Nominations of this plan that are placed anew, or restored."""
 
     cluster: Cluster
-    taken: list[_Promise]
+    taken: list[_Nomination]
 
     def off(self) -> None:
         for workload, _, _ in self.taken:
@@ -101,7 +101,7 @@ class _Places:
             self.cluster.withdraw_nomination(workload)
             self.cluster.nominate(workload, queue.need, parts)
 
-    def find(self, nominations: Iterable[_Promise]) -> bool:
+    def find(self, nominations: Iterable[_Nomination]) -> bool:
         """Nominate these workloads again, in their order; False if one has no placement."""
         for workload, queue, old in nominations:
             pool = old[0].node.pool
@@ -168,7 +168,7 @@ def _exceeds(cluster: Cluster, victim: Allocation) -> bool:
     return static_quota(cluster, account, pool, 0, True) is not None
 
 
-def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Promise]:
+def _nominations(builder: PlanBuilder, victim: Allocation) -> list[_Nomination]:
     """Return the nominations of this plan in a victim's pool, in the order of the decisions."""
     nominations = builder.cluster.nominations
     return [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..snapshot import Workload
 from .cluster import Cluster, Part
 from .decisions import Decisions
-from .holds import Hold, hold, outranked, starving
+from .holds import Hold, hold, starving, would_be_preempted_in_team
 from .moves import consolidate
 from .placement import count_workers, find
 from .queues import Queue, QueueHeads, queues, waits_too_long
@@ -41,18 +41,18 @@ class Cycle:
             if not withdraw_superfluous(self.decisions, self.spared):
                 break
             self.rounds()
-        self.lift_holds()
+        self.suspend_holds()
 
     def rounds(self) -> None:
         """Serve sessions in quota, jobs in quota, then over quota; again while that changes what others may do."""
-        self.keep_nominations()
+        self.start_earlier_nominations()
         sessions = [q for q in self.waiting if q.session]
         guaranteed = [q for q in self.waiting if q.guaranteed and not q.session]
         others = [q for q in self.waiting if not q.guaranteed]
         borrowing = [q for q in self.waiting if not q.guaranteed or not q.need.total]
         for _ in range(MOST_ROUNDS):
             before = self.decisions.count
-            self.lift_holds()
+            self.suspend_holds()
             self.decisions.holds = {}
             self.start_nominated()
             self.serve(sessions, False)
@@ -65,29 +65,35 @@ class Cycle:
 
     # Nominations
 
-    def keep_nominations(self) -> None:
+    def start_earlier_nominations(self) -> None:
         """Start the workloads whose nominated devices are free by now."""
         heads = QueueHeads(self.cluster, [q for q in self.waiting if q.nominated and self.is_nominated(q)], False)
         while (following := heads.next()) is not None:
             queue, workload, _ = following
-            held = self.decisions.drop_nomination(workload)
-            pool = self.cluster.nodes[held[0].node].pool
-            in_quota = self.is_owed(queue, held, pool) or self.in_quota(queue, pool, len(held))
+            nominated = self.decisions.drop_nomination(workload)
+            pool = self.cluster.nodes[nominated[0].node].pool
+            in_quota = self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(
+                queue, pool, len(nominated)
+            )
             heads.remove(queue)
             able = in_quota or queue.may_borrow
-            if able and self.free_now(held, queue) and self.start(queue, workload, pool, held, in_quota):
+            if able and self.free_now(nominated, queue) and self.start(queue, workload, pool, nominated, in_quota):
                 queue.members.remove(workload)
             else:
-                self.cluster.nominate(workload, held)
+                self.cluster.nominate(workload, nominated)
 
     def is_nominated(self, queue: Queue) -> bool:
         """Whether a workload of the queue has nominated devices."""
         return any(w.id in self.cluster.nominations for w in queue.members)
 
-    def is_owed(self, queue: Queue, held: tuple[Part, ...], pool: str) -> bool:
-        """Whether a nomination in a pool stands though the reservation is used up: of work that is never over quota."""
+    def nomination_outlives_quota(self, queue: Queue, nominated: tuple[Part, ...], pool: str) -> bool:
+        """Whether a nomination in a pool stays valid although the reservation is used up.
+
+        True for work that may not run over quota: other teams of its department may have used the department's
+        reservation meanwhile.
+        """
         never_over_quota = queue.guaranteed or not queue.may_borrow
-        return bool(held) and never_over_quota and self.cluster.nodes[held[0].node].pool == pool
+        return bool(nominated) and never_over_quota and self.cluster.nodes[nominated[0].node].pool == pool
 
     def start_nominated(self) -> None:
         """Start the workloads that this plan nominated, where nothing is in their way any more."""
@@ -95,14 +101,14 @@ class Cycle:
             if name not in self.cluster.nominations:
                 continue
             workload = self.cluster.live[name]
-            held = self.decisions.drop_nomination(workload)
+            nominated = self.decisions.drop_nomination(workload)
             for pool in queue.pools:
-                in_quota = self.is_owed(queue, held, pool) or self.in_quota(queue, pool)
-                if (in_quota or queue.may_borrow) and self.start(queue, workload, pool, held, in_quota):
+                in_quota = self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(queue, pool)
+                if (in_quota or queue.may_borrow) and self.start(queue, workload, pool, nominated, in_quota):
                     del self.decisions.nominated[name]
                     break
             else:
-                self.cluster.nominate(workload, held)
+                self.cluster.nominate(workload, nominated)
 
     # Serving one class
 
@@ -114,60 +120,70 @@ class Cycle:
         heads = QueueHeads(self.cluster, competing, over)
         while (following := heads.next()) is not None:
             queue, workload, at = following
-            pool, held = queue.pools[at], self.decisions.drop_nomination(workload)
+            pool, nominated = queue.pools[at], self.decisions.drop_nomination(workload)
             right = [p for p in queue.pools if (queue.may_borrow if over else self.in_quota(queue, p))]
-            able = [p for p in queue.pools if p in right or self.is_owed(queue, held, p)]
+            able = [p for p in queue.pools if p in right or self.nomination_outlives_quota(queue, nominated, p)]
             here = pool in able or (bool(able) and queue.may_borrow)
-            if here and self.start_here(queue, workload, pool, held, over or pool not in able):
+            if here and self.start_here(queue, workload, pool, nominated, over or pool not in able):
                 queue.members.remove(workload)
             elif able and at + 1 < len(queue.pools):
-                if held:
-                    self.cluster.nominate(workload, held)
+                if nominated:
+                    self.cluster.nominate(workload, nominated)
                 heads.at[queue] = at + 1
-            elif self.make_room(queue, workload, held, able, right, over):
+            elif self.make_room(queue, workload, nominated, able, right, over):
                 queue.members.remove(workload)
             else:
                 heads.remove(queue)
-                if held and not over and not queue.guaranteed:
-                    self.cluster.nominate(workload, held)
-                elif held:
+                if nominated and not over and not queue.guaranteed:
+                    self.cluster.nominate(workload, nominated)
+                elif nominated:
                     self.decisions.count += 1  # a nomination that cannot be kept any more
 
     def make_room(
-        self, queue: Queue, workload: Workload, held: tuple[Part, ...], able: list[str], right: list[str], over: bool
+        self,
+        queue: Queue,
+        workload: Workload,
+        nominated: tuple[Part, ...],
+        able: list[str],
+        right: list[str],
+        over: bool,
     ) -> bool:
         """Nominate what is on its way to be free for a workload, or evict others for it."""
-        elsewhere = bool(held) and queue.may_borrow and self.cluster.nodes[held[0].node].pool not in able
+        elsewhere = bool(nominated) and queue.may_borrow and self.cluster.nodes[nominated[0].node].pool not in able
         if elsewhere and not over:
             return False  # nominated over quota, in another pool
-        return self.nominate(queue, workload, able, held, over) or self.reclaim(queue, workload, right, over)
+        return self.nominate(queue, workload, able, nominated, over) or self.reclaim(queue, workload, right, over)
 
     def in_quota(self, queue: Queue, pool: str, workers: int = 0) -> bool:
         """Whether one of the queue is in quota in a pool."""
         amount = max(queue.need.total, queue.need.gpus * workers)
         return in_quota(self.cluster, queue.levels, pool, amount, queue.guaranteed)
 
-    def start_here(self, queue: Queue, workload: Workload, pool: str, held: tuple[Part, ...], over: bool) -> bool:
+    def start_here(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over: bool) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
         found = self.decisions.holds.get(pool)
         if found is None:
-            return self.start(queue, workload, pool, held, not over)
+            return self.start(queue, workload, pool, nominated, not over)
         if not over or found.ends_in_time(self.cluster, workload):
-            found.lift(self.cluster)
-            done = self.start(queue, workload, pool, held, not over)
-            found.put(self.cluster)
+            found.suspend(self.cluster)
+            done = self.start(queue, workload, pool, nominated, not over)
+            found.enforce(self.cluster)
             return done
         if found.in_the_way(self.cluster, queue) or found.over_capacity(self.cluster, queue):
             return False
-        done = self.start(queue, workload, pool, held, False)
+        done = self.start(queue, workload, pool, nominated, False)
         if done:
             found.count(self.cluster, self.cluster.running[workload.id])
         return done
 
-    def start(self, queue: Queue, workload: Workload, pool: str, held: tuple[Part, ...], in_quota: bool) -> bool:
+    def start(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], in_quota: bool) -> bool:
         """Start a workload in a pool if it fits there now; where devices were nominated for it, on those."""
         cluster, need = self.cluster, queue.need
-        mine = held if held and cluster.nodes[held[0].node].pool == pool and self.free_now(held, queue) else ()
+        mine = (
+            nominated
+            if nominated and cluster.nodes[nominated[0].node].pool == pool and self.free_now(nominated, queue)
+            else ()
+        )
         if len(mine) > need.least and not allowed(cluster, queue.levels, pool, need.gpus * len(mine)):
             mine = mine[: need.least]
         if len(mine) <= need.least and not allowed(cluster, queue.levels, pool, need.total):
@@ -181,15 +197,17 @@ class Cycle:
         """Whether nominated devices are free by now."""
         return bool(parts) and self.cluster.holds_parts(queue.need, parts, self.cluster.free)
 
-    def nominate(self, queue: Queue, workload: Workload, pools: list[str], held: tuple[Part, ...], over: bool) -> bool:
+    def nominate(
+        self, queue: Queue, workload: Workload, pools: list[str], nominated: tuple[Part, ...], over: bool
+    ) -> bool:
         """Nominate what is on its way to be free: what was nominated already, or in quota whatever is enough."""
-        if over and not held and not queue.nominated:
+        if over and not nominated and not queue.nominated:
             return False
-        was = self.cluster.nodes[held[0].node].pool if held else ""
-        for pool in sorted(pools, key=lambda each: bool(held) and each != was):
+        was = self.cluster.nodes[nominated[0].node].pool if nominated else ""
+        for pool in sorted(pools, key=lambda each: bool(nominated) and each != was):
             if not allowed(self.cluster, queue.levels, pool, queue.need.total, True):
                 continue
-            mine = held if pool == was else ()
+            mine = nominated if pool == was else ()
             parts = mine or (find(self.cluster, pool, queue.need, True) if not over or queue.nominated else ())
             if parts:
                 self.decisions.nominate(queue, workload, parts)
@@ -207,9 +225,9 @@ class Cycle:
         if self.reclaim_in(queue, workload, [p for p in pools if not (over and p in holds)], over):
             return True
         for each in (each for each in held if each.workload is workload):
-            each.lift(self.cluster)
+            each.suspend(self.cluster)
             done = self.reclaim_in(queue, workload, [each.pool], over)
-            each.put(self.cluster)
+            each.enforce(self.cluster)
             if done:
                 return True
         return False
@@ -267,10 +285,10 @@ class Cycle:
 
     # Holds and growth
 
-    def lift_holds(self) -> None:
-        """Make everything free again that is held."""
+    def suspend_holds(self) -> None:
+        """Suspend all holds: the held GPUs are free."""
         for each in self.decisions.holds.values():
-            each.lift(self.cluster)
+            each.suspend(self.cluster)
 
     def hold_for_the_starving(self) -> None:
         """Serve the workloads that waited too long first, one a pool; hold what would do where they do not fit."""
@@ -279,13 +297,15 @@ class Cycle:
             if not free:
                 continue
             team = [q for q in self.late if q.members and q.policy == queue.policy and q.priority > queue.priority]
-            pools = [pool for pool in free if not (team and outranked(self.cluster, queue, pool, team))]
+            pools = [
+                pool for pool in free if not (team and would_be_preempted_in_team(self.cluster, queue, pool, team))
+            ]
             if any(self.start_late(queue, workload, pool) for pool in pools):
                 queue.members.remove(workload)
                 continue
             found: Hold | None = next((h for p in pools if (h := hold(self.cluster, queue, workload, p))), None)
             if found is not None:
-                found.put(self.cluster)
+                found.enforce(self.cluster)
                 self.decisions.holds[found.pool] = found
 
     def start_late(self, queue: Queue, workload: Workload, pool: str) -> bool:

@@ -49,15 +49,15 @@ class Hold:
     openings: list[Opening]
     blocked: tuple[Blocked, ...] = field(default=())
 
-    def put(self, cluster: Cluster) -> None:
-        """Take what is held off what is free."""
+    def enforce(self, cluster: Cluster) -> None:
+        """Enforce the hold: the held GPUs are not free."""
         self.blocked = tuple(
             b for opening in self.openings if (b := _held(cluster, opening, self.queue.need)) is not None
         )
         cluster.blocked = (*cluster.blocked, *self.blocked)
 
-    def lift(self, cluster: Cluster) -> None:
-        """Make it free again."""
+    def suspend(self, cluster: Cluster) -> None:
+        """Suspend the hold: the held GPUs are free."""
         mine = {id(each) for each in self.blocked}
         cluster.blocked = tuple(each for each in cluster.blocked if id(each) not in mine)
         self.blocked = ()
@@ -125,7 +125,7 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
     return sorted(found, key=lambda each: (each[1].submitted_at, each[1].id))
 
 
-def outranked(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:
+def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
     return cluster.settings.in_team_preemption and any(
         other.priority > queue.priority

@@ -47,7 +47,7 @@ class Hold:
         """Return the names of the held nodes."""
         return sorted(opening.node.node.name for opening in self.openings)
 
-    def put(self) -> None:
+    def enforce(self) -> None:
         """Enforce the hold: the held GPUs are not free."""
         self.in_force = True
         for opening in self.openings:
@@ -55,7 +55,7 @@ class Hold:
                 _shift(part, need, -1)
                 self.parts.append((part, need))
 
-    def lift(self) -> None:
+    def suspend(self) -> None:
         """Suspend the hold: the held GPUs are free."""
         self.in_force = False
         for part, need in self.parts:
@@ -63,20 +63,20 @@ class Hold:
         self.parts = []
 
     @contextmanager
-    def in_state(self, put: bool) -> Iterator[None]:
+    def in_state(self, enforced: bool) -> Iterator[None]:
         """Enforce the hold, or suspend it, within a block."""
         before = self.in_force
-        if before and not put:
-            self.lift()
-        if put and not before:
-            self.put()
+        if before and not enforced:
+            self.suspend()
+        if enforced and not before:
+            self.enforce()
         try:
             yield
         finally:
             if before and not self.in_force:
-                self.put()
+                self.enforce()
             if self.in_force and not before:
-                self.lift()
+                self.suspend()
 
     def count(self, allocation: Allocation) -> None:
         """Subtract a start beside the hold from the room that its nodes can spare."""
@@ -169,7 +169,7 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
     return found
 
 
-def outranked(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
+def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
     if not cluster.settings.in_team_preemption:
         return False
