@@ -120,6 +120,30 @@ async def test_an_answer_is_written_once_for_all_tables(tmp_path: Path, monkeypa
         assert written[0] > before, "a new document may have other titles"
 
 
+async def test_the_answers_of_two_users_of_a_team_do_not_replace_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine answers each user on their own: jobs wait in line with the others of their owner."""
+    written: list[str] = []
+    sentence = offers_module.sentence
+
+    def counted(*arguments: Any) -> str:
+        written.append(sentence(*arguments))
+        return written[-1]
+
+    monkeypatch.setattr(offers_module, "sentence", counted)
+    monkeypatch.setattr(offer_engine, "LASTS", 3600.0)
+    async with running(tmp_path, backend=backend()) as run:
+        await run.converged()
+        offers = run.service.services.offers
+        tables = [await offers.offers(PEOPLE[user], user, ["rnd"], "job") for user in ("ana", "lea")]
+        before = len(written)
+        assert before
+        again = [await offers.offers(PEOPLE[user], user, ["rnd"], "job") for user in ("ana", "lea") for _ in range(3)]
+        assert len(written) == before
+        assert [table.offers for table in again] == [table.offers for table in tables for _ in range(3)]
+
+
 async def test_a_slow_answer_is_given_while_a_new_one_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

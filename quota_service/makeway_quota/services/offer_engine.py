@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from makeway_api.errors import MakewayError
+from makeway_api.models import Offer as ApiOffer
 
 from ..control.engine_view import MOST_UNREAD, EngineChanges
 from ..control.read_model import ReadModel
 from ..engine.plan import Offer
 from ..engine.snapshot import Kind, Snapshot
 from ..engine.what_if import WhatIf
+from ..policy import Document
 from .context import Context
 from .refusals import busy
 
@@ -56,6 +58,13 @@ class Question(NamedTuple):
     """empty where owners are all treated alike"""
 
 
+@dataclass(slots=True)
+class ShownOffer:
+    """An offer as the API shows it, with the document that it was written from; empty until it is shown first."""
+
+    last: tuple[Document, ApiOffer] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An offer of the engine, for one state of the what-if engine, with the seconds that it took.
@@ -68,6 +77,8 @@ class Answer:
     at: float
     as_of: float
     took: float
+    shown: ShownOffer = field(default_factory=ShownOffer)
+    """the same for all who get this answer, and kept as long as it is"""
 
 
 class Budget:

@@ -9,18 +9,15 @@ from makeway_api.models import Kind, Offer, OfferTable, Reason, Victim
 from ..control.names import names_of
 from ..engine.plan import Offer as EngineOffer
 from ..engine.plan import OfferVictim
-from ..policy import Document
 from ..wording import sentence
 from .caller import Caller
 from .context import Context
 from .inventory import profile_model, usable
-from .offer_engine import OfferEngine
+from .offer_engine import Answer, OfferEngine
 from .times import at
 from .usage import team_usages
 from .views import gpu
 
-MOST_WRITTEN = 20_000
-"""Offers in memory"""
 OFFER_CODES = {"wait": "waits"}
 
 
@@ -30,8 +27,6 @@ class OfferService:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._engine = OfferEngine(context)
-        self._written: dict[tuple[str, str, Kind], tuple[EngineOffer, Document, Offer]] = {}
-        """The last offers by team, profile and kind, with the answer and the document that they were written from"""
 
     async def offers(self, caller: Caller, user: str, groups: Sequence[str], kind: str) -> OfferTable:
         """Return what `user` can have now with every profile in every team of theirs."""
@@ -51,7 +46,7 @@ class OfferService:
             places += [(team, profile.name) for team in teams if document.queue_open(team, profile.name)]
         engine = self._engine
         answers = await engine.answers(places, wanted.value, user)
-        offers += [await self._shown(answer.offer, wanted) for answer in answers]
+        offers += [await self._shown(answer, wanted) for answer in answers]
         model = await context.models.current()
         order = {profile.name: rank for rank, profile in enumerate(profiles)}
         return OfferTable(
@@ -67,17 +62,14 @@ class OfferService:
     async def offer(self, team: str, profile: str, kind: Kind, user: str) -> tuple[Offer, bool]:
         """Return what one request would get, and whether it would run in quota."""
         answer = await self._engine.answer(team, profile, kind.value, user)
-        return await self._shown(answer.offer, kind), answer.offer.in_quota
+        return await self._shown(answer, kind), answer.offer.in_quota
 
-    async def _shown(self, found: EngineOffer, kind: Kind) -> Offer:
+    async def _shown(self, answer: Answer, kind: Kind) -> Offer:
         """Return an offer with its sentence, written once for each answer of the engine and each policy document."""
-        key, document = (found.policy, found.profile, kind), self._context.document
-        known = self._written.get(key)
-        if known is None or known[0] is not found or known[1] is not document:
-            if len(self._written) >= MOST_WRITTEN:
-                self._written.clear()
-            known = self._written[key] = found, document, await self._offer(found, kind)
-        return known[2]
+        document, known = self._context.document, answer.shown.last
+        if known is None or known[0] is not document:
+            known = answer.shown.last = document, await self._offer(answer.offer, kind)
+        return known[1]
 
     async def _offer(self, found: EngineOffer, kind: Kind) -> Offer:
         rows = await self._context.world.rows()
