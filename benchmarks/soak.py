@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import httpx2
 from makeway_api.errors import MakewayError
 from makeway_api.models import SessionRequest
 from makeway_quota.application import Application
@@ -32,6 +33,10 @@ from makeway_quota.services import Caller
 from makeway_quota.services.listing import ListQuery
 from makeway_quota.settings import load
 from makeway_quota.store.records import NewDecision, NewWorkload, Submission
+from makeway_quota.web.app import create_app
+from makeway_quota.web.auth import SCOPE, TokenAuth
+from makeway_quota.web.pages.sharing import SharedParts
+from makeway_quota.web.settings import WebSettings
 
 from .measure import Measured
 from .numbers import insert, markdown, page_for
@@ -57,6 +62,9 @@ ODD = 0.1
 SESSION_STEPS = 6
 """Steps that a session lasts, at most"""
 ADMIN = Caller("root", admin=True)
+READ = frozenset({f"{SCOPE}read"})
+PAGE_READERS = (Caller("root", admin=True, scopes=READ), *(Caller(f"{team}0", scopes=READ) for team in TEAMS))
+"""Users with the panel open: each sees other teams"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +180,7 @@ async def live(
                 await retention.sweep()
         found.append(measured(day, users.submitted, service, folder, retention.longest))
         print(found[-1], file=sys.stderr, flush=True)
+    await readers.close()
     await service.stop(stop_jobs=True)
     return found
 
@@ -261,21 +270,34 @@ class Users:
 
 
 class Readers:
-    """What pages, pickers and Prometheus read, from the same services."""
+    """What pickers and Prometheus read, from the same services, and the panel as the web renders it."""
 
     def __init__(self, service: Application) -> None:
         self._service = service
         self._event = 0
+        settings = WebSettings(secret=b"soak" * 8)
+        app = create_app(service.services, settings, TokenAuth({reader.name: reader for reader in PAGE_READERS}))
+        app.state.parts = SharedParts(interval=0.0, share=math.inf)  # their pace is of the real clock
+        transport = httpx2.ASGITransport(app=app)
+        self._browser = httpx2.AsyncClient(transport=transport, base_url=f"http://soak.test{settings.prefix}")
 
     async def read(self) -> None:
-        """Read usage, metrics, lists, one user's offers, and all events since the last time."""
+        """Read usage, metrics, pools, lists, one user's offers, panels, and all events since the last time."""
         services = self._service.services
         await services.usage.metrics()
+        await services.inventory.pools_json(ADMIN)
         for state in ("waiting", "running"):
             await services.listings.listing(ADMIN, ListQuery(state=state))
         await services.offers.offers(ADMIN, f"{TEAMS[0]}0", (), "job")
+        for reader in PAGE_READERS:
+            answer = await self._browser.get("", headers={"Authorization": f"Bearer {reader.name}"})
+            answer.raise_for_status()
         while events := await services.feed.after(self._event):
             self._event = events[-1].id
+
+    async def close(self) -> None:
+        """Close the browser."""
+        await self._browser.aclose()
 
 
 def measured(day: int, jobs: int, service: Application, folder: Path, longest: float) -> Day:
