@@ -21,7 +21,8 @@ class Remaining:
 
     def fits(self, profile: Profile) -> bool:
         """Whether one more worker fits."""
-        enough = self.cpu >= profile.cpu and self.memory >= profile.memory
+        enough = self.cpu >= profile.cpu or not profile.cpu
+        enough = enough and (self.memory >= profile.memory or not profile.memory)
         if profile.gpus >= GPU:
             return enough and self.devices.count(GPU) >= profile.gpus // GPU
         return enough and (not profile.gpus or max(self.devices, default=0) >= profile.gpus)
@@ -94,7 +95,14 @@ class Facts:
 
     def rooms(self, held: Iterable[tuple[Workload, Placement]]) -> RemainingByNode:
         """Return what is left on every node beside foreign pods and what these hold."""
-        rooms = {n.name: Remaining([GPU] * n.gpus, n.cpu or PLENTY, n.memory or PLENTY) for n in self.snapshot.nodes}
+        rooms = {
+            n.name: Remaining(
+                [GPU] * n.gpus,
+                n.cpu - n.foreign_cpu if n.cpu else PLENTY,
+                n.memory - n.foreign_memory if n.memory else PLENTY,
+            )
+            for n in self.snapshot.nodes
+        }
         for w, placement in held:
             for placed in placement:
                 rooms[placed.node].take(self.profile(w), placed.devices)
@@ -182,6 +190,15 @@ class State:
     def in_pool(self, pool: str) -> int:
         """Count what runs in a pool."""
         return sum(amount(self.facts, w, place) for w, place in self.held.values() if self.facts.pool(place) == pool)
+
+    def unplanned(self) -> State:
+        """Return the state without starts, moves and nominations: what held its devices before the plan, too."""
+        held = {}
+        for name, (w, placement) in self.held.items():
+            before = {(placed.node, placed.devices) for placed in w.placement}
+            if kept := tuple(placed for placed in placement if (placed.node, placed.devices) in before):
+                held[name] = w, kept
+        return State(self.facts, held)
 
     def rooms(self, without: Iterable[str] = ()) -> RemainingByNode:
         """Return what is left on the nodes."""

@@ -205,3 +205,22 @@ def in_two_pools(world: World, random: Random) -> World:
         name, priority = random.choice(list(world.profiles)), random.choice([0, 0, 1])
         world.submit(f"more{at}", random.choice("aab"), name, kind=kind, priority=priority, preemptible=preemptible)
     return world
+
+
+def with_foreign_pods(world: World, random: Random) -> World:
+    """Return a world on whose nodes foreign pods use CPU and memory: at times more than the workloads there leave.
+
+    Elastic gangs request neither: whether a gang that shrinks can restart on an overbooked node is left open.
+    """
+    limited, most = random.random() < 0.7, random.choice([0, 4096])
+    for name, node in world.nodes.items():
+        cpu = node.cpu or (6000 if limited else 0)
+        used = random.choice([0, 2000, 5000]) if cpu else 0
+        foreign_memory = random.choice([0, 1024, 3072]) if most else 0
+        world.nodes[name] = replace(node, cpu=cpu, memory=most, foreign_cpu=used, foreign_memory=foreign_memory)
+    for name, profile in world.profiles.items():
+        memory = random.choice([0, 1024]) if most else 0
+        cpu = profile.cpu or (random.choice([0, 1000, 2000]) if limited else 0)
+        elastic = (profile.min_workers or profile.workers) < profile.workers
+        world.profiles[name] = replace(profile, cpu=0 if elastic else cpu, memory=0 if elastic else memory)
+    return world

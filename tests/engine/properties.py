@@ -132,11 +132,12 @@ def nothing_is_exceeded(facts: Facts, plan: Plan, after: State) -> None:
     new = {s.id: s.placement for s in plan.start} | {w.id: w.nomination for w in plan.pending if w.nomination}
     touched = {placed.node for placement in new.values() for placed in placement}
     for state in (now, after):
+        before = state.unplanned().rooms()  # foreign pods may have overbooked a node
         for name, room in state.rooms().items():
             if name in touched:
                 assert min(room.devices, default=0) >= 0, f"I1: {name} {room}"
-                assert room.cpu >= 0, f"I1: CPU of {name}"
-                assert room.memory >= 0, f"I1: memory of {name}"
+                assert room.cpu >= min(0, before[name].cpu), f"I1: CPU of {name}"
+                assert room.memory >= min(0, before[name].memory), f"I1: memory of {name}"
     for name, placement in new.items():
         w, state = facts.live[name], now if name in now.held else after
         assert facts.least(w) <= len(placement) <= facts.profile(w).workers, "I1: gangs are all or nothing"
@@ -170,9 +171,12 @@ def no_victim_is_needless(facts: Facts, plan: Plan, after: State) -> None:
             continue
         for w in ours:
             del spared.held[w.id]
-        rooms = spared.rooms()
-        mine = [rooms[placed.node] for placed in victim.placement]
-        if any(min(room.devices, default=0) < 0 or room.cpu < 0 or room.memory < 0 for room in mine):
+        rooms, before = spared.rooms(), spared.unplanned().rooms()
+        mine = [(rooms[placed.node], before[placed.node]) for placed in victim.placement]
+        if any(
+            min(room.devices, default=0) < 0 or room.cpu < min(0, was.cpu) or room.memory < min(0, was.memory)
+            for room, was in mine
+        ):
             continue  # a start, or a job that moves, uses its devices
         assert not facts.all_fit(rooms, [(w, pool) for w in ours]), f"I4: {each} is needless in {plan}"
 

@@ -271,8 +271,8 @@ EDITS = (
     ),
     Edit(
         "rules/victims/sets.py",
-        "        if 0 < sum(many) <= extra:\n",
-        "        if False:\n",
+        "for _, gone in shrinks if gone)",
+        "for _, gone in shrinks if False)",
         "elastic gangs shrink before they are stopped",
     ),
     Edit(
@@ -320,7 +320,7 @@ EDITS = (
     ),
     Edit(
         "cycle/sparing.py",
-        "if _overbooked(victim):",
+        "if _overbooked(builder, victim):",
         "if False:",
         "no victim is spared whose CPU is promised to a nomination",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from engine.mixed_worlds import (
     keep_more_back,
     mixed_world,
     with_a_department,
+    with_foreign_pods,
     with_lost_nodes,
 )
 from engine.properties import check
@@ -126,6 +128,34 @@ def test_a_victim_is_spared_where_a_later_preemptor_leaves_its_devices_to_an_ear
     plan = check(contended_world(Random(9004177)), ENGINES[engine], Random(7))
     assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("w03", "new2")]
     assert sorted(waiting.id for waiting in plan.pending if waiting.nomination) == ["new1", "new2"]
+
+
+@pytest.mark.covers("F15")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("overbooked", ["cpu", "memory"])
+def test_a_victim_is_spared_on_a_node_that_foreign_pods_overbook(overbooked: str, engine: str) -> None:
+    """p1 alone evicts v; then p2 evicts h, which leaves room for both."""
+    world = World(consolidation=False).pool("p", nodes=2, gpus=8).team("a").team("b", 5)
+    world.profile("eight", 8).profile("uses", 1, **{overbooked: 4000}).profile("one", 1).profile("four", 4)
+    foreign = {overbooked: 8000, f"foreign_{overbooked}": 6000}
+    world.nodes["p-2"] = replace(world.nodes["p-2"], gpus=1, **foreign)  # type: ignore[arg-type]
+    world.run("h", "a", "eight", "p-1").run("v", "a", "uses", "p-2")
+    world.change("h", placement=(Placed(0, "p-1", tuple(range(8))),))
+    world.change("v", placement=(Placed(0, "p-2", (0,)),))
+    world.engine = ENGINES[engine]
+    world.submit("p1", "b", "one").submit("p2", "b", "four")
+    plan = check(world, ENGINES[engine], Random(7))
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("h", "p2")]
+    assert sorted(waiting.id for waiting in plan.pending if waiting.nomination) == ["p1", "p2"]
+
+
+@pytest.mark.covers(*ROWS)
+@pytest.mark.parametrize("part", range(2))
+def test_both_engines_keep_the_invariants_where_foreign_pods_overbook_nodes(part: int) -> None:
+    for seed in range(40 * part, 40 * part + 40):
+        world = with_foreign_pods(contended_world(Random(seed)), Random(seed + 3))
+        compare(world)
+        check(world, ENGINES["fast" if seed % 2 else "reference"], Random(7))
 
 
 @pytest.mark.covers("F15")

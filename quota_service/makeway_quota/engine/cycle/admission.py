@@ -63,9 +63,10 @@ def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
                 return False
     for part in parts:
         node, many = part.node, hosted[part.node.node.name]
-        if min(node.cpu_open, node.cpu_future) < many * queue.need.cpu:
+        cpu, memory = many * queue.need.cpu, many * queue.need.memory
+        if cpu and min(node.cpu_open, node.cpu_future) < cpu:
             return False
-        if min(node.memory_open, node.memory_future) < many * queue.need.memory:
+        if memory and min(node.memory_open, node.memory_future) < memory:
             return False
     return True
 

@@ -6,15 +6,16 @@ is spared if every nomination that this plan made in its pool still has a place 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation, Part, placement_of
+from ..index.nodes import Allocation, NodeState, Part, placement_of
 from ..index.nominations import fits_later
 from ..index.queues import Queue
 from ..placement.fit import allowed, find, static_quota
 from ..plan_builder import PlanBuilder
+from ..request import Need
 from ..rules.victims.preemptor import order_of
 from ..snapshot import Workload
 
@@ -125,7 +126,7 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     nodes = {part.node.position for part in victim.parts}
     near = _Places(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
     near.off()
-    if _overbooked(victim):
+    if _overbooked(builder, victim):
         near.back()
         return False
     moved = []
@@ -150,12 +151,37 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
     return False
 
 
-def _overbooked(victim: Allocation) -> bool:
-    """Whether a start, a move or an older nomination uses the devices, CPU or memory of a victim that stays."""
-    return any(
-        part.node.cpu_future < 0 or part.node.memory_future < 0 or any(part.node.future[at] < 0 for at in part.devices)
-        for part in victim.parts
-    )
+def _overbooked(builder: PlanBuilder, victim: Allocation) -> bool:
+    """Whether a start, a move, a hold or an older nomination uses the devices, CPU or memory of a victim that stays.
+
+    A node can be overbooked without any of these: by foreign pods.
+    """
+    for part in victim.parts:
+        node, future = part.node, part.node.future
+        lacks_cpu, lacks_memory = node.cpu_future < 0, node.memory_future < 0
+        devices = {at for at in part.devices if future[at] < 0}
+        if not (lacks_cpu or lacks_memory or devices):
+            continue
+        for other, need in _planned_on(builder, node):
+            if (lacks_cpu and need.cpu) or (lacks_memory and need.memory) or not devices.isdisjoint(other.devices):
+                return True
+    return False
+
+
+def _planned_on(builder: PlanBuilder, node: NodeState) -> Iterator[tuple[Part, Need]]:
+    """Iterate over the parts of starts, nominations and holds on a node, without those that a gang keeps."""
+    cluster = builder.cluster
+    for allocation in node.allocations.values():
+        if allocation.fresh:
+            yield from ((part, allocation.need) for part in allocation.parts if part.node is node)
+    for allocation in cluster.nominations.values():
+        held = cluster.allocations.get(allocation.workload.id)
+        kept = {part.devices for part in held.parts if part.node is node} if held else set()
+        for part in allocation.parts:
+            if part.node is node and part.devices not in kept:
+                yield part, allocation.need
+    for hold in builder.holds.values():
+        yield from ((part, need) for part, need in hold.parts if part.node is node)
 
 
 def _exceeds(cluster: Cluster, victim: Allocation) -> bool:

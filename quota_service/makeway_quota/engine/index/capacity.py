@@ -135,7 +135,7 @@ def emptied(node: NodeState) -> NodeCapacity:
     devices = [0 if d in node.node.foreign_devices else GPU for d in devices_of(node.node)]
     cpu = node.node.cpu - node.node.foreign_cpu if node.node.cpu else UNLIMITED
     memory = node.node.memory - node.node.foreign_memory if node.node.memory else UNLIMITED
-    return NodeCapacity(devices, cpu if node.usable else -1, memory, node.node.model)
+    return NodeCapacity(devices, max(0, cpu) if node.usable else -1, max(0, memory), node.node.model)
 
 
 def capacity(node: NodeState, need: Need) -> int:

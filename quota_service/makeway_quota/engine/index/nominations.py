@@ -30,7 +30,9 @@ def fits_later(parts: Iterable[Part], need: Need) -> bool:
     for part in parts:
         node = part.node
         hosted[node.node.name] = count = hosted.get(node.node.name, 0) + 1
-        if node.cpu_future < count * need.cpu or node.memory_future < count * need.memory:
+        if (need.cpu and node.cpu_future < count * need.cpu) or (
+            need.memory and node.memory_future < count * need.memory
+        ):
             return False
         for at in part.devices:
             key = (node.node.name, at)

@@ -69,4 +69,4 @@ def _step(count: int) -> int:
 
 def _left(node: NodeState) -> NodeCapacity:
     cpu, memory = min(node.cpu_open, node.cpu_future), min(node.memory_open, node.memory_future)
-    return NodeCapacity(node.free, cpu if node.usable else -1, memory, node.node.model)
+    return NodeCapacity(node.free, max(0, cpu) if node.usable else -1, max(0, memory), node.node.model)

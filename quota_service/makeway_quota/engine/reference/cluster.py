@@ -287,7 +287,8 @@ class Cluster:
                 for at in part.devices if part.node == name else ():
                     devices[at] -= part.milli
             taken = {at for part in parts if part.node == name for at in part.devices}
-            if any(devices[at] < 0 for at in taken) or here.cpu < many * need.cpu or here.memory < many * need.memory:
+            cpu, memory = many * need.cpu, many * need.memory
+            if any(devices[at] < 0 for at in taken) or (cpu and here.cpu < cpu) or (memory and here.memory < memory):
                 return False
         return True
 

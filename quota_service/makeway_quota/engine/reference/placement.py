@@ -85,7 +85,8 @@ def _packed(cluster: Cluster, ground: Ground, need: Need, mix: dict[Shape, int])
     packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
     for at, name in enumerate(nodes):
         left, node = cluster.free(name), cluster.nodes[name]
-        packing.see(at, NodeCapacity(left.devices, left.cpu if cluster.usable(name) else -1, left.memory, node.model))
+        cpu = max(0, left.cpu) if cluster.usable(name) else -1
+        packing.see(at, NodeCapacity(left.devices, cpu, max(0, left.memory), node.model))
     best = packing.best(need.shape)
     if best is None:
         return ()
@@ -99,7 +100,7 @@ def _empty(cluster: Cluster, node: Node) -> NodeCapacity:
     devices = [0 if d in node.foreign_devices else GPU for d in devices_of(node)]
     cpu = node.cpu - node.foreign_cpu if node.cpu else UNLIMITED
     memory = node.memory - node.foreign_memory if node.memory else UNLIMITED
-    return NodeCapacity(devices, cpu if cluster.usable(node.name) else -1, memory, node.model)
+    return NodeCapacity(devices, max(0, cpu) if cluster.usable(node.name) else -1, max(0, memory), node.model)
 
 
 def _mix(cluster: Cluster, pool: str) -> dict[Shape, int]:

@@ -94,15 +94,33 @@ def _new(cluster: Cluster, name: str, pool: str) -> bool:
 
 
 def _overbooked(cluster: Cluster, names: Sequence[str], victim: Allocation) -> bool:
-    """Whether a victim that stays is in the way of more than these nominations: of a start, or of a job that moves."""
+    """Whether a victim that stays is in the way of more than these nominations: of a start, a job that moves or a hold.
+
+    What foreign pods overbook without any of these is no obstacle.
+    """
     trial = cluster.copy()
     for name in names:
         del trial.nominations[name]
+    unplanned = _without_decisions(trial)
     for part in victim.parts:
-        left = trial.future(part.node)
-        if left.cpu < 0 or left.memory < 0 or any(left.devices[at] < 0 for at in part.devices):
+        left, before = trial.future(part.node), unplanned.future(part.node)
+        devices = any(left.devices[at] < min(0, before.devices[at]) for at in part.devices)
+        if devices or left.cpu < min(0, before.cpu) or left.memory < min(0, before.memory):
             return True
     return False
+
+
+def _without_decisions(cluster: Cluster) -> Cluster:
+    """Return the cluster without starts, holds and nominations, except for the workers that a gang keeps."""
+    trial = cluster.copy()
+    trial.blocked, trial.nominations = (), {}
+    for name, old in cluster.nominations.items():
+        places = {(p.node, p.devices) for p in cluster.running[name].parts} if name in cluster.running else set()
+        kept = [part for part in old.parts if (part.node, part.devices) in places]
+        if kept:
+            trial.nominate(old.workload, kept)
+    trial.running = {name: allocation for name, allocation in trial.running.items() if not allocation.fresh}
+    return trial
 
 
 def _replace(cluster: Cluster, names: Sequence[str], keep: bool) -> Cluster | None:

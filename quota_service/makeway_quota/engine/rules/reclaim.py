@@ -251,14 +251,35 @@ def _single(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial
 
 
 def _least_way(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -> Victims:
-    """Return the best minimal legal set among the ways of one candidate; empty if there is none."""
-    few = combinations_of([allocation], None) <= MOST_SETS
-    every = ways(allocation, list({p.node.position: p.node for p in allocation.parts}.values())) if few else []
-    shrinks = [way for way in every if way[0].kind == SHRINK]
+    """Return the best minimal legal set among the ways of one candidate, all of which is enough; empty if none is."""
+    shrinks = _shrinks_that_may_do(preemptor, allocation, trial)
     trial.become()  # what is legal depends on the usage before any eviction
     legal = [way for way in (*shrinks, (whole(allocation),)) if in_legal_order(preemptor, way)]
+    known: dict[frozenset[tuple[str, int]], bool] = {}
+
+    def fits(victims: Victims) -> bool:
+        leaving = _leaving(victims)
+        if leaving not in known:
+            known[leaving] = trial.fits_without(victims)
+        return known[leaving]
+
     for way in sorted(legal, key=partial(key, preemptor)):
         fewer = one_less(way) if way[0].kind == SHRINK else shrinks
-        if trial.fits_without(way) and not any(map(trial.fits_without, fewer)):
+        if fits(way) and not any(map(fits, fewer)):
             return way
     return ()
+
+
+def _shrinks_that_may_do(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -> list[Victims]:
+    """Return the ways in which a gang shrinks; none if those that leave only its least workers are not enough."""
+    if combinations_of([allocation], None) > MOST_SETS:
+        return []
+    nodes = list({part.node.position: part.node for part in allocation.parts}.values())
+    shrinks = [way for way in ways(allocation, nodes) if way[0].kind == SHRINK]
+    if not shrinks or preemptor.may_tighten():
+        return shrinks
+    fullest = [way for way in shrinks if len(way[0].kept) == allocation.need.least]
+    trial.become(fullest[0])
+    if not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True):
+        return []  # limits and capacity count GPUs, and no way gives up more
+    return shrinks if any(map(trial.fits_without, fullest)) else []

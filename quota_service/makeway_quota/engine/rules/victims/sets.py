@@ -6,9 +6,9 @@ only the preemptor's count of what is gone is changed and restored.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
-from math import prod
+from itertools import accumulate, product
 from typing import NamedTuple
 
 from ...index.nodes import Allocation, NodeState, Part
@@ -69,47 +69,77 @@ def whole(allocation: Allocation) -> Victim:
 
 
 def ways(allocation: Allocation, nodes: Sequence[NodeState]) -> Ways:
-    """Return the ways in which a candidate makes room on these nodes: some of its extra workers, or all workers."""
-    extra = extra_workers(allocation)
+    """Return the ways in which a candidate makes room on these nodes: some of its extra workers, or all workers.
+
+    Called where `combinations_of` is small: no way is tried that leaves too few workers.
+    """
     found: Ways = [(whole(allocation),)]
-    if not extra:
+    if not extra_workers(allocation):
         return found
-    last_first = [_last_first(allocation, node) for node in nodes]
-    for many in product(*(range(len(parts) + 1) for parts in last_first)):
-        if 0 < sum(many) <= extra:
-            gone = tuple(part for parts, count in zip(last_first, many, strict=True) for part in parts[:count])
-            victim = Victim(allocation, SHRINK, gone)
-            if victim.kept:
-                found.append((victim,))
-    return found
+    shrinks: list[tuple[int, tuple[Part, ...]]] = [(_spare_workers(allocation), ())]
+    if shrinks[0][0] < 0:
+        return found
+    for node in nodes:
+        parts = _last_first([part for part in allocation.parts if part.node is node])
+        lost = _usable_among_first(allocation, parts)
+        shrinks = [
+            (left - lost[count], (*gone, *parts[:count]))
+            for left, gone in shrinks
+            for count in range(bisect_right(lost, left))
+        ]
+    return [*found, *((Victim(allocation, SHRINK, gone),) for _, gone in shrinks if gone)]
 
 
-def _last_first(allocation: Allocation, node: NodeState) -> list[Part]:
-    return sorted((part for part in allocation.parts if part.node is node), key=lambda part: -part.worker)
+def _last_first(parts: Iterable[Part]) -> list[Part]:
+    return sorted(parts, key=lambda part: -part.worker)
+
+
+def _spare_workers(allocation: Allocation) -> int:
+    """Return how many of the workers that may stay a gang can give up; negative if too few may stay."""
+    return sum(stays(allocation, part) for part in allocation.parts) - allocation.need.least
+
+
+def _usable_among_first(allocation: Allocation, parts: Iterable[Part]) -> list[int]:
+    """Return, for each number of these parts, how many of the first ones could have stayed: from 0 for none of them."""
+    return list(accumulate((stays(allocation, part) for part in parts), initial=0))
 
 
 def combinations_of(candidates: Iterable[Allocation], node: NodeState | None) -> int:
-    """Count the combinations of the ways of all candidates, on a node or (None) wherever they run."""
-    return prod(_many_ways(allocation, node) for allocation in candidates)
+    """Count the combinations of the ways of all candidates, on a node or (None) wherever they run.
+
+    The count is exact up to MOST_SETS; beyond, it is any larger number.
+    """
+    count = 1
+    for allocation in candidates:
+        count *= _many_ways(allocation, node)
+        if count > MOST_SETS:
+            break
+    return count
 
 
 def _many_ways(allocation: Allocation, node: NodeState | None) -> int:
-    extra = extra_workers(allocation)
-    if not extra:
+    """Count `ways`, and that the candidate stays; no way is listed."""
+    if not extra_workers(allocation):
         return 2
-    counts: dict[int, int] = {}
+    spare = _spare_workers(allocation)
+    if spare < 0:
+        return 2
+    by_node: dict[int, list[Part]] = {}
     for part in allocation.parts:
         if node is None or part.node is node:
-            counts[part.node.position] = counts.get(part.node.position, 0) + 1
-    intact = all(stays(allocation, part) for part in allocation.parts)
-    if len(counts) == 1 and intact:
-        return min(extra, *counts.values()) + 2
-    if prod(count + 1 for count in counts.values()) > MOST_SETS**2:
-        return MOST_SETS + 1
-    if not intact:  # the workers that stay may be too few to go on
-        nodes = {part.node.position: part.node for part in allocation.parts if node is None or part.node is node}
-        return 1 + len(ways(allocation, list(nodes.values())))
-    return 1 + sum(sum(many) <= extra for many in product(*(range(count + 1) for count in counts.values())))
+            by_node.setdefault(part.node.position, []).append(part)
+    many = [1]
+    """Number of usable workers given up so far, to the number of ways to do so."""
+    for parts in by_node.values():
+        lost = _usable_among_first(allocation, _last_first(parts))
+        longer = [0] * min(spare + 1, len(many) + lost[-1])
+        for before, known in enumerate(many):
+            for more in lost[: bisect_right(lost, spare - before)]:
+                longer[before + more] += known
+        many = longer
+        if sum(many) >= MOST_SETS:
+            break
+    return 1 + sum(many)
 
 
 # The order of sets
