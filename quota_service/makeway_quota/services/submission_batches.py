@@ -1,4 +1,4 @@
-"""Write submissions in batches: those that arrive while one transaction runs go together into the next."""
+"""Write submissions in batches: those that arrive within a few milliseconds of each other go into one transaction."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from ..store.store import Store
 MOST_AT_ONCE = 200
 """Submissions in one transaction, so that none waits long for it."""
 
+PACE = 0.008
+"""Seconds from the beginning of one transaction to the next, at least. One costs as much as a few submissions; a
+client that waits for each answer before it sends the next submission hardly notices."""
+
 Files = Sequence[tuple[str, bytes, bool]] | FilesOf
 
 
@@ -25,6 +29,7 @@ class SubmissionBatcher:
         self._thread: Executor = ThreadPoolExecutor(1, "submissions")
         self._waiting: list[tuple[Submission, asyncio.Future[Workload]]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._not_before = 0.0
 
     async def take(
         self,
@@ -45,12 +50,16 @@ class SubmissionBatcher:
         self._thread.shutdown(wait=False)
 
     async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
         while self._waiting:
+            if (pause := self._not_before - loop.time()) > 0:
+                await asyncio.sleep(pause)
+            self._not_before = loop.time() + PACE
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             add = partial(self._store.add_workloads, [submission for submission, _ in batch], now=self._clock())
             answers: list[Workload | Exception]
             try:
-                answers = [*await asyncio.get_running_loop().run_in_executor(self._thread, add)]
+                answers = [*await loop.run_in_executor(self._thread, add)]
             except Exception as error:
                 answers = [error] * len(batch)
             for (_, future), answer in zip(batch, answers, strict=True):

@@ -1,0 +1,48 @@
+"""Submissions that come together are written together, one transaction every few milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from makeway_quota.services import submission_batches
+from makeway_quota.services.submission_batches import SubmissionBatcher
+
+
+class FakeStore:
+    """Answers every submission with itself, and records when each transaction began and what was in it."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[float, list[Any]]] = []
+
+    def add_workloads(self, submissions: Sequence[Any], *, now: float) -> list[Any]:
+        """Take a batch."""
+        self.written.append((time.monotonic(), [each.new for each in submissions]))
+        return [ValueError(each.new) if each.new == "bad" else each.new for each in submissions]
+
+
+async def test_submissions_of_one_moment_share_a_transaction() -> None:
+    store = FakeStore()
+    batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
+    taken = [batcher.take(name) for name in ("a", "bad", "b")]  # type: ignore[arg-type]
+    answers = await asyncio.gather(*taken, return_exceptions=True)
+    batcher.close()
+    assert [names for _, names in store.written] == [["a", "bad", "b"]]
+    assert [answers[0], answers[2]] == ["a", "b"]
+    assert isinstance(answers[1], ValueError), "one that is refused hinders no other"
+
+
+async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission_batches, "PACE", 0.5)
+    store = FakeStore()
+    batcher = SubmissionBatcher(store, time.time)  # type: ignore[arg-type]
+    begin = time.monotonic()
+    await batcher.take("a")  # type: ignore[arg-type]
+    await asyncio.gather(batcher.take("b"), batcher.take("c"))  # type: ignore[arg-type]
+    batcher.close()
+    (_, first), (at, second) = store.written
+    assert (first, second) == (["a"], ["b", "c"])
+    assert at - begin > 0.4
