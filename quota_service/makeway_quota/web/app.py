@@ -14,7 +14,7 @@ from .headers import Headers
 from .hold_reads import HoldReads
 from .limits import Limits
 from .openapi import describe
-from .route_table import RouteTable
+from .route_table import DirectRoutes, RouteTable
 from .settings import WebSettings
 from .stream import Streams
 
@@ -48,8 +48,10 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     app.include_router(probes.router(settings))
     pages.install(app, settings)
     assets.mount(app, settings)
-    app.router.routes.insert(0, _route_table(settings))
+    table = _route_table(settings)
+    app.router.routes.insert(0, table)
     problems.install(app, _is_page(settings), pages.error_page)
+    app.add_middleware(DirectRoutes, table=table)
     app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
     app.add_middleware(Headers, settings=settings)
     app.add_middleware(HoldReads, settings=settings, services=services)

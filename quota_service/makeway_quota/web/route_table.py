@@ -3,18 +3,21 @@
 FastAPI compares a request with the pattern of each route in turn, once for every router that one is included in. The
 table stands before them and knows the same routes by the segments of their paths. What it does not know (another
 method, a path that does not exist, static files) goes on to FastAPI, which also writes the OpenAPI document.
+Endpoints with a direct call are called before FastAPI's own middlewares, which would do nothing for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fastapi import Request
+from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute, APIRouter
+from makeway_api.errors import MakewayError
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .direct_calls import DirectCall, direct_call
 
@@ -86,12 +89,39 @@ class RouteTable(BaseRoute):
         }
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the route that `matches` found: its endpoint directly, or by FastAPI."""
+        """Call the route that `matches` found, by FastAPI."""
         route: APIRoute = scope[ROUTE]
         scope["route"] = route
-        call: DirectCall | None = scope[DIRECT]
-        response = None if call is None else await call.answer(Request(scope, receive))
-        await (response or route.app)(scope, receive, send)
+        await route.app(scope, receive, send)
+
+
+class DirectRoutes:
+    """ASGI middleware: answers by the direct call of a route, where it has one and the request fits."""
+
+    def __init__(self, app: ASGIApp, table: RouteTable) -> None:
+        self.app = app
+        self._table = table
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = None
+        _, found = self._table.matches(scope)
+        call: DirectCall | None = found.get(DIRECT)
+        if call is not None:
+            request = Request({**scope, **found}, receive)
+            try:
+                response = await call.answer(request)
+            except (MakewayError, HTTPException) as error:
+                response = await _refusal(request, error)
+        await (response or self.app)(scope, receive, send)
+
+
+async def _refusal(request: Request, error: Exception) -> Response:
+    """Return the answer that the app has for an error of an endpoint."""
+    app: FastAPI = request.app
+    handlers = app.exception_handlers
+    handler: Any = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+    response: Response = await handler(request, error)
+    return response
 
 
 def _find(place: _Segment, parts: list[str], at: int, method: str, values: list[str]) -> _Entry | None:
