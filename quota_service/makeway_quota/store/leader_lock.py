@@ -163,10 +163,14 @@ class PostgresLock:
             raise Deposed(term, newest.term if newest else 0, newest.holder if newest else "")
 
     def release(self, term: int | None) -> None:
-        """Close the connection, and with it the lock."""
-        if self._connection is not None and term is not None:
-            with suppress(DBAPIError), self._connection.begin():
-                self._connection.execute(update(terms).where(terms.c.term == term).values(at=0.0))
+        """Release the lock and close the connection; the server would release it only some time after the close."""
+        connection = self._connection
+        if connection is not None and term is not None:
+            with suppress(DBAPIError):
+                with connection.begin():
+                    connection.execute(update(terms).where(terms.c.term == term).values(at=0.0))
+                with connection.begin():
+                    connection.execute(text(f"SELECT pg_advisory_unlock({LEADER})"))
         self._close()
 
     def _lost(self, error: DBAPIError) -> StoreError:
