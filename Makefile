@@ -39,7 +39,7 @@ coverage: setup ## Check that the engine's own quick tests reach 98 % of its bra
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)
 	@.venv/bin/python -m coverage report --skip-covered --show-missing --fail-under=98
 
-invariants: setup ## Live through 3,000 random worlds × histories, fast engine and reference, on all processors (hours); HISTORIES=n
+invariants: setup ## Live through 3,000 random worlds × histories, fast engine and reference, on all processors (half an hour and more); HISTORIES=n
 	@HISTORIES=$(or $(HISTORIES),3000) $(PYTEST) -n logical --dist worksteal -q $(addprefix tests/engine/test_,$(RANDOM:=.py)) $(ARGS)
 
 mutations: setup ## Break the engine's rules one by one; each must be noticed by some test (minutes)

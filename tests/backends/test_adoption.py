@@ -1,4 +1,4 @@
-"""A service that comes back finds what runs, and never takes a outsider's process for its own."""
+"""A service that comes back finds what runs, and never takes an outsider's process for its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from makeway_quota.backends import processes
 from makeway_quota.backends.base import Phase
 from makeway_quota.backends.processes import Mark, Process, Stat, boot_id, sweep
 from workshop import Workshop, alive
@@ -23,7 +24,7 @@ def outsider() -> Iterator[int]:
     """A process that has nothing to do with us."""
     process = subprocess.Popen(["sleep", "600"])
     yield process.pid
-    assert process.poll() is None, "a outsider was killed"
+    assert process.poll() is None, "an outsider was killed"
     process.kill()
     process.wait()
 
@@ -116,6 +117,17 @@ def kill_a_service(root: Path, after: float) -> None:
     service.kill()
     service.wait()
     service.stdout.close()
+
+
+def test_a_process_of_another_job_that_ends_during_a_sweep_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = {"MAKEWAY_JOB_DIR": str(tmp_path / "j-1"), "MAKEWAY_ATTEMPT": "1"}
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, **mark}) as other:
+        monkeypatch.setattr(processes, "_owner", lambda pid: None)  # as of a process that is gone
+        assert processes.sweep({processes.Mark(str(tmp_path / "j-2"), 1): os.getuid()}) == set()
+        assert other.poll() is None
+        other.kill()
 
 
 async def test_a_launcher_that_dies_takes_its_job_with_it(shop: Workshop) -> None:

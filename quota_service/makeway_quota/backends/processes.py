@@ -143,7 +143,7 @@ def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
     found: dict[int, Mark] = {}
     for pid in stats:
         mark = Mark.of(pid)
-        if mark is not None and marks.get(mark) == _owner(pid):
+        if mark is not None and mark in marks and marks[mark] == _owner(pid):
             found[pid] = mark
     for pid in stats:
         line = [pid]
