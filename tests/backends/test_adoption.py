@@ -125,9 +125,11 @@ def test_a_process_of_another_job_that_ends_during_a_sweep_is_left_alone(
     mark = {"MAKEWAY_JOB_DIR": str(tmp_path / "j-1"), "MAKEWAY_ATTEMPT": "1"}
     with subprocess.Popen(["sleep", "60"], env={**os.environ, **mark}) as other:
         monkeypatch.setattr(processes, "_owner", lambda pid: None)  # as of a process that is gone
-        assert processes.sweep({processes.Mark(str(tmp_path / "j-2"), 1): os.getuid()}) == set()
-        assert other.poll() is None
-        other.kill()
+        try:
+            assert processes.sweep({processes.Mark(str(tmp_path / "j-2"), 1): os.getuid()}) == set()
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 async def test_a_launcher_that_dies_takes_its_job_with_it(shop: Workshop) -> None:
