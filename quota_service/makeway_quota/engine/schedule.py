@@ -6,6 +6,7 @@ Called by the service, the simulator and what-if questions. Pure: the same snaps
 from __future__ import annotations
 
 from .cycle.growth import grow
+from .cycle.preemptors import replace_preemptors
 from .cycle.reasons import explain, refuse
 from .cycle.rounds import MOST_ROUNDS, Rounds
 from .cycle.scaling import scale
@@ -35,6 +36,7 @@ def decide(cluster: Cluster, queues: PendingQueues, why: bool = True) -> Plan:
     rounds.run()
     _grow(cluster, builder, heads, rounds)
     _withdraw_needless(builder, rounds)
+    replace_preemptors(builder)
     builder.suspend_holds()
     refused = _refuse(cluster, builder, heads)
     if why:

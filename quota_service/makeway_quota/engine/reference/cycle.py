@@ -14,7 +14,7 @@ from .queues import Queue, QueueHeads, queues, waits_too_long
 from .quota import allowed, in_quota, over_limit, within_fair_share
 from .selection import select
 from .victims import Preemptor, Right
-from .withdrawal import withdraw_superfluous
+from .withdrawal import replace_preemptors, withdraw_superfluous
 
 MOST_ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
@@ -41,6 +41,7 @@ class Cycle:
             if not withdraw_superfluous(self.decisions, self.spared):
                 break
             self.rounds()
+        replace_preemptors(self.decisions)
         self.suspend_holds()
 
     def rounds(self) -> None:

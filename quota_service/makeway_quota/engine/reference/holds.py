@@ -11,7 +11,7 @@ from ..index.nodes import UNLIMITED, hosts
 from ..request import Need
 from ..snapshot import GPU, Workload
 from .cluster import Allocation, Blocked, Cluster, Left
-from .queues import Queue, full_rank, waits_too_long
+from .queues import Queue, age, full_rank, waits_too_long
 from .quota import (
     PolicyLine,
     counts,
@@ -114,7 +114,11 @@ def _part(need: int, free: int, spare: int) -> int:
 
 
 def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
-    """Return the workloads that waited too long, the oldest first; `Lowest` takes what is left, however late."""
+    """Return the workloads that waited too long, the oldest first; of those that are alike, one for each owner.
+
+    `Lowest` takes what is left, however late. A workload that lost its nomination in this plan still has a queue of its
+    own, and counts with those that it will share a queue with in the next plan.
+    """
     found = [
         (queue, head)
         for queue in waiting
@@ -122,7 +126,11 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
         for head in queue.heads()
         if waits_too_long(cluster, head) and head.id not in cluster.nominations
     ]
-    return sorted(found, key=lambda each: (each[1].submitted_at, each[1].id))
+    oldest: dict[tuple[object, ...], tuple[Queue, Workload]] = {}
+    for queue, head in sorted(found, key=lambda each: age(each[1])):
+        alike = queue.policy, queue.profile.name, queue.need, queue.guaranteed, queue.kind, queue.priority
+        oldest.setdefault((*alike, queue.patient, cluster.time_limit(head), head.owner), (queue, head))
+    return list(oldest.values())
 
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:

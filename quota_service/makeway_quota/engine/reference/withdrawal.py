@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .cluster import Allocation, Cluster, Part
 from .decisions import Decisions, Eviction
 from .placement import find, renumbered
+from .queues import age
 from .quota import allowed, counts, covering, over_capacity, static_quota
 from .victims import Preemptor, order
 
@@ -34,6 +36,31 @@ def withdraw_superfluous(decisions: Decisions, spared: set[str]) -> bool:
             if _spare(decisions, victim, renumbered(kept)):
                 spared.add(victim.id)
     return len(spared) > before
+
+
+def replace_preemptors(decisions: Decisions) -> None:
+    """Record the workload that got a victim's devices as its preemptor, where its own preemptor does not start."""
+    cluster = decisions.cluster
+    heirs = [cluster.nominations[name] for name in decisions.nominated]
+    heirs += [cluster.running[name] for name in decisions.started]
+    served = {heir.id for heir in heirs}
+    for name, each in decisions.evicted.items():
+        if each.preemptor not in served:
+            victim = cluster.running[name]
+            heir = min(heirs, key=lambda heir: _distance(victim, heir))
+            decisions.evicted[name] = replace(each, preemptor=heir.id)
+
+
+def _distance(victim: Allocation, heir: Allocation) -> tuple[object, ...]:
+    """Return the order of those that may have got a victim's devices; the age decides where several did."""
+    elsewhere = heir.pool != victim.pool
+    other_nodes = {part.node for part in heir.parts}.isdisjoint(part.node for part in victim.parts)
+    other_devices = _devices(heir).isdisjoint(_devices(victim))
+    return elsewhere, other_devices, other_nodes, *age(heir.workload)
+
+
+def _devices(allocation: Allocation) -> set[tuple[str, int]]:
+    return {(part.node, device) for part in allocation.parts for device in part.devices}
 
 
 def _bystander(cluster: Cluster, victim: Allocation) -> Preemptor:

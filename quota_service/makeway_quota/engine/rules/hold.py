@@ -6,7 +6,7 @@ first, on its limits, and on the pool's capacity. Work in quota is not affected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -154,19 +154,27 @@ def _part(need: int, free: int, spare: int) -> int:
 
 
 def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Workload]]:
-    """Return the workloads that waited too long, the oldest first.
+    """Return the workloads that waited too long, the oldest first; of those that are alike, one for each owner.
 
-    Work of the weight `Lowest` never holds GPUs, however long it waits.
+    Work of the weight `Lowest` never holds GPUs, however long it waits. A workload that lost its nomination in this
+    plan still has a queue of its own, and counts with those that it will share a queue with in the next plan.
     """
-    found = [
-        (queue, line[0])
-        for queue in queues
-        if queue.total and not queue.session and queue.account.policy.weight != "Lowest"
-        for line in queue.lines.values()
-        if line and cluster.waits_too_long(line[0]) and line[0].id not in cluster.nominations
-    ]
-    found.sort(key=lambda each: (each[1].submitted_at, each[1].id))
-    return found
+    found: dict[Hashable, tuple[Queue, Workload]] = {}
+    for queue in queues:
+        if not queue.total or queue.session or queue.account.policy.weight == "Lowest":
+            continue
+        for head in queue.heads():
+            if not cluster.waits_too_long(head) or head.id in cluster.nominations:
+                continue
+            limit = cluster.time_limit(head)
+            alike = queue.reason_class, queue.profile.name, queue.priority, limit, head.owner
+            if alike not in found or _age(head) < _age(found[alike][1]):
+                found[alike] = queue, head
+    return sorted(found.values(), key=lambda each: _age(each[1]))
+
+
+def _age(workload: Workload) -> tuple[float, str]:
+    return workload.submitted_at, workload.id
 
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
