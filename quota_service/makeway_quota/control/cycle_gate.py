@@ -74,7 +74,7 @@ class CycleGate:
         while self._waiting and self._open.is_set():
             waiter = self._waiting.popleft()
             if not waiter.done():
-                _resolve(waiter)
+                waiter.set_result(None)
                 break
         if self._waiting and self._open.is_set():
             asyncio.get_running_loop().call_soon(self._release)

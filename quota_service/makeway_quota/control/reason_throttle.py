@@ -94,8 +94,8 @@ class ReasonThrottle:
         self._groups: dict[int, _Group] = {}
         self._earned = 2 * pace
         """Rows that may be written, with what a cycle saves for a batch"""
-        self._left = self._may_write = 0.0
-        """Rows that this cycle may still write, and might write at its beginning"""
+        self._writing = False
+        """Whether this cycle writes a batch; others save for the next one."""
         self._at = clock()
         self._last = 0
 
@@ -119,16 +119,19 @@ class ReasonThrottle:
             self.behind |= behind
         elif isinstance(pending, Pending):
             found += self._of_groups(pending, rows, names)
-        if self._left < self._may_write:
-            self._earned = self._left
         return found
 
     def _earn(self) -> None:
         now = self._clock()
         self._earned = min(2 * self.pace, self._earned + (now - self._at) * self.pace)
-        self._left = self._may_write = self._earned if self._earned >= self.pace * CATCH_UP else 0.0
+        self._writing = self._earned >= self.pace * CATCH_UP
         self._at = now
         self.behind = False
+
+    @property
+    def _left(self) -> float:
+        """Return the rows that this cycle may still write."""
+        return self._earned if self._writing else 0.0
 
     # Workloads with a reason of their own
 
@@ -144,7 +147,7 @@ class ReasonThrottle:
             elif not may_wait(row, waiting):
                 found.append(waiting)
             elif self._left >= 1:
-                self._left -= 1
+                self._earned -= 1
                 found.append(waiting)
             else:
                 self.behind = True
@@ -190,15 +193,12 @@ class ReasonThrottle:
                 if waiting.id in chosen:
                     group.wrote = True
                 elif not is_stored(rows[waiting.id], waiting, names):
-                    self._left -= 1
+                    self._earned -= 1
                     group.wrote = True
                     yield waiting
                 group.at += 1
                 if group.at == len(group.members) and group.wrote:
-                    group.at, group.wrote = (
-                        0,
-                        False,
-                    )  # compare again: the row may have changed in between
+                    group.at, group.wrote = 0, False  # compare again: the row may have changed in between
                     self.behind = True
                     break
 

@@ -23,11 +23,9 @@ from .direct_calls import DirectCall, direct_call
 
 ROUTE = "makeway.route"
 """Key of the route in the scope of a request, from the match to the call"""
-DIRECT = "makeway.direct_call"
-"""Key of its direct call, or of None"""
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """A route, the names of the parameters in its path in order, and how to call its endpoint without FastAPI."""
 
     route: APIRoute
@@ -41,7 +39,7 @@ class _Segment:
 
     named: dict[str, _Segment] = field(default_factory=dict)
     any: _Segment | None = None
-    routes: dict[str, _Entry] = field(default_factory=dict)
+    routes: dict[str, Entry] = field(default_factory=dict)
     """by method"""
 
 
@@ -68,25 +66,25 @@ class RouteTable(BaseRoute):
                 return
             else:
                 place = place.named.setdefault(part, _Segment())
-        entry = _Entry(route, tuple(names), direct_call(route))
+        entry = Entry(route, tuple(names), direct_call(route))
         for method in route.methods or ():
             place.routes.setdefault(method, entry)
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return a full match, or none: whether a path has another method is for FastAPI to answer."""
+    def find(self, scope: Scope) -> tuple[Entry, dict[str, str]] | None:
+        """Return the entry of a request and the parameters in its path; None if the table has no such route."""
         if scope["type"] != "http" or scope.get("root_path"):
-            return Match.NONE, {}
+            return None
         values: list[str] = []
         found = _find(self._root, scope["path"].split("/"), 1, scope["method"], values)
+        return None if found is None else (found, dict(zip(found.names, values, strict=True)))
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return a full match, or none: whether a path has another method is for FastAPI to answer."""
+        found = self.find(scope)
         if found is None:
             return Match.NONE, {}
-        parameters = dict(zip(found.names, values, strict=True))
-        return Match.FULL, {
-            "endpoint": found.route.endpoint,
-            "path_params": parameters,
-            ROUTE: found.route,
-            DIRECT: found.direct,
-        }
+        entry, parameters = found
+        return Match.FULL, {"endpoint": entry.route.endpoint, "path_params": parameters, ROUTE: entry.route}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the route that `matches` found, by FastAPI."""
@@ -104,10 +102,9 @@ class DirectRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
-        _, found = self._table.matches(scope)
-        call: DirectCall | None = found.get(DIRECT)
-        if call is not None:
-            request = Request({**scope, **found}, receive)
+        found = self._table.find(scope)
+        if found is not None and (call := found[0].direct) is not None:
+            request = Request({**scope, "endpoint": call.endpoint, "path_params": found[1]}, receive)
             try:
                 response = await call.answer(request)
             except (MakewayError, HTTPException) as error:
@@ -124,7 +121,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
     return response
 
 
-def _find(place: _Segment, parts: list[str], at: int, method: str, values: list[str]) -> _Entry | None:
+def _find(place: _Segment, parts: list[str], at: int, method: str, values: list[str]) -> Entry | None:
     """Return the route of a path from its segment `at` on; `values` are those of its parameters."""
     if at == len(parts):
         return place.routes.get(method)

@@ -174,6 +174,11 @@ class Allocation:
         return self.need.gpus > 0 and not all(placed.devices for placed in self.workload.placement)
 
 
+def nodes_of(parts: Iterable[Part]) -> list[NodeState]:
+    """Return the nodes of some parts, each once."""
+    return list({part.node.position: part.node for part in parts}.values())
+
+
 class PoolPacking(Protocol):
     """The packing of a pool (placement/pack_index.py), as the changes of nodes reach it."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ..index.nodes import Allocation, NodeState, Part
+from ..index.nodes import Allocation, NodeState, Part, nodes_of
 from ..placement.fit import allowed, enough
 from .victims.node_by_node import node_by_node
 from .victims.on_node import NodeVictims, NodeVictimsInQuotas, room_on
@@ -212,7 +212,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
 def _all_sets(preemptor: Preemptor, candidates: list[Allocation]) -> list[Victims]:
     """Return all minimal legal sets, the best first."""
     trial = PoolTrial(preemptor)
-    units = [ways(a, list({part.node.position: part.node for part in a.parts}.values())) for a in candidates]
+    units = [ways(a, nodes_of(a.parts)) for a in candidates]
     sets = all_minimal_sets if preemptor.may_tighten() else minimal_sets
     found = list(sets(units, trial.fits_without))
     trial.become()
@@ -274,7 +274,7 @@ def _shrinks_that_may_do(preemptor: Preemptor, allocation: Allocation, trial: Po
     """Return the ways in which a gang shrinks; none if those that leave only its least workers are not enough."""
     if combinations_of([allocation], None) > MOST_SETS:
         return []
-    nodes = list({part.node.position: part.node for part in allocation.parts}.values())
+    nodes = nodes_of(allocation.parts)
     shrinks = [way for way in ways(allocation, nodes) if way[0].kind == SHRINK]
     if not shrinks or preemptor.may_tighten():
         return shrinks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...index.nodes import NodeState, Part, hosts
+from ...index.nodes import NodeState, Part, hosts, nodes_of
 from ...placement.fit import allowed, find
 from ...request import Need
 from ...snapshot import GPU
@@ -80,7 +80,7 @@ class PoolTrial:
         self._change(victim, self.gone.pop(victim.allocation.workload.id), None)
 
     def _change(self, victim: Victim, old: Victim | None, new: Victim | None) -> None:
-        nodes = {part.node.position: part.node for part in victim.allocation.parts}.values()
+        nodes = nodes_of(victim.allocation.parts)
         self.workers -= sum(map(self._hosted, nodes))
         if old is not None:
             restore(self.preemptor, old)
@@ -98,7 +98,7 @@ class PoolTrial:
     def surely_needs(self, victim: Victim) -> bool:
         """Whether the nodes have too little room with a victim kept; False is not certain."""
         need, rest = self.preemptor.need, self.workers
-        for node in {part.node.position: part.node for part in victim.gone}.values():
+        for node in nodes_of(victim.gone):
             have = self._hosted(node)
             if have:
                 rest -= have - min(need.least, _hosted_beside(node, need, victim))
