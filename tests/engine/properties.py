@@ -28,6 +28,7 @@ def check(world: World, engine: Engine, shuffle: Random) -> Plan:
     facts = Facts(before)
     every_workload_is_in_one_place(facts, plan)
     every_wait_has_a_code(plan)
+    every_start_over_quota_may_borrow(facts, plan)
     victims_are_legal(facts, plan)
     the_order_of_the_input_does_not_matter(before, plan, engine, shuffle)
     after = future(before, plan)
@@ -55,6 +56,11 @@ def every_wait_has_a_code(plan: Plan) -> None:
         assert waiting.rule, "I9"
         assert (waiting.code == "reclaiming") == bool(waiting.nomination), f"I9: {waiting}"
         assert waiting.code != "reclaiming" or waiting.not_before is not None, "I9"
+
+
+def every_start_over_quota_may_borrow(facts: Facts, plan: Plan) -> None:
+    for start in plan.start:
+        assert start.in_quota or _may_borrow(facts, facts.live[start.id]), f"I1: {start} is over quota"
 
 
 def victims_are_legal(facts: Facts, plan: Plan) -> None:
@@ -300,9 +306,12 @@ def _both(now: State, after: State) -> dict[str, object]:
 
 
 def _may_run(facts: Facts, plan: Plan, after: State, w: Workload, pool: str) -> bool:
-    if not facts.request(w) or (facts.policies[w.policy].weight != "None" and not w.non_preemptible):
-        return True
-    return in_quota(facts, plan, after, w, pool)
+    return _may_borrow(facts, w) or in_quota(facts, plan, after, w, pool)
+
+
+def _may_borrow(facts: Facts, w: Workload) -> bool:
+    """Whether a workload may run over quota (rule 3); without GPUs any may."""
+    return not facts.request(w) or (facts.policies[w.policy].weight != "None" and not w.non_preemptible)
 
 
 __all__ = ["GPU", "check"]

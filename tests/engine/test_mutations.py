@@ -216,6 +216,12 @@ EDITS = (
         "an eviction that became superfluous is withdrawn",
     ),
     Edit(
+        "cycle/admission.py",
+        "if (in_quota or queue.borrows) and",
+        "if (in_quota or not queue.non_preemptible) and",
+        "work that never borrows starts in quota after an eviction, too",
+    ),
+    Edit(
         "rules/reclaim.py",
         "if not returns or not any_returns(",
         "if True or not any_returns(",

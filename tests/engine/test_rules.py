@@ -53,6 +53,21 @@ def test_a_start_over_quota_uses_idle_gpus_until_it_is_reclaimed_with_its_team(e
 
 @pytest.mark.covers("F32")
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_job_that_never_borrows_waits_for_its_victim_where_another_pool_has_room_only_over_quota(engine: str) -> None:
+    world = World().pool("p", gpus=2).pool("q", gpus=2).team("a", 2, pools=("q",), weight="None").team("b")
+    world.profile("one", 1, pools=("p", "q")).jobs("b1 b2 b3 b4", "b", "one").reconcile()
+    victim = next(name for name in ("b1", "b2", "b3", "b4") if world.workloads[name].placement[0].node == "p-1")
+    world.end(victim).submit("a1", "a", "one")
+    world.engine = ENGINES[engine]
+    plan = world.step()
+    assert not plan.start, "p has a free GPU, but team a reserves none there"
+    assert [eviction.preemptor for eviction in plan.evict] == ["a1"]
+    assert world.workloads["a1"].nomination[0].node == "q-1"
+    assert "a1" in {start.id for start in world.release().step().start if start.in_quota}
+
+
+@pytest.mark.covers("F32")
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("department", "started"), [(4, 4), (6, 2)])
 def test_a_department_and_its_teams_keep_the_larger_of_both_free(engine: str, department: int, started: int) -> None:
     world = World().pool("p", gpus=8).team("top", reserved=department, lend=0)

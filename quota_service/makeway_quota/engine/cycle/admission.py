@@ -180,7 +180,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
-        if (in_quota or not queue.non_preemptible) and try_start(builder, queue, workload, pool, parts, in_quota):
+        if (in_quota or queue.borrows) and try_start(builder, queue, workload, pool, parts, in_quota):
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)

@@ -279,7 +279,7 @@ class Cycle:
         parts = self.decisions.evict(workload, right, choice)
         for each in queue.pools:
             quota = not over and self.in_quota(queue, each)
-            if (quota or not queue.guaranteed) and self.start(queue, workload, each, parts, quota):
+            if (quota or queue.may_borrow) and self.start(queue, workload, each, parts, quota):
                 return True
         self.decisions.nominate(queue, workload, parts)
         return True
