@@ -216,6 +216,12 @@ EDITS = (
         "an eviction that became superfluous is withdrawn",
     ),
     Edit(
+        "cycle/sparing.py",
+        "if each not in spared]",
+        "if each[0] not in {name for name, _, _ in spared}]",
+        "a victim is spared from each eviction that became superfluous",
+    ),
+    Edit(
         "cycle/admission.py",
         "if (in_quota or queue.borrows) and",
         "if (in_quota or not queue.non_preemptible) and",

@@ -160,6 +160,22 @@ def test_both_engines_keep_the_invariants_where_foreign_pods_overbook_nodes(part
 
 @pytest.mark.covers("F15")
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_victim_that_was_spared_is_spared_again_from_a_later_eviction(engine: str) -> None:
+    """y's victim leaves room for x, so that v is spared; b1 evicts v, and then b2's victim leaves room for b1."""
+    world = World(consolidation=False).pool("p", gpus=8).team("a", 3).team("b")
+    world.profile("one", 1).profile("two", 2).profile("three", 3)
+    for name, profile, devices in (("v", "two", (0, 1)), ("w1", "three", (2, 3, 4)), ("w2", "three", (5, 6, 7))):
+        world.run(name, "b", profile, "p-1")
+        world.change(name, placement=(Placed(0, "p-1", devices),))
+    world.submit("x", "a", "one", priority=1).submit("y", "a", "two")
+    world.submit("b1", "b", "one", priority=1, owner="ana").submit("b2", "b", "two", priority=1, owner="bob")
+    plan = check(world, ENGINES[engine], Random(7))
+    assert {eviction.id for eviction in plan.evict} == {"w1", "w2"}
+    assert sorted(waiting.id for waiting in plan.pending if waiting.nomination) == ["b1", "b2", "x", "y"]
+
+
+@pytest.mark.covers("F15")
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_victim_is_not_spared_where_its_cpu_is_promised_to_the_start_that_needed_it(engine: str) -> None:
     """Team a's start fits beside x only until team b's nominated job runs: 3 + 2 + 2 cores of 6."""
     world = World(consolidation=False).pool("p", gpus=8, cpu=6000).team("a", 3).team("b", 3)

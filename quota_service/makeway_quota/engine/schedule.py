@@ -10,7 +10,7 @@ from .cycle.preemptors import replace_preemptors
 from .cycle.reasons import explain, refuse
 from .cycle.rounds import MOST_ROUNDS, Rounds
 from .cycle.scaling import scale
-from .cycle.sparing import spare
+from .cycle.sparing import Eviction, spare
 from .index.cluster import Cluster
 from .index.queues import PendingQueues, Queue
 from .plan import Plan
@@ -63,7 +63,7 @@ def _withdraw_needless(builder: PlanBuilder, rounds: Rounds) -> None:
 
     The GPUs that this frees may start other work.
     """
-    spared: set[str] = set()
+    spared: set[Eviction] = set()
     for _ in range(MOST_ROUNDS):
         if not spare(builder, spared):
             break

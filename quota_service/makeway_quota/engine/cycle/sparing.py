@@ -1,7 +1,8 @@
 """Spare victims that a later decision of the same plan made superfluous (rule 5.4, invariant I4).
 
 Called once the rounds of admission have come to rest. Victims are looked at one by one, the most protected first: one
-is spared if every nomination that this plan made in its pool still has a place with it running on.
+is spared if every nomination that this plan made in its pool still has a place with it running on. A victim that was
+spared can be evicted once more for another workload, and is looked at again then.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from ..snapshot import Workload
 _MOST_REPLACED = 8
 """Up to so many nominations of a pool are all placed anew to spare one victim."""
 _Nomination = tuple[Workload, Queue, tuple[Part, ...]]
+Eviction = tuple[str, str, int]
+"""A victim, its preemptor, and the number of workers that go on."""
 
 
-def spare(builder: PlanBuilder, spared: set[str]) -> bool:
-    """Spare each victim of the plan that no nomination needs, once in a plan (`spared`); return whether any was."""
-    victims = [builder.cluster.allocations[name] for name in (*builder.evicted, *builder.moved) if name not in spared]
-    able = [victim for victim in victims if _could_stay(builder.cluster, victim)]
-    able.sort(key=lambda victim: order_of(builder.cluster, victim), reverse=True)
+def spare(builder: PlanBuilder, spared: set[Eviction]) -> bool:
+    """Spare each victim of the plan that no nomination needs, once from each eviction; return whether any was."""
+    cluster = builder.cluster
+    found = [(each.id, each.preemptor, 0) for each in builder.evicted.values()]
+    found += [(move.id, move.preemptor, len(move.to)) for move in builder.moved.values()]
+    victims = [(cluster.allocations[each[0]], each) for each in found if each not in spared]
+    able = [(victim, eviction) for victim, eviction in victims if _could_stay(cluster, victim)]
+    able.sort(key=lambda each: order_of(cluster, each[0]), reverse=True)
     before = len(spared)
-    for victim in able:
+    for victim, eviction in able:
         if _spared(builder, victim):
-            spared.add(victim.workload.id)
+            spared.add(eviction)
     return len(spared) > before
 
 

@@ -30,7 +30,7 @@ class Cycle:
             cluster.nominations.pop(name, None)
         heads = [head for queue in self.waiting for head in queue.heads()]
         self.late = self.waiting if any(waits_too_long(cluster, head) for head in heads) else []
-        self.spared: set[str] = set()
+        self.spared: set[tuple[str, str, int]] = set()
 
     def run(self) -> None:
         """Decide until nothing changes any more."""

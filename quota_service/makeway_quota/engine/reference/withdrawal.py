@@ -16,17 +16,19 @@ MOST_REPLACED = 8
 """Up to so many nominations are taken off all at once and placed anew."""
 
 
-def withdraw_superfluous(decisions: Decisions, spared: set[str]) -> bool:
+def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]) -> bool:
     """Spare every victim without which all preemptors of the plan still have a placement, the most protected first.
 
-    Return whether any was spared. None is spared twice in a plan.
+    Return whether any was spared. None is spared twice from the same eviction: `spared` has the victim, the preemptor
+    and the number of workers that go on.
     """
     cluster = decisions.cluster
-    able = [cluster.running[name] for name in decisions.evicted if name not in spared]
+    found = {name: (name, each.preemptor, len(each.to)) for name, each in decisions.evicted.items()}
+    able = [cluster.running[name] for name, eviction in found.items() if eviction not in spared]
     before = len(spared)
     for victim in sorted(able, key=lambda a: order(_bystander(cluster, a), a), reverse=True):
         if _spare(decisions, victim):
-            spared.add(victim.id)
+            spared.add(found[victim.id])
             continue
         change = decisions.evicted[victim.id]
         if change.right is None or not change.to:
@@ -34,7 +36,7 @@ def withdraw_superfluous(decisions: Decisions, spared: set[str]) -> bool:
         for part in _given_up(cluster, victim):
             kept = [each for each in victim.parts if each in (*_kept(cluster, victim), part)]
             if _spare(decisions, victim, renumbered(kept)):
-                spared.add(victim.id)
+                spared.add(found[victim.id])
     return len(spared) > before
 
 
