@@ -6,6 +6,7 @@ in-team preemption, while a nomination has its victims' GPUs by then. Called onc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..index.nodes import Allocation
@@ -19,36 +20,34 @@ _OWN_TEAM = frozenset({"reclaim_own_team", "reclaim_own_limit", "preempt_in_team
 
 def replace_preemptors(builder: PlanBuilder) -> None:
     """Record the workload that got a victim's GPUs as its preemptor, where its own preemptor does not start."""
-    for evict in [each for each in builder.evicted.values() if not _starts(builder, each.preemptor)]:
-        heir = _heir(builder, evict.id)
-        facts, rule = _facts(builder, evict, heir), evict.rule
-        if facts[0].code == "reclaim":
-            rule = "reclaim"
-        numbers = _numbers(evict, heir)
+    if not builder.evicted and not builder.moved:
+        return
+    cluster = builder.cluster
+    heirs = [cluster.nominations[name] for name in builder.nominated if name in cluster.nominations]
+    heirs += [cluster.allocations[name] for name in builder.started]
+    if not heirs:
+        return
+    served = {heir.workload.id for heir in heirs}
+    for evict in [each for each in builder.evicted.values() if each.preemptor not in served]:
+        heir = _heir(cluster.allocations[evict.id], heirs)
+        facts, numbers = _facts(builder, evict, heir), _numbers(evict, heir)
+        rule = "reclaim" if facts[0].code == "reclaim" else evict.rule
         builder.evicted[evict.id] = replace(evict, preemptor=heir.workload.id, rule=rule, facts=facts, numbers=numbers)
-    for move in [each for each in builder.moved.values() if not _starts(builder, each.preemptor)]:
-        heir = _heir(builder, move.id)
-        facts = _facts(builder, move, heir)
-        numbers = _numbers(move, heir)
+    for move in [each for each in builder.moved.values() if each.preemptor not in served]:
+        heir = _heir(cluster.allocations[move.id], heirs)
+        facts, numbers = _facts(builder, move, heir), _numbers(move, heir)
         builder.moved[move.id] = replace(move, preemptor=heir.workload.id, facts=facts, numbers=numbers)
 
 
-def _starts(builder: PlanBuilder, name: str) -> bool:
-    """Whether a workload starts, or has a nomination."""
-    return name in builder.started or (name in builder.nominated and name in builder.cluster.nominations)
-
-
-def _heir(builder: PlanBuilder, victim: str) -> Allocation:
+def _heir(victim: Allocation, heirs: Sequence[Allocation]) -> Allocation:
     """Return what got a victim's GPUs: on its devices, else on its nodes, else in its pool; the oldest of these."""
-    cluster, held = builder.cluster, builder.cluster.allocations[victim]
 
     def order(heir: Allocation) -> tuple[object, ...]:
-        shared = [(a, b) for a in held.parts for b in heir.parts if a.node is b.node]
+        shared = [(a, b) for a in victim.parts for b in heir.parts if a.node is b.node]
         same = any(not set(a.devices).isdisjoint(b.devices) for a, b in shared)
-        return heir.pool is not held.pool, not same, not shared, heir.workload.submitted_at, heir.workload.id
+        return heir.pool is not victim.pool, not same, not shared, heir.workload.submitted_at, heir.workload.id
 
-    nominated = [cluster.nominations[name] for name in builder.nominated if name in cluster.nominations]
-    return min((*nominated, *(cluster.allocations[name] for name in builder.started)), key=order)
+    return min(heirs, key=order)
 
 
 def _facts(builder: PlanBuilder, victim: Evict | Move, heir: Allocation) -> Facts:

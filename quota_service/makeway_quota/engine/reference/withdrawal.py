@@ -47,7 +47,7 @@ def replace_preemptors(decisions: Decisions) -> None:
     heirs += [cluster.running[name] for name in decisions.started]
     served = {heir.id for heir in heirs}
     for name, each in decisions.evicted.items():
-        if each.preemptor not in served:
+        if heirs and each.preemptor not in served:
             victim = cluster.running[name]
             heir = min(heirs, key=lambda heir: _distance(victim, heir))
             decisions.evicted[name] = replace(each, preemptor=heir.id)
