@@ -35,9 +35,12 @@ log = logging.getLogger("makeway.loop")
 MIN_CYCLE_SECONDS = 0.01
 """Seconds from one cycle to the next: what happens within them is decided together."""
 
+REST = 1.5
+"""The rest after a cycle, as a multiple of the cycle. Requests have the processor for themselves in it, and on a busy
+machine fewer cycles decide more each."""
+
 LONGEST_REST = 0.25
-"""Seconds between two cycles, at most. A cycle is followed by a rest as long as itself, in which requests have the
-processor for themselves: on a busy machine fewer cycles decide more each."""
+"""Seconds between two cycles, at most"""
 
 PART = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
@@ -192,7 +195,7 @@ class Loop:
         work_queue = self.world.work_queue
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
-        rows = await self.world.rows()
+        rows = await self.world.rows_now()
         names = self._names(rows)
         reconciled = reconcile(rows, work_queue.seen(now), now=now, lost_budget=self.lost_budget, names=names)
         note_launched(reconciled, work_queue.unwritten(now))
@@ -227,7 +230,7 @@ class Loop:
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
         took = time.perf_counter() - started_at
-        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, took))
+        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, REST * took))
         CYCLE_SECONDS.observe(took)
         return changed
 

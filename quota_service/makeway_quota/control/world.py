@@ -137,6 +137,11 @@ class World:
         await self._follow()
         return self._active.copy()
 
+    async def rows_now(self) -> Mapping[str, Workload]:
+        """Return `rows` without a copy of thousands: valid until the caller awaits anything."""
+        await self._follow()
+        return self._active.found or {}
+
     async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
         """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
         await self._follow()
@@ -161,9 +166,8 @@ class World:
         for known, row in taken:
             self._view.stale.add(row.id)
             if known is not None and not row.live and self.durations.learn(row):
-                alike = (row.team, row.profile)
-                rows = self._active.found or {}
-                self._view.stale.update(w.id for w in rows.values() if (w.team, w.profile) == alike)
+                team = self._active.of((row.team or "",), "")
+                self._view.stale.update(w.id for w in team if w.profile == row.profile)
         self.accounting.follow([row for _, row in taken])
 
     async def _read(self) -> list[Workload]:
