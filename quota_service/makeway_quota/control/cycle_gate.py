@@ -2,7 +2,7 @@
 
 A cycle and the requests share one interpreter: each time a cycle waits for the store or the engine, whatever is ready
 in the event loop runs first, and every busy thread delays it by a switch of the interpreter's lock. A cycle is followed
-by a rest half as long again as itself, at most 0.25 s; a longer cycle opens the gate after LONGEST.
+by a rest as long as itself, at most 0.25 s; a longer cycle opens the gate after LONGEST.
 """
 
 from __future__ import annotations

@@ -35,12 +35,9 @@ log = logging.getLogger("makeway.loop")
 MIN_CYCLE_SECONDS = 0.01
 """Seconds from one cycle to the next: what happens within them is decided together."""
 
-REST = 1.5
-"""The rest after a cycle, as a multiple of the cycle. Requests have the processor for themselves in it, and on a busy
-machine fewer cycles decide more each."""
-
 LONGEST_REST = 0.25
-"""Seconds between two cycles, at most"""
+"""Seconds between two cycles, at most. A cycle is followed by a rest as long as itself, in which requests have the
+processor for themselves: on a busy machine fewer cycles decide more each."""
 
 PART = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
@@ -230,7 +227,7 @@ class Loop:
         self.cycles += 1
         self.last_cycle_at = time.monotonic()
         took = time.perf_counter() - started_at
-        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, REST * took))
+        self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, took))
         CYCLE_SECONDS.observe(took)
         return changed
 
