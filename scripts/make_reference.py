@@ -100,6 +100,13 @@ def operator_commands() -> str:
     return commands(main._parser())
 
 
+def device_plugin_command() -> str:
+    """Return the help of `makeway-device-plugin`."""
+    from makeway_device_plugin import __main__
+
+    return commands(__main__.parser())
+
+
 def commands(parser: argparse.ArgumentParser) -> str:
     """Describe a command and all below it."""
     return "\n".join(described(one) for one in walk(parser))
@@ -215,5 +222,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "magics": magics,
     "people-commands": people_commands,
     "operator-commands": operator_commands,
+    "device-plugin": device_plugin_command,
     "http-api": http_api,
 }

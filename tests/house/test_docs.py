@@ -83,7 +83,7 @@ def test_marks_name_rows_that_exist(root: Path) -> None:
 
 
 def test_every_setting_is_documented(root: Path, tracked: list[Path]) -> None:
-    packages = ("hub_config", "spawner", "quota_service", "widgets", "Makefile")
+    packages = ("hub_config", "spawner", "quota_service", "widgets", "device_plugin", "Makefile")
     used = {
         name
         for file in tracked

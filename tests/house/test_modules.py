@@ -14,6 +14,7 @@ PACKAGES = (
     "quota_service/makeway_api",
     "quota_service/makeway_quota",
     "widgets/makeway",
+    "device_plugin/makeway_device_plugin",
 )
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
 LONGEST_MODULE = 350

@@ -15,7 +15,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAGES = ("htmx.min.js", "hx-sse.min.js", "uPlot.iife.min.js", "uPlot.min.css", "htmx.LICENSE", "uPlot.LICENSE")
-PACKAGES = ("makeway_hub", "makeway_spawner", "makeway_api", "makeway_quota", "makeway")
+PACKAGES = ("makeway_hub", "makeway_spawner", "makeway_api", "makeway_quota", "makeway", "makeway_device_plugin")
 KINDS = {".py", ".html", ".j2", ".css", ".js", ".svg", ".yaml", ".mako", ".ini", ".typed"}
 
 
@@ -52,11 +52,12 @@ def test_the_wheel_carries_code_pages_migrations_and_types(root: Path, tracked: 
     assert not [name for name in names if name.startswith(("tests/", "scripts/", "benchmarks/", "node_modules/"))]
 
 
-def test_the_wheel_names_its_two_commands(wheel: Path) -> None:
+def test_the_wheel_names_its_commands(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     entries = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
     assert "makeway = makeway.cli:main" in archive.read(entries).decode()
     assert "makeway-quota = makeway_quota.main:main" in archive.read(entries).decode()
+    assert "makeway-device-plugin = makeway_device_plugin.__main__:main" in archive.read(entries).decode()
 
 
 def test_a_source_distribution_becomes_the_same_wheel_without_npm(wheel: Path, sdist: Path, tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""Messages become protobuf and come back; what is unknown is skipped, what is broken is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makeway_device_plugin.messages import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerRequest,
+    ContainerResponse,
+    Device,
+    DeviceList,
+    Options,
+    Registration,
+)
+from makeway_device_plugin.wire import Message, WireError
+
+TEXT = st.text(max_size=300)
+
+
+def test_a_registration_has_the_bytes_that_protobuf_gives_it() -> None:
+    encoded = b'\n\x07v1beta1\x12\x06x.sock\x1a\x0envidia.com/gpu"\x02\x08\x01'
+    message = Registration("v1beta1", "x.sock", "nvidia.com/gpu", Options(pre_start_required=True))
+    assert message.encode() == encoded
+    assert Registration.decode(encoded) == message
+
+
+def test_default_values_take_no_bytes_and_an_absent_message_stays_absent() -> None:
+    assert Registration().encode() == b""
+    assert Registration.decode(b"").options is None
+    assert Registration(options=Options()).encode() == b'"\x00'
+    assert Registration.decode(b'"\x00').options == Options()
+
+
+@given(st.lists(st.lists(TEXT, max_size=3), max_size=3))
+def test_requests_come_back(ids: list[list[str]]) -> None:
+    message = AllocateRequest([ContainerRequest(one) for one in ids])
+    assert AllocateRequest.decode(message.encode()) == message
+
+
+@given(st.lists(st.dictionaries(TEXT, TEXT, max_size=4), max_size=3))
+def test_maps_come_back(environs: list[dict[str, str]]) -> None:
+    message = AllocateResponse([ContainerResponse(one) for one in environs])
+    assert AllocateResponse.decode(message.encode()) == message
+
+
+def test_unknown_fields_of_every_kind_are_skipped() -> None:
+    known = Device("a", "Healthy").encode()
+    topology = b"\x1a\x04\x0a\x02\x08\x01"
+    numbers = b"\x20\x96\x01" + b"\x29" + bytes(8) + b"\x35" + bytes(4)
+    assert Device.decode(topology + known + numbers) == Device("a", "Healthy")
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (Device, b"\n\x05ab"),
+        (Device, b"\n"),
+        (Device, b"\x08\x01"),
+        (Device, b"\n\x01\xff"),
+        (Device, b"\x0b"),
+        (Device, b"\xff" * 11),
+        (Options, b"\n\x01a"),
+        (DeviceList, b"\x08\x01"),
+    ],
+    ids=["short text", "no length", "number for text", "no UTF-8", "group", "endless number", "text for flag", "flat"],
+)
+def test_broken_bytes_are_refused(kind: type[Message], data: bytes) -> None:
+    with pytest.raises(WireError):
+        kind.decode(data)
