@@ -17,7 +17,7 @@ RANDOM := invariants reference holds shortcuts second_opinion victim_bounds
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check kube kube-test coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,6 +34,15 @@ test: setup ## Run every test, the browser's too; installs Debian's chromium if 
 
 check: setup ## Run the quick tests only (under 90 seconds)
 	@$(PYTEST) -n auto --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+
+kube: setup ## Start a Kubernetes cluster on this machine until Ctrl-C; SIMULATED=n adds n nodes of 8 GPUs, GPUS=n virtual GPUs
+	@.venv/bin/python scripts/set_up_kube.py
+	@exec .venv/bin/python -m kube_cluster up --simulated $(or $(SIMULATED),0) --gpus $(or $(GPUS),4)
+
+kube-test: setup ## Test the cluster of `make kube`; the first time, Kubernetes is built (a quarter of an hour)
+	@.venv/bin/python scripts/set_up_kube.py
+	@.venv/bin/python -m kube_cluster build
+	@$(PYTEST) -q -m kube tests/kube $(ARGS)
 
 coverage: setup ## Check that the engine's own quick tests reach 98 % of its branches
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)
@@ -74,4 +83,4 @@ wheel: setup ## Build the wheel and the source distribution into dist/
 
 clean: ## Remove what was built and cached; keeps the environment and the portal's state in var/
 	@rm -rf dist build htmlcov test-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*
-	@find hub_config spawner quota_service widgets tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
+	@find hub_config spawner quota_service widgets device_plugin kube_cluster tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +

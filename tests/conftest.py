@@ -36,10 +36,13 @@ def group(item: pytest.Item, marks: set[str]) -> str:
 
     Tests that create Unix accounts form one group, because the accounts' names are the same everywhere. Of the other
     tests with whole portals, those that share one form a group, and those with one of their own run anywhere, as do
-    slow tests that share nothing. A mark `xdist_group` goes first.
+    slow tests that share nothing. Tests with a Kubernetes cluster share it and form one group. A mark
+    `xdist_group` goes first.
     """
     if "root" in marks:
         return "accounts"
+    if "kube" in marks:
+        return "kube"
     if named := item.get_closest_marker("xdist_group"):
         return str(named.args[0])
     fixtures = item._fixtureinfo.name2fixturedefs

@@ -49,7 +49,11 @@ def test_the_wheel_carries_code_pages_migrations_and_types(root: Path, tracked: 
         if len(parts) > 2 and parts[1] in PACKAGES and file.suffix in KINDS:
             assert "/".join(parts[1:]) in names, "a file of a package is missing from the wheel"
     assert any(re.fullmatch(r"makeway_quota/store/migrations/versions/\w+\.py", name) for name in names)
-    assert not [name for name in names if name.startswith(("tests/", "scripts/", "benchmarks/", "node_modules/"))]
+    assert not [
+        name
+        for name in names
+        if name.startswith(("tests/", "scripts/", "benchmarks/", "kube_cluster/", "node_modules/"))
+    ]
 
 
 def test_the_wheel_names_its_commands(wheel: Path) -> None:

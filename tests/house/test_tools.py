@@ -37,6 +37,8 @@ def test_templates_have_no_complaints(root: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("types")  # the second run uses the cache of the first
-@pytest.mark.parametrize("what", [(), ("scripts", "hatch_build.py", "benchmarks")], ids=["packages", "house"])
+@pytest.mark.parametrize(
+    "what", [(), ("scripts", "hatch_build.py", "benchmarks", "kube_cluster")], ids=["packages", "house"]
+)
 def test_types_hold(root: Path, what: tuple[str, ...]) -> None:
     passes(root, "mypy", *what)

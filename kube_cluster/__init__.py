@@ -1,0 +1,14 @@
+"""A Kubernetes cluster on one machine, for development and tests: `make kube`, or `python -m kube_cluster`.
+
+The control plane is the real one and needs no rights. Simulated nodes (kwok) make it big; a real node (kubelet,
+containerd) needs root. Everything that a cluster makes is found again from its folder, so that it can be removed after
+any crash.
+"""
+
+from __future__ import annotations
+
+from .api import Api, ApiProblem
+from .cluster import Cluster
+from .problems import KubeProblem, NotHere
+
+__all__ = ["Api", "ApiProblem", "Cluster", "KubeProblem", "NotHere"]

@@ -1,0 +1,103 @@
+"""The command of the test cluster: `make kube`, or `python -m kube_cluster up|list|down|build`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import programs, teardown
+from .cluster import Cluster
+from .folder import folders
+from .problems import KubeProblem
+from .processes import marked
+from .progress import duration
+
+
+def up(simulated: int, gpus: int) -> None:
+    """Start a cluster, print how to use it, and keep it until Ctrl-C."""
+    kubectl = programs.find(["kubectl"])["kubectl"]
+    programs.find(programs.CONTROL_PLANE)
+    start = time.monotonic()
+    with Cluster.start() as cluster:
+        print(f"The control plane is ready after {duration(time.monotonic() - start)}.", flush=True)
+        if simulated:
+            cluster.add_simulated_nodes(simulated)
+            print(f"{simulated} simulated nodes with 8 GPUs each are ready.", flush=True)
+        if cluster.why_no_node:
+            print(f"There is no real node: {cluster.why_no_node}", flush=True)
+        elif gpus:
+            node = cluster.add_node(gpus)
+            print(f"The real node {node.name} is ready: {gpus} virtual GPUs.", flush=True)
+        print(f"\n  export KUBECONFIG={cluster.kubeconfig}\n  alias kubectl={kubectl}\n  kubectl get nodes\n")
+        print("Ctrl-C removes the cluster.", flush=True)
+        signal.pause()
+
+
+def list_clusters() -> None:
+    """Print the clusters of this user and whether their owners still run."""
+    for folder in folders():
+        state = "running" if folder.owner_lives() else "abandoned"
+        print(f"{folder.name}  {state}, {len(marked(folder))} processes, {folder.path}")
+
+
+def down(names: Sequence[str]) -> None:
+    """Remove the clusters of these names; without a name, those whose owners have ended."""
+    known = {folder.name: folder for folder in folders()}
+    if unknown := [name for name in names if name not in known]:
+        raise KubeProblem(f"There is no cluster {', '.join(unknown)}; there are: {', '.join(known) or 'none'}.")
+    removed = list(names) or teardown.remove_abandoned()
+    for name in names:
+        teardown.remove(known[name])
+    print(f"Removed: {', '.join(removed)}." if removed else "There was no abandoned cluster.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the command."""
+    made = argparse.ArgumentParser(prog="python -m kube_cluster", description="A Kubernetes cluster on this machine.")
+    verbs = made.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    start = verbs.add_parser("up", help="start a cluster and keep it until Ctrl-C")
+    start.add_argument("--simulated", type=int, default=0, metavar="N", help="add N simulated nodes of 8 GPUs")
+    start.add_argument(
+        "--gpus", type=int, default=4, metavar="N", help="virtual GPUs of the real node; 0: no real node"
+    )
+    verbs.add_parser("list", help="list the clusters of this user")
+    stop = verbs.add_parser("down", help="remove clusters: the abandoned ones, or those named")
+    stop.add_argument("names", nargs="*", metavar="NAME")
+    verbs.add_parser("build", help="build the programs, if they are not in the cache")
+    guard = verbs.add_parser("guard")
+    guard.add_argument("folder", type=Path)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    wanted = parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # end as with Ctrl-C, so that the cluster is removed
+        signal.signal(number, signal.default_int_handler)
+    try:
+        if wanted.verb == "up":
+            up(wanted.simulated, wanted.gpus)
+        elif wanted.verb == "list":
+            list_clusters()
+        elif wanted.verb == "down":
+            down(wanted.names)
+        elif wanted.verb == "guard":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            teardown.guard(wanted.folder)
+        else:
+            print(f"The programs are in {programs.built()}.")
+    except KubeProblem as problem:
+        print(f"kube: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nkube: stopped; the cluster is removed.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

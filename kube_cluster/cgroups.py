@@ -1,0 +1,63 @@
+"""Control groups for a real node: one in each hierarchy below the group of this process, and their removal.
+
+Only machines with control groups of version 1, or both versions side by side, are supported: the node's own view is
+mounted controller by controller.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from .problems import KubeProblem, NotHere
+
+MOUNTED = Path("/sys/fs/cgroup")
+NEEDED = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "blkio", "pids", "systemd")
+REMOVE_SECONDS = 10.0
+
+
+def plan(name: str) -> list[Path]:
+    """Return the folders of the groups that a node of this name will have, without making them."""
+    own = {}
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            own[controller.removeprefix("name=")] = path
+    missing = [name for name in NEEDED if name not in own or not (MOUNTED / name).is_dir()]
+    if missing:
+        raise NotHere(
+            "A real node needs control groups of version 1 here ("
+            + ", ".join(missing)
+            + " are missing); machines with "
+            "version 2 alone are not supported yet."
+        )
+    return [MOUNTED / controller / own[controller].strip("/") / name for controller in NEEDED]
+
+
+def create(groups: list[Path]) -> None:
+    """Make the groups."""
+    for group in groups:
+        group.mkdir(exist_ok=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset takes no process before it has both
+            if (group / file).exists():
+                (group / file).write_text((group.parent / file).read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def enter(groups: list[Path]) -> None:
+    """Move this process into the groups."""
+    for group in groups:
+        (group / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
+
+
+def remove(group: Path) -> None:
+    """Remove a group and all groups below it; its processes have ended, but the kernel may take a moment."""
+    end = time.monotonic() + REMOVE_SECONDS
+    while group.exists():
+        for folder, _, _ in os.walk(group, topdown=False):
+            with suppress(OSError):
+                os.rmdir(folder)
+        if time.monotonic() > end:
+            raise KubeProblem(f"The control group {group} cannot be removed: processes are left in it.")
+        time.sleep(0.02)

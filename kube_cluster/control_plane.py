@@ -1,0 +1,160 @@
+"""Start etcd, the API server with RBAC, the controller manager and the scheduler of one cluster.
+
+None of them needs rights on the machine. etcd is reached by a socket in the cluster's folder alone, and the controllers
+serve nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import processes, programs
+from .api import Api, ApiProblem
+from .certificates import MASTERS, Authority
+from .folder import Folder
+from .problems import KubeProblem
+
+LOCAL = "127.0.0.1"
+SERVICES = "10.96.0.0/16"
+SERVICE_OF_THE_API = "10.96.0.1"
+READY_SECONDS = 120.0
+
+
+@dataclass(slots=True)
+class ControlPlane:
+    """A running control plane, its certificate authority, and the API as its administrator sees it."""
+
+    authority: Authority
+    server: str
+    """the URL of the API server"""
+    kubeconfig: Path
+    """of the administrator"""
+    api: Api
+
+
+def start(folder: Folder, address: str = LOCAL) -> ControlPlane:
+    """Start the control plane with its API server on this address and return it when pods can be created."""
+    found = programs.find(programs.CONTROL_PLANE)
+    authority = Authority(folder.path / "pki")
+    names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+    serving = authority.server("api-server", "kube-apiserver", [*names, LOCAL, address, SERVICE_OF_THE_API])
+    tokens = authority.service_accounts()
+    _start_etcd(folder, found["etcd"])
+    server, api_server = _start_api_server(folder, found["kube-apiserver"], address, authority, serving, tokens)
+    kubeconfig = authority.kubeconfig(server, "admin", MASTERS)
+    api = Api(kubeconfig)
+    processes.wait_until(
+        api.ready, "The API server", READY_SECONDS, lambda: processes.check(folder, "kube-apiserver", api_server)
+    )
+    # They read roles that the API server makes at its first start, so they come after it.
+    manager = _start_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
+    scheduler = _start_scheduler(folder, found["kube-scheduler"], authority, server)
+
+    def watch() -> None:
+        processes.check(folder, "kube-controller-manager", manager)
+        processes.check(folder, "kube-scheduler", scheduler)
+
+    processes.wait_until(lambda: _has_service_account(api), "The controller manager", READY_SECONDS, watch)
+    return ControlPlane(authority, server, kubeconfig, api)
+
+
+def _start_etcd(folder: Folder, program: Path) -> None:
+    client, peer = (f"unix://{folder.path}/{name}.sock" for name in ("etcd", "etcd-peer"))
+    options = {
+        "name": "one",
+        "data-dir": folder.path / "etcd",
+        "listen-client-urls": client,
+        "advertise-client-urls": client,
+        "listen-peer-urls": peer,
+        "initial-advertise-peer-urls": peer,
+        "initial-cluster": f"one={peer}",
+        "log-level": "warn",
+    }
+    processes.start(folder, "etcd", [program, *_options(options), "--unsafe-no-fsync"])
+
+
+def _start_api_server(
+    folder: Folder,
+    program: Path,
+    address: str,
+    authority: Authority,
+    serving: tuple[Path, Path],
+    tokens: tuple[Path, Path],
+) -> tuple[str, subprocess.Popen[bytes]]:
+    kubelets = authority.client("kube-apiserver-kubelet-client", MASTERS)
+    port = free_port(address)
+    options = {
+        "etcd-servers": f"unix://{folder.path}/etcd.sock",
+        "bind-address": address,
+        "advertise-address": address,
+        "secure-port": port,
+        # A loopback address may not be an endpoint of the Service that pods reach the API by; without nodes none needs
+        # it.
+        "endpoint-reconciler-type": "none" if address == LOCAL else "lease",
+        "tls-cert-file": serving[0],
+        "tls-private-key-file": serving[1],
+        "client-ca-file": authority.file,
+        "kubelet-client-certificate": kubelets[0],
+        "kubelet-client-key": kubelets[1],
+        "kubelet-certificate-authority": authority.file,
+        "kubelet-preferred-address-types": "InternalIP",
+        "service-account-issuer": "https://kubernetes.default.svc",
+        "service-account-signing-key-file": tokens[0],
+        "service-account-key-file": tokens[1],
+        "service-cluster-ip-range": SERVICES,
+        "authorization-mode": "Node,RBAC",
+        "enable-admission-plugins": "NodeRestriction",
+        "anonymous-auth": "false",
+        "allow-privileged": "true",
+    }
+    process = processes.start(folder, "kube-apiserver", [program, *_options(options)])
+    return f"https://{address}:{port}", process
+
+
+def _start_manager(
+    folder: Folder, program: Path, authority: Authority, server: str, signing_key: Path
+) -> subprocess.Popen[bytes]:
+    kubeconfig = authority.kubeconfig(server, "system:kube-controller-manager")
+    options = {
+        "kubeconfig": kubeconfig,
+        "service-account-private-key-file": signing_key,
+        "root-ca-file": authority.file,
+        "cluster-signing-cert-file": authority.file,
+        "cluster-signing-key-file": authority.file.with_suffix(".key"),
+        "use-service-account-credentials": "true",
+        "leader-elect": "false",
+        "secure-port": 0,
+        "flex-volume-plugin-dir": folder.path / "volume-plugins",  # it would make one in /usr
+    }
+    return processes.start(folder, "kube-controller-manager", [program, *_options(options)])
+
+
+def _start_scheduler(folder: Folder, program: Path, authority: Authority, server: str) -> subprocess.Popen[bytes]:
+    kubeconfig = authority.kubeconfig(server, "system:kube-scheduler")
+    options = {"kubeconfig": kubeconfig, "leader-elect": "false", "secure-port": 0}
+    return processes.start(folder, "kube-scheduler", [program, *_options(options)])
+
+
+def _has_service_account(api: Api) -> bool:
+    """Whether the controller manager works: no pod is admitted before."""
+    try:
+        api.get("/api/v1/namespaces/default/serviceaccounts/default")
+    except ApiProblem as problem:
+        if problem.status != 404:
+            raise KubeProblem(f"The API server refused its administrator: {problem}") from problem
+        return False
+    return True
+
+
+def free_port(address: str) -> int:
+    """Return a TCP port of this address that was free just now."""
+    with socket.socket() as asked:
+        asked.bind((address, 0))
+        return int(asked.getsockname()[1])
+
+
+def _options(options: dict[str, object]) -> list[str]:
+    return [f"--{name}={value}" for name, value in options.items()]

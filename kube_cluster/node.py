@@ -1,0 +1,241 @@
+"""A real node: kubelet, containerd, runc and CNI in namespaces and control groups of its own.
+
+The GPUs are virtual: our device plugin offers them. Needs root; several nodes may run on one machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import cgroups, images, processes, programs
+from .control_plane import ControlPlane
+from .folder import Folder
+from .network import NAMESPACES, Network, add_node
+from .problems import NotHere
+from .simulated import GPU, is_ready
+
+ROOT = Path(__file__).resolve().parent.parent
+CNI = ("/usr/lib/cni", "/opt/cni/bin")
+PACKAGES = {
+    "containerd": ("containerd",),
+    "runc": ("runc",),
+    "containernetworking-plugins": tuple(f"{folder}/bridge" for folder in CNI),
+    "iproute2": ("ip",),
+    "nftables": ("nft",),
+    "iptables": ("iptables",),
+    "conntrack": ("conntrack",),
+}
+"""Debian's packages for a real node, each with the programs of which one must be there."""
+READY_SECONDS = 120.0
+UNHEALTHY = "unhealthy-gpus"
+
+
+def check_machine() -> None:
+    """Raise NotHere with one sentence when this machine cannot run a real node."""
+    if os.geteuid() != 0:
+        raise NotHere("A real node needs root: run the same command as root, for example with sudo.")
+    cgroups.plan("x")
+    if missing := missing_packages():
+        raise NotHere(f"A real node needs these packages, which `make kube` installs on Debian: {', '.join(missing)}.")
+
+
+def missing_packages() -> list[str]:
+    """Return the packages of which no program is on this machine."""
+    return [name for name, any_of in PACKAGES.items() if not any(shutil.which(program) for program in any_of)]
+
+
+def cni_folder() -> Path | None:
+    """Return the folder of the network plugins, None when they are not installed."""
+    return next((Path(folder) for folder in CNI if (Path(folder) / "bridge").exists()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A running node: its name, its folder and its cluster's folder."""
+
+    name: str
+    path: Path
+    folder: Folder
+
+    def service(self, program: str) -> int | None:
+        """Return the id of the process that runs a service of this node, None while there is none."""
+        for pid in processes.marked(self.folder):
+            words = _words(pid)
+            if words and Path(words[0]).name == program and f"--hostname-override={self.name}" in words:
+                return pid
+        return None
+
+    def break_gpus(self, *indices: int) -> None:
+        """Report these GPUs, and no others, as unhealthy."""
+        fresh = self.path / "unhealthy.new"
+        fresh.write_text("".join(f"{index}\n" for index in indices), encoding="utf-8")
+        fresh.replace(self.path / UNHEALTHY)
+
+    def log(self, service: str) -> str:
+        """Return what a service printed."""
+        return (self.path / "log" / f"{service}.log").read_text(encoding="utf-8", errors="replace")
+
+
+def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int) -> Node:
+    """Start a node with this many virtual GPUs and return it when it is ready and offers them."""
+    check_machine()
+    found = programs.find(programs.NODE)
+    name = f"node-{number}"
+    path = folder.path / name
+    for part in ("log", "kubelet", "containerd", "pods", "cni", "images", "volume-plugins"):
+        (path / part).mkdir(parents=True)
+    for part in ("var-lib", "var-log"):
+        for layer in ("upper", "work"):
+            (path / part / layer).mkdir(parents=True)
+    groups = cgroups.plan(f"makeway-{folder.name}-{name}")
+    folder.record(cgroups=[*folder.facts().get("cgroups", []), *map(str, groups)])
+    cgroups.create(groups)
+    add_node(network, number, list(range(number)))
+    config = {
+        "name": name,
+        "folder": str(path),
+        "netns": str(NAMESPACES / network.namespace(number)),
+        "cgroups": [str(group) for group in groups],
+        "hidden": {"/var/lib/kubelet": str(path / "kubelet")},
+        "images": _images(path, found["pause"]),
+        "services": _services(path, plane, network, number, gpus, found),
+    }
+    (path / "node.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    command = [sys.executable, "-m", f"{__package__}.node_main", "enter", str(path / "node.json")]
+    first = processes.start(folder, name, command, {"PYTHONPATH": str(ROOT)})
+
+    def ready() -> bool:
+        nodes = [one for one in plane.api.items("/api/v1/nodes") if one["metadata"]["name"] == name]
+        return any(is_ready(one) and one["status"]["allocatable"].get(GPU) == str(gpus) for one in nodes)
+
+    processes.wait_until(ready, f"The node {name}", READY_SECONDS, lambda: processes.check(folder, name, first))
+    return Node(name, path, folder)
+
+
+def _images(path: Path, pause: Path) -> list[str]:
+    files = []
+    for name, content in (("pause", images.pause(pause)), ("host", images.host())):
+        file = path / "images" / f"{name}.tar"
+        file.write_bytes(content)
+        files.append(str(file))
+    return files
+
+
+def _services(
+    path: Path, plane: ControlPlane, network: Network, number: int, gpus: int, found: Any
+) -> dict[str, list[str]]:
+    """Write the configuration of each service and return its command."""
+    name, address = f"node-{number}", network.address(number)
+    authority = plane.authority
+    serving = authority.server(f"{name}-serving", f"system:node:{name}", [name, address], "system:nodes")
+    kubelet = authority.kubeconfig(plane.server, f"system:node:{name}", "system:nodes")
+    proxy = authority.kubeconfig(plane.server, "system:kube-proxy")
+    (path / "cni" / "10-makeway.conflist").write_text(json.dumps(_cni(network, number)), encoding="utf-8")
+    (path / "containerd.toml").write_text(_containerd(path), encoding="utf-8")
+    (path / "kubelet.json").write_text(json.dumps(_kubelet(path, authority.file, serving)), encoding="utf-8")
+    (path / "kube-proxy.json").write_text(json.dumps(_kube_proxy(network, proxy)), encoding="utf-8")
+    plugin = [sys.executable, "-m", "makeway_device_plugin"]
+    own = f"--hostname-override={name}"
+    return {
+        "containerd": ["containerd", "--config", str(path / "containerd.toml")],
+        "kube-proxy": [str(found["kube-proxy"]), f"--config={path}/kube-proxy.json", own],
+        "device-plugin": [*plugin, "--count", str(gpus), "--unhealthy", str(path / UNHEALTHY)],
+        "kubelet": [
+            str(found["kubelet"]),
+            f"--config={path}/kubelet.json",
+            f"--kubeconfig={kubelet}",
+            own,
+            f"--node-ip={address}",
+            "--root-dir=/var/lib/kubelet",
+            "--node-labels=makeway.test/real=true",
+        ],
+    }
+
+
+def _cni(network: Network, number: int) -> dict[str, Any]:
+    addresses = {
+        "type": "host-local",
+        "ranges": [[{"subnet": str(network.pods_of(number))}]],
+        "routes": [{"dst": "0.0.0.0/0"}],
+        "dataDir": "/run/cni-addresses",
+    }
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": False, "hairpinMode": True}
+    plugins = [bridge | {"ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    return {"cniVersion": "0.4.0", "name": "makeway", "plugins": plugins}
+
+
+def _containerd(path: Path) -> str:
+    # restrict_oom_score_adj: where root lacks CAP_SYS_RESOURCE, no container starts without it.
+    plugin = "io.containerd.grpc.v1.cri"
+    return f"""version = 2
+root = "{path}/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."{plugin}"]
+  restrict_oom_score_adj = true
+  sandbox_image = "{images.PAUSE}"
+  [plugins."{plugin}".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."{plugin}".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."{plugin}".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+  [plugins."{plugin}".cni]
+    bin_dir = "{cni_folder()}"
+    conf_dir = "{path}/cni"
+"""
+
+
+def _kubelet(path: Path, authority: Path, serving: tuple[Path, Path]) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(authority)},
+        },
+        "authorization": {"mode": "Webhook"},
+        "tlsCertFile": str(serving[0]),
+        "tlsPrivateKeyFile": str(serving[1]),
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "cgroupDriver": "cgroupfs",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "resolvConf": "",
+        "podLogsDir": str(path / "pods"),
+        "volumePluginDir": str(path / "volume-plugins"),
+        # The machine's disk is not the node's: a full one must not evict pods of a test.
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%"}
+        | {"imagefs.available": "0%"},
+        "imageGCHighThresholdPercent": 100,
+        "nodeStatusUpdateFrequency": "5s",
+    }
+
+
+def _kube_proxy(network: Network, kubeconfig: Path) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clientConnection": {"kubeconfig": str(kubeconfig)},
+        "clusterCIDR": str(network.pods),
+        # Limits of connection tracking belong to the whole machine: they are left as they are.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+        "nodePortAddresses": [str(network.nodes)],
+    }
+
+
+def _words(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []

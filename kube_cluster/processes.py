@@ -1,0 +1,95 @@
+"""Start the processes of a cluster, wait for what they promise, and find and end them again.
+
+Every process of a cluster has the cluster's folder in its environment. That mark finds its processes after any crash,
+without a record that could be missing, and also what they started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from .folder import MARK, Folder
+from .problems import KubeProblem
+
+PAUSE = 0.05
+LAST_LINES = 12
+
+
+def start(
+    folder: Folder, name: str, command: Sequence[str | Path], environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start one program of a cluster; what it prints goes to a log file of its name."""
+    with (folder.logs / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            env=os.environ | {MARK: str(folder.path)} | dict(environ or {}),
+            cwd=folder.path,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C in the terminal is for the owner, which ends the others in order
+        )
+    folder.started.append(process)
+    return process
+
+
+def wait_until(ready: Callable[[], bool], what: str, seconds: float, watch: Callable[[], None] | None = None) -> None:
+    """Return when `ready` does; raise KubeProblem when it takes too long, or what `watch` raises."""
+    end = time.monotonic() + seconds
+    while not ready():
+        if watch:
+            watch()
+        if time.monotonic() > end:
+            raise KubeProblem(f"{what} was not ready after {seconds:.0f} s.")
+        time.sleep(PAUSE)
+
+
+def check(folder: Folder, name: str, process: subprocess.Popen[bytes]) -> None:
+    """Raise KubeProblem with the last lines of its log when a program has ended."""
+    status = process.poll()
+    if status is None:
+        return
+    ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    log = folder.logs / f"{name}.log"
+    raise KubeProblem(f"{name} {ended}. Its last lines:\n{last_lines(log)}")
+
+
+def last_lines(log: Path) -> str:
+    """Return the end of a log file, indented; a sentence when there is nothing in it."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+    except OSError:
+        lines = []
+    return "\n".join(f"  {line[:400]}" for line in lines) or "  (it printed nothing)"
+
+
+def marked(folder: Folder) -> list[int]:
+    """Return the ids of all processes that carry the mark of this cluster; zombies carry none."""
+    mark = f"{MARK}={folder.path}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            with suppress(OSError):
+                if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return found
+
+
+def kill_marked(folder: Folder, seconds: float = 30) -> None:
+    """End every process of a cluster at once; raise KubeProblem when some do not end."""
+    end = time.monotonic() + seconds
+    while pids := marked(folder):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > end:
+            raise KubeProblem(f"These processes of the cluster in {folder.path} do not end: {pids}.")
+        time.sleep(PAUSE)
+    while folder.started:
+        folder.started.pop().wait()

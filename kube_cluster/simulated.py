@@ -1,0 +1,91 @@
+"""Simulated nodes with GPUs by kwok: they run no process, but their nodes and pods live through the same states.
+
+A pod on such a node is running a moment after it is bound. Annotations choose how it goes on:
+
+- `makeway.test/run-for`: it ends by itself after this duration (as in `90s`); without `exit-code` with success.
+- `makeway.test/exit-code`: the exit code of its containers; without `run-for` after one second.
+- `makeway.test/exit-after`: how long it takes to leave after it was deleted; 200 ms without it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from . import processes, programs
+from .api import Api, Object
+from .certificates import MASTERS
+from .control_plane import ControlPlane
+from .folder import Folder
+
+STAGES = Path(__file__).with_name("stages.yaml")
+GPU = "nvidia.com/gpu"
+READY_SECONDS = 20.0
+SIMULATED = "kwok.x-k8s.io/node"
+"""The annotation of the nodes that kwok manages, and the key of their taint."""
+LABEL = "type=kwok"
+
+
+def start(folder: Folder, plane: ControlPlane) -> subprocess.Popen[bytes]:
+    """Start the process that plays every simulated node of a cluster."""
+    kubeconfig = plane.authority.kubeconfig(plane.server, "kwok", MASTERS)
+    options = {
+        "kubeconfig": kubeconfig,
+        "config": STAGES,
+        "manage-all-nodes": "false",
+        "manage-nodes-with-annotation-selector": f"{SIMULATED}=fake",
+        "node-lease-duration-seconds": 40,
+        "cidr": "10.0.0.1/24",
+        "node-ip": "10.0.0.1",
+    }
+    program = programs.find(["kwok"])["kwok"]
+    return processes.start(folder, "kwok", [program, *(f"--{name}={value}" for name, value in options.items())])
+
+
+def node(name: str, gpus: int, model: str) -> Object:
+    """Return a node of a common size with these GPUs."""
+    room = {"cpu": "96", "memory": "1Ti", "pods": "110", GPU: str(gpus)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "annotations": {SIMULATED: "fake", "node.alpha.kubernetes.io/ttl": "0"},
+            "labels": {
+                "type": "kwok",
+                "kubernetes.io/hostname": name,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64",
+                "nvidia.com/gpu.product": model,
+                "nvidia.com/gpu.count": str(gpus),
+            },
+        },
+        "spec": {"taints": [{"key": SIMULATED, "value": "fake", "effect": "NoSchedule"}]},
+        "status": {"allocatable": room, "capacity": room},
+    }
+
+
+def add(api: Api, names: list[str], gpus: int, model: str, watch: Callable[[], None]) -> None:
+    """Create nodes and return when all of them are ready; `watch` raises when kwok has ended."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: api.create("/api/v1/nodes", node(name, gpus, model)), names))
+    wanted = set(names)
+
+    def ready() -> bool:
+        nodes = api.items("/api/v1/nodes", labelSelector=LABEL)
+        return wanted <= {one["metadata"]["name"] for one in nodes if is_ready(one)}
+
+    processes.wait_until(ready, f"One of {len(names)} simulated nodes", READY_SECONDS, watch)
+
+
+def is_ready(found: Object) -> bool:
+    """Whether a node or a pod says that it is ready."""
+    conditions = found.get("status", {}).get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def toleration() -> Object:
+    """Return what a pod needs to run on simulated nodes."""
+    return {"key": SIMULATED, "operator": "Exists", "effect": "NoSchedule"}

@@ -1,0 +1,76 @@
+"""Remove everything that a cluster made: processes, network, control groups, mounts and its folder.
+
+Every step finds what there is and does nothing where there is nothing, so that it can be repeated after it was broken
+off. A guard process does it as soon as the owner has ended without having done it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from . import cgroups, network, processes
+from .commands import run
+from .folder import Folder, folders, locked_registry
+from .problems import KubeProblem
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def remove(folder: Folder) -> None:
+    """Remove a cluster; raise KubeProblem with what could not be removed."""
+    with folder.locked():
+        if not folder.path.exists():
+            return
+        processes.kill_marked(folder)
+        facts = folder.facts()
+        for group in facts.get("cgroups", []):
+            cgroups.remove(Path(group))
+        if (number := facts.get("network")) is not None:
+            network.remove(network.Network(number))
+        if left := mounts(folder):
+            raise KubeProblem(f"These mounts of the cluster in {folder.path} are left: {left}. `umount` them first.")
+        # Never into another file system: a mount that was overlooked may hold data of others.
+        run(["rm", "-rf", "--one-file-system", "--", folder.path])
+
+
+def mounts(folder: Folder) -> list[str]:
+    """Return the mount points below a cluster's folder in the namespace of this process."""
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    points = [line.split(" ")[4].replace("\\040", " ") for line in lines]
+    return [point for point in points if point.startswith(f"{folder.path}/")]
+
+
+def remove_abandoned() -> list[str]:
+    """Remove every cluster whose owner has ended, and return their names."""
+    with locked_registry():  # a folder that is being made has no owner yet
+        abandoned = [folder for folder in folders() if not folder.owner_lives()]
+    for folder in abandoned:
+        remove(folder)
+    return [folder.name for folder in abandoned]
+
+
+def start_guard(folder: Folder) -> subprocess.Popen[bytes]:
+    """Start the process that removes the cluster when its owner ends without doing so."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __package__, "guard", str(folder.path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,  # its end of file is the end of the owner
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+
+
+def guard(path: Path) -> None:
+    """Wait until standard input ends, and remove the cluster."""
+    while sys.stdin.buffer.read(1):
+        pass
+    try:
+        remove(Folder(path))
+    except (KubeProblem, OSError) as problem:  # no terminal is left to say it on
+        with (path.parent / "guard.log").open("a", encoding="utf-8") as log:
+            log.write(f"{problem}\n")

@@ -1,0 +1,132 @@
+"""A cluster leaves nothing behind: after Ctrl-C, after its owner was killed, and after its guard was killed, too."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from pods import wait_until
+
+from kube_cluster import Api, Cluster
+from kube_cluster.cluster import why_no_node
+from kube_cluster.folder import Folder, folders
+from kube_cluster.network import NAMESPACES, Network
+from kube_cluster.processes import marked
+
+pytestmark = pytest.mark.kube
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "kube_cluster"]
+
+
+class Running:
+    """A cluster that a command of its own keeps."""
+
+    def __init__(self, command: subprocess.Popen[str], folder: Folder, kubeconfig: Path) -> None:
+        self.command = command
+        self.folder = folder
+        self.kubeconfig = kubeconfig
+        self._facts = folder.facts()
+
+    def guard(self) -> psutil.Process:
+        """Return the process that waits for the end of the command."""
+        (found,) = [one for one in psutil.Process(self.command.pid).children() if "guard" in one.cmdline()]
+        return found
+
+    def left(self) -> list[str]:
+        """Return what is there of the cluster: processes, folders, devices, namespaces, control groups and mounts."""
+        found = [f"process {pid}" for pid in marked(self.folder)]
+        places = [self.folder.path, *map(Path, self._facts.get("cgroups", []))]
+        if (number := self._facts.get("network")) is not None:
+            bridge = Network(number).bridge
+            places += [*Path("/sys/class/net").glob(f"{bridge}*"), *NAMESPACES.glob(f"{bridge}-*")]
+            routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
+            found += [line for line in routes.splitlines() if bridge in line]
+        for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
+            with suppress(OSError):
+                if str(self.folder.path) in mounts.read_text(encoding="utf-8"):
+                    found.append(f"mount of {mounts}")
+        return found + [str(place) for place in places if os.path.lexists(place)]
+
+
+@contextmanager
+def running(gpus: int) -> Iterator[Running]:
+    """Start a cluster by the command and yield it when it is ready."""
+    command = subprocess.Popen(
+        [*COMMAND, "up", "--gpus", str(gpus)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = ""
+    with command:
+        assert command.stdout
+        for line in command.stdout:
+            said += line
+            if "Ctrl-C" in line:
+                break
+        found = re.search(r"export KUBECONFIG=(\S+)", said)
+        assert found, said
+        kubeconfig = Path(found[1])
+        yield Running(command, Folder(kubeconfig.parent), kubeconfig)
+        command.kill()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Running]:
+    """Return a cluster of its own, with a real node where this machine can run one."""
+    with running(gpus=0 if why_no_node() else 2) as found:
+        assert len(found.left()) > 5
+        assert found.folder.owner_lives()
+        yield found
+
+
+def down(*names: str) -> str:
+    """Run the command that removes clusters and return what it says."""
+    done = subprocess.run([*COMMAND, "down", *names], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_ctrl_c_leaves_nothing(cluster: Running) -> None:
+    cluster.command.send_signal(signal.SIGINT)
+    assert cluster.command.wait(60) == 130
+    assert cluster.left() == []
+
+
+def test_a_killed_owner_leaves_nothing(cluster: Running) -> None:
+    cluster.command.kill()
+    cluster.command.wait(60)
+    wait_until(lambda: not cluster.left(), "the guard has removed the cluster")
+
+
+def test_what_a_killed_guard_leaves_is_removed_by_the_next_command(cluster: Running) -> None:
+    cluster.guard().kill()
+    cluster.command.kill()
+    cluster.command.wait(60)
+    assert cluster.left()
+    assert not cluster.folder.owner_lives()
+    assert cluster.folder.name in down()
+    assert cluster.left() == []
+
+
+def test_two_clusters_run_side_by_side_and_one_is_removed_by_its_name(control_plane: Cluster) -> None:
+    with running(gpus=0) as other:
+        api = Api(other.kubeconfig)
+        assert api.ready()
+        api.close()
+        first, second = (json.loads(one.read_text()) for one in (control_plane.kubeconfig, other.kubeconfig))
+        assert first["clusters"][0]["cluster"]["server"] != second["clusters"][0]["cluster"]["server"]
+        assert {control_plane.folder.name, other.folder.name} <= {folder.name for folder in folders()}
+        assert "Removed" in down(other.folder.name)
+        assert other.left() == []
+    assert control_plane.api.ready()
+
+
+def test_a_name_that_no_cluster_has_is_refused_in_words() -> None:
+    assert "There is no cluster nothing" in down("nothing")

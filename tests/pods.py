@@ -1,0 +1,51 @@
+"""Pods of the tests on the Kubernetes cluster, and waiting for what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kube_cluster import Api
+from kube_cluster.api import Object
+from kube_cluster.simulated import GPU, toleration
+
+PODS = "/api/v1/namespaces/default/pods"
+SECONDS = 120
+"""How long a test waits for something that takes a second or two on an idle machine."""
+
+
+def wait_until(true: Callable[[], Any], what: str) -> None:
+    """Return when it is true; fail after a time that is much too long."""
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end, f"still not true after {SECONDS} s: {what}"
+        time.sleep(0.05)
+
+
+def phase(api: Api, name: str) -> str:
+    """Return the phase of a pod, or "" when there is none."""
+    found = api.items(PODS, fieldSelector=f"metadata.name={name}")
+    return str(found[0]["status"]["phase"]) if found else ""
+
+
+def why_pending(api: Api, name: str) -> str:
+    """Return what the scheduler says about a pod that waits."""
+    conditions = api.get(f"{PODS}/{name}")["status"].get("conditions", [])
+    return " ".join(one.get("message", "") for one in conditions)
+
+
+def simulated_pod(name: str, gpus: int = 1, **annotations: str) -> Object:
+    """Return a pod for simulated nodes; `run_for="2s"` is the annotation `makeway.test/run-for`."""
+    named = {f"makeway.test/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": named},
+        "spec": {
+            "containers": [{"name": "main", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}],
+            "nodeSelector": {"type": "kwok"},
+            "tolerations": [toleration()],
+            "restartPolicy": "Never",
+        },
+    }
