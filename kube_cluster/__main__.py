@@ -34,7 +34,9 @@ def up(simulated: int, gpus: int) -> None:
             print(f"The real node {node.name} is ready: {gpus} virtual GPUs.", flush=True)
         print(f"\n  export KUBECONFIG={cluster.kubeconfig}\n  alias kubectl={kubectl}\n  kubectl get nodes\n")
         print("Ctrl-C removes the cluster.", flush=True)
-        signal.pause()
+        while True:
+            time.sleep(1)
+            cluster.check()
 
 
 def list_clusters() -> None:

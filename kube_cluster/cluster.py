@@ -30,7 +30,6 @@ class Cluster:
         """why this machine cannot run a real node, None when it can"""
         self._guard = guard
         self._network: network.Network | None = None
-        self._kwok: subprocess.Popen[bytes] | None = None
         self._plane: control_plane.ControlPlane | None = None
 
     @classmethod
@@ -70,12 +69,11 @@ class Cluster:
     def add_simulated_nodes(self, count: int, gpus: int = 8, model: str = "NVIDIA-H100-80GB-HBM3") -> list[str]:
         """Add nodes that kwok plays and return their names when they are ready."""
         plane = self._running()
-        if self._kwok is None:
-            self._kwok = simulated.start(self.folder, plane)
-        kwok = self._kwok
+        if not self.simulated:
+            simulated.start(self.folder, plane)
         first = len(self.simulated)
         names = [f"simulated-{number:04d}" for number in range(first, first + count)]
-        simulated.add(plane.api, names, gpus, model, lambda: processes.check(self.folder, "kwok", kwok))
+        simulated.add(self.folder, plane.api, names, gpus, model)
         self.simulated += names
         return names
 
@@ -87,6 +85,10 @@ class Cluster:
         added = node.start(self.folder, plane, self._network, len(self.nodes), gpus)
         self.nodes.append(added)
         return added
+
+    def check(self) -> None:
+        """Raise KubeProblem when one of the cluster's programs has ended."""
+        processes.check(self.folder)
 
     def stop(self) -> None:
         """Remove the cluster and everything it made."""

@@ -7,7 +7,8 @@ serve nothing.
 from __future__ import annotations
 
 import socket
-import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,21 +44,17 @@ def start(folder: Folder, address: str = LOCAL) -> ControlPlane:
     serving = authority.server("api-server", "kube-apiserver", [*names, LOCAL, address, SERVICE_OF_THE_API])
     tokens = authority.service_accounts()
     _start_etcd(folder, found["etcd"])
-    server, api_server = _start_api_server(folder, found["kube-apiserver"], address, authority, serving, tokens)
-    kubeconfig = authority.kubeconfig(server, "admin", MASTERS)
-    api = Api(kubeconfig)
-    processes.wait_until(
-        api.ready, "The API server", READY_SECONDS, lambda: processes.check(folder, "kube-apiserver", api_server)
-    )
+    with reserved_port(address) as port:
+        server = f"https://{address}:{port}"
+        _start_api_server(folder, found["kube-apiserver"], (address, port), authority, serving, tokens)
+        kubeconfig = authority.kubeconfig(server, "admin", MASTERS)
+        api = Api(kubeconfig)
+        processes.wait_until(api.ready, "The API server", READY_SECONDS, lambda: processes.check(folder))
     # They read roles that the API server makes at its first start, so they come after it.
-    manager = _start_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
-    scheduler = _start_scheduler(folder, found["kube-scheduler"], authority, server)
-
-    def watch() -> None:
-        processes.check(folder, "kube-controller-manager", manager)
-        processes.check(folder, "kube-scheduler", scheduler)
-
-    processes.wait_until(lambda: _has_service_account(api), "The controller manager", READY_SECONDS, watch)
+    _start_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
+    _start_scheduler(folder, found["kube-scheduler"], authority, server)
+    manager = "The controller manager"
+    processes.wait_until(lambda: _has_service_account(api), manager, READY_SECONDS, lambda: processes.check(folder))
     return ControlPlane(authority, server, kubeconfig, api)
 
 
@@ -79,18 +76,19 @@ def _start_etcd(folder: Folder, program: Path) -> None:
 def _start_api_server(
     folder: Folder,
     program: Path,
-    address: str,
+    place: tuple[str, int],
     authority: Authority,
     serving: tuple[Path, Path],
     tokens: tuple[Path, Path],
-) -> tuple[str, subprocess.Popen[bytes]]:
+) -> None:
     kubelets = authority.client("kube-apiserver-kubelet-client", MASTERS)
-    port = free_port(address)
+    address, port = place
     options = {
         "etcd-servers": f"unix://{folder.path}/etcd.sock",
         "bind-address": address,
         "advertise-address": address,
         "secure-port": port,
+        "permit-port-sharing": "true",  # with the socket that reserves the port
         # A loopback address may not be an endpoint of the Service that pods reach the API by; without nodes none needs
         # it.
         "endpoint-reconciler-type": "none" if address == LOCAL else "lease",
@@ -110,13 +108,10 @@ def _start_api_server(
         "anonymous-auth": "false",
         "allow-privileged": "true",
     }
-    process = processes.start(folder, "kube-apiserver", [program, *_options(options)])
-    return f"https://{address}:{port}", process
+    processes.start(folder, "kube-apiserver", [program, *_options(options)])
 
 
-def _start_manager(
-    folder: Folder, program: Path, authority: Authority, server: str, signing_key: Path
-) -> subprocess.Popen[bytes]:
+def _start_manager(folder: Folder, program: Path, authority: Authority, server: str, signing_key: Path) -> None:
     kubeconfig = authority.kubeconfig(server, "system:kube-controller-manager")
     options = {
         "kubeconfig": kubeconfig,
@@ -129,13 +124,13 @@ def _start_manager(
         "secure-port": 0,
         "flex-volume-plugin-dir": folder.path / "volume-plugins",  # it would make one in /usr
     }
-    return processes.start(folder, "kube-controller-manager", [program, *_options(options)])
+    processes.start(folder, "kube-controller-manager", [program, *_options(options)])
 
 
-def _start_scheduler(folder: Folder, program: Path, authority: Authority, server: str) -> subprocess.Popen[bytes]:
+def _start_scheduler(folder: Folder, program: Path, authority: Authority, server: str) -> None:
     kubeconfig = authority.kubeconfig(server, "system:kube-scheduler")
     options = {"kubeconfig": kubeconfig, "leader-elect": "false", "secure-port": 0}
-    return processes.start(folder, "kube-scheduler", [program, *_options(options)])
+    processes.start(folder, "kube-scheduler", [program, *_options(options)])
 
 
 def _has_service_account(api: Api) -> bool:
@@ -149,11 +144,13 @@ def _has_service_account(api: Api) -> bool:
     return True
 
 
-def free_port(address: str) -> int:
-    """Return a TCP port of this address that was free just now."""
-    with socket.socket() as asked:
-        asked.bind((address, 0))
-        return int(asked.getsockname()[1])
+@contextmanager
+def reserved_port(address: str) -> Iterator[int]:
+    """Yield a TCP port of this address that no other program gets meanwhile, unless it shares ports on purpose."""
+    with socket.socket() as reservation:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reservation.bind((address, 0))
+        yield int(reservation.getsockname()[1])
 
 
 def _options(options: dict[str, object]) -> list[str]:

@@ -45,8 +45,8 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "log"
-        self.started: list[subprocess.Popen[bytes]] = []
-        """the children of this process that belong to the cluster"""
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        """the programs of the cluster that this process started, by name"""
         self._owner: IO[str] | None = None
 
     @classmethod

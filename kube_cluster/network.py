@@ -69,12 +69,14 @@ def create(folder: Folder) -> Network:
         for number in range(MOST_CLUSTERS):
             network = Network(number)
             taken = any(network.nodes.overlaps(one) or network.pods.overlaps(one) for one in used)
-            if not taken and not succeeds(["ip", "link", "show", network.bridge]):
-                folder.record(network=number)
-                run(["ip", "link", "add", network.bridge, "type", "bridge"])
+            if taken or (Path("/sys/class/net") / network.bridge).exists():
+                continue
+            folder.record(network=number)
+            if succeeds(["ip", "link", "add", network.bridge, "type", "bridge"]):
                 run(["ip", "address", "add", f"{network.host}/24", "dev", network.bridge])
                 run(["ip", "link", "set", network.bridge, "up"])
                 return network
+            folder.record(network=None)  # a cluster of another registry was faster
     raise KubeProblem(
         "This machine has no free addresses for a cluster: 10.77.0.0 to 10.77.31.255 or 10.128.0.0 to 10.159.255.255 "
         "are all routed elsewhere. `python -m kube_cluster list` shows the clusters that run."

@@ -17,7 +17,7 @@ from . import cgroups, images, processes, programs
 from .control_plane import ControlPlane
 from .folder import Folder
 from .network import NAMESPACES, Network, add_node
-from .problems import NotHere
+from .problems import KubeProblem, NotHere
 from .simulated import GPU, is_ready
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,7 +85,7 @@ class Node:
 def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int) -> Node:
     """Start a node with this many virtual GPUs and return it when it is ready and offers them."""
     check_machine()
-    found = programs.find(programs.NODE)
+    found = programs.built()
     name = f"node-{number}"
     path = folder.path / name
     for part in ("log", "kubelet", "containerd", "pods", "cni", "images", "volume-plugins"):
@@ -103,18 +103,22 @@ def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gp
         "netns": str(NAMESPACES / network.namespace(number)),
         "cgroups": [str(group) for group in groups],
         "hidden": {"/var/lib/kubelet": str(path / "kubelet")},
-        "images": _images(path, found["pause"]),
+        "images": _images(path, found / "pause"),
         "services": _services(path, plane, network, number, gpus, found),
     }
     (path / "node.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     command = [sys.executable, "-m", f"{__package__}.node_main", "enter", str(path / "node.json")]
-    first = processes.start(folder, name, command, {"PYTHONPATH": str(ROOT)})
+    processes.start(folder, name, command, {"PYTHONPATH": str(ROOT)})
 
     def ready() -> bool:
         nodes = [one for one in plane.api.items("/api/v1/nodes") if one["metadata"]["name"] == name]
         return any(is_ready(one) and one["status"]["allocatable"].get(GPU) == str(gpus) for one in nodes)
 
-    processes.wait_until(ready, f"The node {name}", READY_SECONDS, lambda: processes.check(folder, name, first))
+    try:
+        processes.wait_until(ready, f"The node {name}", READY_SECONDS, lambda: processes.check(folder))
+    except KubeProblem as problem:
+        log = processes.last_lines(path / "log" / "kubelet.log")
+        raise KubeProblem(f"{problem} The kubelet's last lines:\n{log}") from problem
     return Node(name, path, folder)
 
 
@@ -128,7 +132,7 @@ def _images(path: Path, pause: Path) -> list[str]:
 
 
 def _services(
-    path: Path, plane: ControlPlane, network: Network, number: int, gpus: int, found: Any
+    path: Path, plane: ControlPlane, network: Network, number: int, gpus: int, found: Path
 ) -> dict[str, list[str]]:
     """Write the configuration of each service and return its command."""
     name, address = f"node-{number}", network.address(number)
@@ -144,10 +148,10 @@ def _services(
     own = f"--hostname-override={name}"
     return {
         "containerd": ["containerd", "--config", str(path / "containerd.toml")],
-        "kube-proxy": [str(found["kube-proxy"]), f"--config={path}/kube-proxy.json", own],
+        "kube-proxy": [str(found / "kube-proxy"), f"--config={path}/kube-proxy.json", own],
         "device-plugin": [*plugin, "--count", str(gpus), "--unhealthy", str(path / UNHEALTHY)],
         "kubelet": [
-            str(found["kubelet"]),
+            str(found / "kubelet"),
             f"--config={path}/kubelet.json",
             f"--kubeconfig={kubelet}",
             own,

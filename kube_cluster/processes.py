@@ -35,7 +35,7 @@ def start(
             stderr=subprocess.STDOUT,
             process_group=0,  # Ctrl-C in the terminal is for the owner, which ends the others in order
         )
-    folder.started.append(process)
+    folder.started[name] = process
     return process
 
 
@@ -50,14 +50,12 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float, watch: Call
         time.sleep(PAUSE)
 
 
-def check(folder: Folder, name: str, process: subprocess.Popen[bytes]) -> None:
-    """Raise KubeProblem with the last lines of its log when a program has ended."""
-    status = process.poll()
-    if status is None:
-        return
-    ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    log = folder.logs / f"{name}.log"
-    raise KubeProblem(f"{name} {ended}. Its last lines:\n{last_lines(log)}")
+def check(folder: Folder) -> None:
+    """Raise KubeProblem with the last lines of its log when a program of the cluster has ended."""
+    for name, process in folder.started.items():
+        if (status := process.poll()) is not None:
+            ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise KubeProblem(f"{name} {ended}. Its last lines:\n{last_lines(folder.logs / f'{name}.log')}")
 
 
 def last_lines(log: Path) -> str:
@@ -92,4 +90,4 @@ def kill_marked(folder: Folder, seconds: float = 30) -> None:
             raise KubeProblem(f"These processes of the cluster in {folder.path} do not end: {pids}.")
         time.sleep(PAUSE)
     while folder.started:
-        folder.started.pop().wait()
+        folder.started.popitem()[1].wait()

@@ -19,7 +19,6 @@ from .progress import Progress
 
 KUBERNETES = "1.37.2"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-NODE = ("kubelet", "kube-proxy", "pause")
 LINKED = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "kwok")
 """The programs inside of the one binary, which knows them by the name it is called by."""
 
@@ -39,7 +38,8 @@ FLAGS = (
 def find(names: Iterable[str]) -> Mapping[str, Path]:
     """Return the programs by name: all from KUBEBUILDER_ASSETS, else all from PATH, else all built here.
 
-    A set of programs is never mixed from two places, because their versions must fit together.
+    For the control plane and kubectl; nodes, real and simulated, are always those that were built. A set of programs is
+    never mixed from two places, because their versions must fit together.
     """
     wanted = tuple(names)
     for path in (os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", os.defpath)):

@@ -9,8 +9,6 @@ A pod on such a node is running a moment after it is bound. Annotations choose h
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,13 +20,13 @@ from .folder import Folder
 
 STAGES = Path(__file__).with_name("stages.yaml")
 GPU = "nvidia.com/gpu"
-READY_SECONDS = 20.0
+READY_SECONDS = 120.0
 SIMULATED = "kwok.x-k8s.io/node"
 """The annotation of the nodes that kwok manages, and the key of their taint."""
 LABEL = "type=kwok"
 
 
-def start(folder: Folder, plane: ControlPlane) -> subprocess.Popen[bytes]:
+def start(folder: Folder, plane: ControlPlane) -> None:
     """Start the process that plays every simulated node of a cluster."""
     kubeconfig = plane.authority.kubeconfig(plane.server, "kwok", MASTERS)
     options = {
@@ -40,8 +38,8 @@ def start(folder: Folder, plane: ControlPlane) -> subprocess.Popen[bytes]:
         "cidr": "10.0.0.1/24",
         "node-ip": "10.0.0.1",
     }
-    program = programs.find(["kwok"])["kwok"]
-    return processes.start(folder, "kwok", [program, *(f"--{name}={value}" for name, value in options.items())])
+    program = programs.built() / "kwok"
+    processes.start(folder, "kwok", [program, *(f"--{name}={value}" for name, value in options.items())])
 
 
 def node(name: str, gpus: int, model: str) -> Object:
@@ -67,8 +65,8 @@ def node(name: str, gpus: int, model: str) -> Object:
     }
 
 
-def add(api: Api, names: list[str], gpus: int, model: str, watch: Callable[[], None]) -> None:
-    """Create nodes and return when all of them are ready; `watch` raises when kwok has ended."""
+def add(folder: Folder, api: Api, names: list[str], gpus: int, model: str) -> None:
+    """Create nodes and return when all of them are ready."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: api.create("/api/v1/nodes", node(name, gpus, model)), names))
     wanted = set(names)
@@ -77,7 +75,7 @@ def add(api: Api, names: list[str], gpus: int, model: str, watch: Callable[[], N
         nodes = api.items("/api/v1/nodes", labelSelector=LABEL)
         return wanted <= {one["metadata"]["name"] for one in nodes if is_ready(one)}
 
-    processes.wait_until(ready, f"One of {len(names)} simulated nodes", READY_SECONDS, watch)
+    processes.wait_until(ready, f"One of {len(names)} simulated nodes", READY_SECONDS, lambda: processes.check(folder))
 
 
 def is_ready(found: Object) -> bool:

@@ -12,10 +12,13 @@ from makeway_device_plugin.messages import (
     VERSION,
     AllocateRequest,
     AllocateResponse,
+    Choice,
     ContainerRequest,
     DeviceList,
     Empty,
     Options,
+    PreferredRequest,
+    PreferredResponse,
     Registration,
 )
 
@@ -55,6 +58,12 @@ class Kubelet:
         """Allocate devices to containers."""
         request = AllocateRequest([ContainerRequest(ids) for ids in containers])
         return self._call("Allocate", request, AllocateResponse)
+
+    def prefer(self, available: list[str], size: int, required: list[str] | None = None) -> list[str]:
+        """Return the devices that the plugin prefers for one container."""
+        request = PreferredRequest([Choice(available, required or [], size)])
+        (answer,) = self._call("GetPreferredAllocation", request, PreferredResponse).containers
+        return list(answer.device_ids)
 
     def stop(self) -> None:
         """End; the socket goes with it."""

@@ -21,7 +21,7 @@ class Options(Message):
     """What the kubelet asks this plugin for beyond the necessary."""
 
     pre_start_required: bool = numbered(1, bool)
-    preferred_allocation: bool = numbered(2, bool)
+    prefers: bool = numbered(2, bool)
 
 
 @dataclass(slots=True)
@@ -50,8 +50,24 @@ class DeviceList(Message):
 
 
 @dataclass(slots=True)
+class Choice(Message):
+    """The devices from which the kubelet chooses for one container, those it must take, and how many it needs."""
+
+    available: list[str] = numbered(1, str, many=True)
+    required: list[str] = numbered(2, str, many=True)
+    size: int = numbered(3, int)
+
+
+@dataclass(slots=True)
+class PreferredRequest(Message):
+    """The containers for which the kubelet is about to choose devices."""
+
+    containers: list[Choice] = numbered(1, Choice, many=True)
+
+
+@dataclass(slots=True)
 class ContainerRequest(Message):
-    """The devices that the kubelet chose for one container."""
+    """The devices of one container: those that the kubelet chose, or those that the plugin prefers."""
 
     device_ids: list[str] = numbered(1, str, many=True)
 
@@ -59,6 +75,13 @@ class ContainerRequest(Message):
 @dataclass(slots=True)
 class AllocateRequest(Message):
     """The containers of a pod that start now."""
+
+    containers: list[ContainerRequest] = numbered(1, ContainerRequest, many=True)
+
+
+@dataclass(slots=True)
+class PreferredResponse(Message):
+    """One answer for each container of the request."""
 
     containers: list[ContainerRequest] = numbered(1, ContainerRequest, many=True)
 

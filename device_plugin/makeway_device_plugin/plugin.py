@@ -29,6 +29,8 @@ from .messages import (
     DeviceList,
     Empty,
     Options,
+    PreferredRequest,
+    PreferredResponse,
     Registration,
 )
 from .wire import Message
@@ -38,6 +40,7 @@ log = logging.getLogger("makeway-device-plugin")
 KUBELET = "kubelet.sock"
 REGISTER_SECONDS = 10.0
 LOOK_SECONDS = 0.5
+OPTIONS = Options(prefers=True)
 THREADS = 8
 """Each kubelet that follows the devices holds one; a restarted kubelet's old stream may take a moment to end."""
 
@@ -138,13 +141,13 @@ class Plugin:
         self._socket.unlink(missing_ok=True)
         server = grpc.server(ThreadPoolExecutor(THREADS))
         methods = {
-            "GetDevicePluginOptions": _unary(Empty, lambda _: Options()),
+            "GetDevicePluginOptions": _unary(Empty, lambda _: OPTIONS),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                 self._list_and_watch, request_deserializer=Empty.decode, response_serializer=DeviceList.encode
             ),
             "Allocate": _unary(AllocateRequest, allocate),
-            # The kubelet calls neither of the two, because the options do not ask for them.
-            "GetPreferredAllocation": _unary(Empty, lambda _: Empty()),
+            "GetPreferredAllocation": _unary(PreferredRequest, prefer),
+            # The kubelet does not call it, because the options do not ask for it.
             "PreStartContainer": _unary(Empty, lambda _: Empty()),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(f"{VERSION}.DevicePlugin", methods)])
@@ -154,7 +157,7 @@ class Plugin:
 
     def register(self) -> bool:
         """Announce the plugin to the kubelet; False when it does not take it."""
-        request = Registration(VERSION, self._socket.name, self._resource, Options())
+        request = Registration(VERSION, self._socket.name, self._resource, OPTIONS)
         with grpc.insecure_channel(f"unix://{self._folder / KUBELET}") as channel:
             call = channel.unary_unary(
                 f"/{VERSION}.Registration/Register",
@@ -179,6 +182,15 @@ class Plugin:
         except FileNotFoundError:
             return None
         return found.st_ino, found.st_ctime_ns
+
+
+def prefer(request: PreferredRequest) -> PreferredResponse:
+    """Return the free devices with the lowest indices for each container, those that it must take included."""
+    answers = []
+    for one in request.containers:
+        others = sorted(set(one.available) - set(one.required))
+        answers.append(ContainerRequest([*one.required, *others][: one.size]))
+    return PreferredResponse(answers)
 
 
 def allocate(request: AllocateRequest) -> AllocateResponse:

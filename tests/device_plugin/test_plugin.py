@@ -73,6 +73,17 @@ def test_a_container_learns_the_indices_of_its_devices(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
+def test_the_lowest_free_devices_are_preferred(folder: Path) -> None:
+    kubelet = Kubelet(folder)
+    kubelet.wait_for(1)
+    free = [device(index).id for index in (2, 0, 1)]
+    assert kubelet.options().prefers
+    assert kubelet.prefer(free, size=2) == ["virtual-gpu-0000", "virtual-gpu-0001"]
+    assert kubelet.prefer(free, required=["virtual-gpu-0002"], size=2) == ["virtual-gpu-0002", "virtual-gpu-0000"]
+    kubelet.stop()
+
+
+@pytest.mark.usefixtures("plugin")
 def test_it_registers_with_a_new_kubelet(folder: Path) -> None:
     first = Kubelet(folder)
     first.wait_for(1)

@@ -63,7 +63,7 @@ def test_a_program_that_ends_is_named_with_its_last_lines() -> None:
     child = processes.start(made, "broken", ["sh", "-c", "echo no such flag; exit 3"])
     child.wait()
     with pytest.raises(KubeProblem, match=r"broken ended with status 3.*\n  no such flag"):
-        processes.check(made, "broken", child)
+        processes.check(made)
     with pytest.raises(KubeProblem, match="The thing was not ready after 0 s"):
         processes.wait_until(lambda: False, "The thing", 0)
     teardown.remove(made)

@@ -48,7 +48,8 @@ class Running:
         places = [self.folder.path, *map(Path, self._facts.get("cgroups", []))]
         if (number := self._facts.get("network")) is not None:
             bridge = Network(number).bridge
-            places += [*Path("/sys/class/net").glob(f"{bridge}*"), *NAMESPACES.glob(f"{bridge}-*")]
+            devices = Path("/sys/class/net")
+            places += [devices / bridge, *devices.glob(f"{bridge}p*"), *NAMESPACES.glob(f"{bridge}-*")]
             routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
             found += [line for line in routes.splitlines() if bridge in line]
         for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
