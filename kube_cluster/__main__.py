@@ -19,8 +19,7 @@ from .progress import duration
 
 def up(simulated: int, gpus: int) -> None:
     """Start a cluster, print how to use it, and keep it until Ctrl-C."""
-    kubectl = programs.find(["kubectl"])["kubectl"]
-    programs.find(programs.CONTROL_PLANE)
+    kubectl = programs.kubectl()
     start = time.monotonic()
     with Cluster.start() as cluster:
         print(f"The control plane is ready after {duration(time.monotonic() - start)}.", flush=True)
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kube: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nkube: stopped; the cluster is removed.", file=sys.stderr)
+        print("\nkube: stopped.", file=sys.stderr)
         return 130
     return 0
 

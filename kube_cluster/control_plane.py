@@ -38,7 +38,7 @@ class ControlPlane:
 
 def start(folder: Folder, address: str = LOCAL) -> ControlPlane:
     """Start the control plane with its API server on this address and return it when pods can be created."""
-    found = programs.find(programs.CONTROL_PLANE)
+    found = programs.control_plane()
     authority = Authority(folder.path / "pki")
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
     serving = authority.server("api-server", "kube-apiserver", [*names, LOCAL, address, SERVICE_OF_THE_API])

@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -35,19 +35,24 @@ FLAGS = (
 )
 
 
-def find(names: Iterable[str]) -> Mapping[str, Path]:
-    """Return the programs by name: all from KUBEBUILDER_ASSETS, else all from PATH, else all built here.
+def control_plane() -> Mapping[str, Path]:
+    """Return the programs of the control plane: all from KUBEBUILDER_ASSETS, else all from PATH, else all built here.
 
-    For the control plane and kubectl; nodes, real and simulated, are always those that were built. A set of programs is
-    never mixed from two places, because their versions must fit together.
+    They are never mixed from two places, because their versions must fit together. Nodes, real and simulated, are
+    always those that were built.
     """
-    wanted = tuple(names)
     for path in (os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", os.defpath)):
-        found = {name: shutil.which(name, path=path) for name in wanted} if path else {}
+        found = {name: shutil.which(name, path=path) for name in CONTROL_PLANE} if path else {}
         if found and all(found.values()):
             return {name: Path(program) for name, program in found.items() if program}
     place = built()
-    return {name: place / name for name in wanted}
+    return {name: place / name for name in CONTROL_PLANE}
+
+
+def kubectl() -> Path:
+    """Return the kubectl beside the API server, else the one that was built; another's version may not fit."""
+    beside = control_plane()["kube-apiserver"].with_name("kubectl")
+    return beside if beside.exists() else built() / "kubectl"
 
 
 def cache() -> Path:

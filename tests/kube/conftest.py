@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pods import PODS, wait_until
 
 from kube_cluster import Api, Cluster, NotHere
+from kube_cluster.network import NAMESPACES
 from kube_cluster.node import Node
+from kube_cluster.processes import marked
+
+SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
+FOLDERS = ("/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/etc/cni", "/etc/kubernetes", "/run/containerd")
+MORE_FOLDERS = ("/usr/libexec/kubernetes", "/opt/cni", "/run/flannel", "/var/lib/cni")
+
+
+def machine() -> list[str]:
+    """Return what a cluster could leave on the machine: settings, folders, devices, namespaces, groups and mounts."""
+    found = [f"{name} = {Path('/proc/sys', name).read_text().strip()}" for name in SYSCTLS]
+    found += [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
+    found += [str(path) for path in sorted(Path("/sys/class/net").glob("mwkube*"))]
+    found += [str(path) for path in sorted(NAMESPACES.glob("mwkube*"))]
+    found += [str(path) for path in sorted(Path("/sys/fs/cgroup").glob("*/**/makeway-*"))]
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    return found + [line for line in mounts if "makeway-kube" in line]
 
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[Cluster]:
     """Return a cluster without nodes; later tests of the run may find some."""
+    before = machine()
     with Cluster.start() as cluster:
         yield cluster
+        folder = cluster.folder
+    assert machine() == before
+    assert not marked(folder)
+    assert not folder.path.exists()
 
 
 @pytest.fixture(scope="session")

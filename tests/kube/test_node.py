@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
+import yaml
 from pods import PODS, phase, wait_until, why_pending
 
 from kube_cluster import Api
@@ -31,6 +34,15 @@ def test_a_pod_with_a_virtual_gpu_runs_and_logs(api: Api) -> None:
     assert api.text(LOG.format("one")) == "devices 0 virtual 1\n"
     (status,) = api.get(f"{PODS}/one")["status"]["containerStatuses"]
     assert status["state"]["terminated"]["exitCode"] == 7
+
+
+def test_the_pod_in_the_documentation_runs(api: Api) -> None:
+    page = (Path(__file__).parents[2] / "docs/how-to/try-on-kubernetes.md").read_text(encoding="utf-8")
+    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "kind: Pod" in text]
+    pod = yaml.safe_load(text)
+    api.create(PODS, pod)
+    wait_until(lambda: phase(api, pod["metadata"]["name"]) == "Succeeded", "the pod has run")
+    assert api.text(LOG.format(pod["metadata"]["name"])) == "devices: 0\n"
 
 
 def test_a_pod_beyond_the_capacity_waits_for_its_turn(api: Api) -> None:

@@ -70,7 +70,7 @@ def test_they_are_built_once(go: Path) -> None:
     place = programs.built()
     assert place.parent == programs.cache()
     assert (place / "kubectl").resolve() == place / "kube"
-    assert programs.find(programs.CONTROL_PLANE)["etcd"] == place / "etcd"
+    assert programs.control_plane()["etcd"] == place / "etcd"
     assert builds(go) == 1
     assert sorted(file.name for file in programs.cache().iterdir()) == sorted([place.name, "lock"])
 
@@ -120,9 +120,10 @@ def test_programs_of_kubebuilder_come_first_but_only_as_a_whole_set(
     for name in programs.CONTROL_PLANE[:-1]:
         (assets / name).write_text("#!/bin/sh\n")
         (assets / name).chmod(0o755)
-    assert programs.find(programs.CONTROL_PLANE)["etcd"] == programs.built() / "etcd"
+    assert programs.control_plane()["etcd"] == programs.built() / "etcd"
     (assets / programs.CONTROL_PLANE[-1]).symlink_to("etcd")
-    assert programs.find(programs.CONTROL_PLANE)["etcd"] == assets / "etcd"
+    assert programs.control_plane()["etcd"] == assets / "etcd"
+    assert programs.kubectl() == programs.built() / "kubectl"
     assert builds(go) == 1
 
 
