@@ -23,6 +23,8 @@ LINKED = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "kwok")
 """The programs inside of the one binary, which knows them by the name it is called by."""
 
 SOURCES = Path(__file__).parent / "binary"
+GO_FROM_PYPI = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
+"""Where set-up links the Go that it took from PyPI."""
 OLDEST_GO = (1, 26)
 NEEDED_GIB = 6
 VERSION = "k8s.io/component-base/version"
@@ -160,9 +162,8 @@ def _compile(go: Path, package: str, target: Path, objects: Path, lock: IO[str])
 
 def find_go() -> Path:
     """Return a Go that is new enough: from PATH, else the one that set-up took from PyPI."""
-    own = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
     seen = []
-    for folder in (*os.environ.get("PATH", os.defpath).split(os.pathsep), str(own)):
+    for folder in (*os.environ.get("PATH", os.defpath).split(os.pathsep), str(GO_FROM_PYPI)):
         program = Path(folder) / "go"
         if folder and os.access(program, os.X_OK) and (version := go_version(program)):
             if version >= OLDEST_GO:

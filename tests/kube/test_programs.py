@@ -40,11 +40,14 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "go").chmod(0o755)
     log = tmp_path / "calls"
     log.touch()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    for tool in ("mkdir", "sleep"):
+        (folder / tool).symlink_to(f"/bin/{tool}")
+    monkeypatch.setenv("PATH", str(folder))  # alone: a real Go behind it would compile Kubernetes
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_LOG", str(log))
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     monkeypatch.setattr(programs, "NEEDED_GIB", 0)
+    monkeypatch.setattr(programs, "GO_FROM_PYPI", tmp_path / "none")
     return log
 
 
@@ -143,6 +146,13 @@ def test_what_is_missing_is_said_in_words(
     with pytest.raises(KubeProblem, match=words):
         programs.built()
     assert not (programs.cache() / programs.key()).exists()
+
+
+def test_the_go_of_set_up_is_taken_where_the_path_has_none(go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = go.parent / "bin"
+    monkeypatch.setenv("PATH", str(go.parent))
+    monkeypatch.setattr(programs, "GO_FROM_PYPI", own)
+    assert programs.find_go() == own / "go"
 
 
 @pytest.mark.usefixtures("go")
