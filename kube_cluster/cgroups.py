@@ -33,7 +33,10 @@ def plan(name: str) -> list[Path]:
             + " are missing); machines with "
             "version 2 alone are not supported yet."
         )
-    return [MOUNTED / controller / own[controller].strip("/") / name for controller in NEEDED]
+    groups = [MOUNTED / controller / own[controller].strip("/") / name for controller in NEEDED]
+    if closed := [str(group.parent) for group in groups if not os.access(group.parent, os.W_OK)]:
+        raise NotHere(f"A real node needs control groups that it may write to; these are closed: {', '.join(closed)}.")
+    return groups
 
 
 def create(groups: list[Path]) -> None:

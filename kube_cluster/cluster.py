@@ -92,10 +92,9 @@ class Cluster:
 
     def stop(self) -> None:
         """Remove the cluster and everything it made."""
-        if self._plane is not None:
-            self._plane.api.close()
-            self._plane = None
+        self._plane = None
         try:
+            self.folder.at_end.close()
             teardown.remove(self.folder)
         finally:
             self.folder.disown()

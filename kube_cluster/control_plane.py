@@ -49,6 +49,7 @@ def start(folder: Folder, address: str = LOCAL) -> ControlPlane:
         _start_api_server(folder, found["kube-apiserver"], (address, port), authority, serving, tokens)
         kubeconfig = authority.kubeconfig(server, "admin", MASTERS)
         api = Api(kubeconfig)
+        folder.at_end.callback(api.close)
         processes.wait_until(api.ready, "The API server", READY_SECONDS, lambda: processes.check(folder))
     # They read roles that the API server makes at its first start, so they come after it.
     _start_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
@@ -89,8 +90,7 @@ def _start_api_server(
         "advertise-address": address,
         "secure-port": port,
         "permit-port-sharing": "true",  # with the socket that reserves the port
-        # A loopback address may not be an endpoint of the Service that pods reach the API by; without nodes none needs
-        # it.
+        # A loopback address may not be an endpoint of the Service that pods use; without nodes, none uses it.
         "endpoint-reconciler-type": "none" if address == LOCAL else "lease",
         "tls-cert-file": serving[0],
         "tls-private-key-file": serving[1],

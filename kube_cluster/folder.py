@@ -13,7 +13,7 @@ import secrets
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +47,8 @@ class Folder:
         self.logs = path / "log"
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         """the programs of the cluster that this process started, by name"""
+        self.at_end = ExitStack()
+        """what this process closes before the cluster is removed"""
         self._owner: IO[str] | None = None
 
     @classmethod

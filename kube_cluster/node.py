@@ -32,6 +32,8 @@ PACKAGES = {
     "conntrack": ("conntrack",),
 }
 """Debian's packages for a real node, each with the programs of which one must be there."""
+CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+"""What root may have lost in a container, with the numbers of linux/capability.h."""
 READY_SECONDS = 120.0
 UNHEALTHY = "unhealthy-gpus"
 
@@ -40,9 +42,17 @@ def check_machine() -> None:
     """Raise NotHere with one sentence when this machine cannot run a real node."""
     if os.geteuid() != 0:
         raise NotHere("A real node needs root: run the same command as root, for example with sudo.")
+    if lacking := [name for name, bit in CAPABILITIES.items() if not effective_capabilities() >> bit & 1]:
+        raise NotHere(f"A real node needs rights that this container has not got: {', '.join(lacking)}.")
     cgroups.plan("x")
     if missing := missing_packages():
         raise NotHere(f"A real node needs these packages, which `make kube` installs on Debian: {', '.join(missing)}.")
+
+
+def effective_capabilities() -> int:
+    """Return the rights of this process as bits."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
 
 
 def missing_packages() -> list[str]:

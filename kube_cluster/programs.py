@@ -22,6 +22,10 @@ CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-sche
 LINKED = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "kwok")
 """The programs inside of the one binary, which knows them by the name it is called by."""
 
+TITLES = {
+    "kube": f"Compiling Kubernetes {KUBERNETES} (once; a quarter of an hour on two processors)",
+    "pause": "Compiling the first process of pods",
+}
 SOURCES = Path(__file__).parent / "binary"
 GO_FROM_PYPI = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
 """Where set-up links the Go that it took from PyPI."""
@@ -97,8 +101,8 @@ def _build(place: Path, lock: IO[str]) -> None:
     fresh = place.with_suffix(".new")
     fresh.mkdir()
     _modules(go, lock)
-    for name, package in (("kube", "."), ("pause", "./pause")):
-        _compile(go, package, fresh / name, objects, lock)
+    _compile(go, ".", fresh / "kube", objects, lock)
+    _compile(go, "./pause", fresh / "pause", objects, lock)
     for name in LINKED:
         (fresh / name).symlink_to("kube")
     fresh.replace(place)
@@ -125,9 +129,7 @@ def _modules(go: Path, lock: IO[str]) -> None:
 
 
 def _compile(go: Path, package: str, target: Path, objects: Path, lock: IO[str]) -> None:
-    progress = Progress(
-        f"Compiling {target.name} (Kubernetes {KUBERNETES}, once; a quarter of an hour on two processors)"
-    )
+    progress = Progress(TITLES[target.name])
     environ = _environ() | {"GOCACHE": str(objects)}
     listed = subprocess.run(
         [go, "list", "-deps", package], cwd=SOURCES, env=environ, capture_output=True, text=True, check=False

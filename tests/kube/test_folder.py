@@ -111,6 +111,13 @@ def test_a_node_without_control_groups_is_refused_in_one_line(monkeypatch: pytes
         cgroups.plan("x")
 
 
+def test_a_container_without_rights_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(node, "effective_capabilities", lambda: 1 << 12)
+    with pytest.raises(KubeProblem, match=r"^A real node needs rights [^\n]*: CAP_SYS_ADMIN\.$"):
+        node.check_machine()
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "PACKAGES", {"one": ("sh",), "two": ("/no/such", "none-such")})
     assert node.missing_packages() == ["two"]
