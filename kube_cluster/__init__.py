@@ -3,12 +3,6 @@
 The control plane is the real one and needs no rights. Simulated nodes (kwok) make it big; a real node (kubelet,
 containerd) needs root. Everything that a cluster makes is found again from its folder, so that it can be removed after
 any crash.
+
+This module imports none of the others: the processes that wait for long inside of a cluster load only what they need.
 """
-
-from __future__ import annotations
-
-from .api import Api, ApiProblem
-from .cluster import Cluster
-from .problems import KubeProblem, NotHere
-
-__all__ = ["Api", "ApiProblem", "Cluster", "KubeProblem", "NotHere"]

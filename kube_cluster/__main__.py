@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from . import programs, teardown
 from .cluster import Cluster
@@ -69,8 +68,6 @@ def parser() -> argparse.ArgumentParser:
     stop = verbs.add_parser("down", help="remove clusters: the abandoned ones, or those named")
     stop.add_argument("names", nargs="*", metavar="NAME")
     verbs.add_parser("build", help="build the programs, if they are not in the cache")
-    guard = verbs.add_parser("guard")
-    guard.add_argument("folder", type=Path)
     return made
 
 
@@ -86,9 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             list_clusters()
         elif wanted.verb == "down":
             down(wanted.names)
-        elif wanted.verb == "guard":
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            teardown.guard(wanted.folder)
         else:
             print(f"The programs are in {programs.built()}.")
     except KubeProblem as problem:

@@ -1,12 +1,14 @@
 """Remove everything that a cluster made: processes, network, control groups, mounts and its folder.
 
 Every step finds what there is and does nothing where there is nothing, so that it can be repeated after it was broken
-off. A guard process does it as soon as the owner has ended without having done it.
+off. A guard process does it as soon as the owner has ended without having done it; it runs this module, which needs the
+standard library alone.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,9 +57,9 @@ def remove_abandoned() -> list[str]:
 def start_guard(folder: Folder) -> subprocess.Popen[bytes]:
     """Start the process that removes the cluster when its owner ends without doing so."""
     return subprocess.Popen(
-        [sys.executable, "-m", __package__, "guard", str(folder.path)],
+        [sys.executable, "-m", "kube_cluster.teardown", str(folder.path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
+        cwd="/",
         stdin=subprocess.PIPE,  # its end of file is the end of the owner
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -67,6 +69,8 @@ def start_guard(folder: Folder) -> subprocess.Popen[bytes]:
 
 def guard(path: Path) -> None:
     """Wait until standard input ends, and remove the cluster."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever ends the owner: the cluster goes after it
+        signal.signal(number, signal.SIG_IGN)
     while sys.stdin.buffer.read(1):
         pass
     try:
@@ -74,3 +78,7 @@ def guard(path: Path) -> None:
     except (KubeProblem, OSError) as problem:  # no terminal is left to say it on
         with (path.parent / "guard.log").open("a", encoding="utf-8") as log:
             log.write(f"{problem}\n")
+
+
+if __name__ == "__main__":
+    guard(Path(sys.argv[1]))

@@ -15,7 +15,8 @@ import set_up
 
 sys.path.insert(0, str(set_up.ROOT))
 
-from kube_cluster import KubeProblem, node, programs
+from kube_cluster import node, programs
+from kube_cluster.problems import KubeProblem
 
 
 class KubeSetUp(set_up.SetUp):

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kube_cluster import Api
-from kube_cluster.api import Object
+from kube_cluster.api import Api, Object
 from kube_cluster.simulated import GPU, toleration
 
 PODS = "/api/v1/namespaces/default/pods"

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from pods import PODS, wait_until
 
-from kube_cluster import Api, Cluster, NotHere
+from kube_cluster.api import Api
+from kube_cluster.cluster import Cluster
 from kube_cluster.network import NAMESPACES
 from kube_cluster.node import Node
+from kube_cluster.problems import NotHere
 from kube_cluster.processes import marked
 
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")

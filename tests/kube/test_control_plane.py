@@ -7,7 +7,8 @@ import json
 import pytest
 from pods import PODS
 
-from kube_cluster import Api, ApiProblem, Cluster
+from kube_cluster.api import Api, ApiProblem
+from kube_cluster.cluster import Cluster
 
 pytestmark = pytest.mark.kube
 

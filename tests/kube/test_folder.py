@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kube_cluster import KubeProblem, cgroups, images, network, node, processes, teardown
+from kube_cluster import cgroups, images, network, node, processes, teardown
 from kube_cluster import folder as folder_module
 from kube_cluster.folder import Folder, folders, registry
+from kube_cluster.problems import KubeProblem
 from kube_cluster.progress import Progress
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pods import PODS, phase, wait_until, why_pending
 
-from kube_cluster import Api
+from kube_cluster.api import Api
 from kube_cluster.images import host_pod
 from kube_cluster.node import Node
 from kube_cluster.simulated import GPU

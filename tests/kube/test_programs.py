@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kube_cluster import KubeProblem, programs
+from kube_cluster import programs
+from kube_cluster.problems import KubeProblem
 
 ROOT = Path(__file__).parents[2]
 FAKE_GO = """#!/bin/sh

@@ -16,9 +16,9 @@ import psutil
 import pytest
 from pods import wait_until
 
-from kube_cluster import Api, Cluster
-from kube_cluster.cluster import why_no_node
-from kube_cluster.folder import Folder, folders
+from kube_cluster.api import Api
+from kube_cluster.cluster import Cluster, why_no_node
+from kube_cluster.folder import Folder
 from kube_cluster.network import NAMESPACES, Network
 from kube_cluster.processes import marked
 
@@ -40,7 +40,9 @@ class Running:
 
     def guard(self) -> psutil.Process:
         """Return the process that waits for the end of the command."""
-        (found,) = [one for one in psutil.Process(self.command.pid).children() if "guard" in one.cmdline()]
+        (found,) = [
+            one for one in psutil.Process(self.command.pid).children() if "kube_cluster.teardown" in one.cmdline()
+        ]
         return found
 
     def left(self) -> list[str]:
@@ -91,9 +93,9 @@ def cluster() -> Iterator[Running]:
         yield found
 
 
-def down(*names: str) -> str:
-    """Run the command that removes clusters and return what it says."""
-    done = subprocess.run([*COMMAND, "down", *names], cwd=ROOT, capture_output=True, text=True, check=False)
+def run(*words: str) -> str:
+    """Run a command on the clusters and return what it says."""
+    done = subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
@@ -115,7 +117,7 @@ def test_what_a_killed_guard_leaves_is_removed_by_the_next_command(cluster: Runn
     cluster.command.wait(60)
     assert cluster.left()
     assert not cluster.folder.owner_lives()
-    assert cluster.folder.name in down()
+    assert cluster.folder.name in run("down")
     assert cluster.left() == []
 
 
@@ -126,11 +128,12 @@ def test_two_clusters_run_side_by_side_and_one_is_removed_by_its_name(control_pl
         api.close()
         first, second = (json.loads(one.read_text()) for one in (control_plane.kubeconfig, other.kubeconfig))
         assert first["clusters"][0]["cluster"]["server"] != second["clusters"][0]["cluster"]["server"]
-        assert {control_plane.folder.name, other.folder.name} <= {folder.name for folder in folders()}
-        assert "Removed" in down(other.folder.name)
+        listed = run("list")
+        assert all(f"{one.folder.name}  running" in listed for one in (control_plane, other))
+        assert "Removed" in run("down", other.folder.name)
         assert other.left() == []
     assert control_plane.api.ready()
 
 
 def test_a_name_that_no_cluster_has_is_refused_in_words() -> None:
-    assert "There is no cluster nothing" in down("nothing")
+    assert "There is no cluster nothing" in run("down", "nothing")
