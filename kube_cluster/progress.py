@@ -26,9 +26,11 @@ class Progress:
         share = min(1.0, done / total) if total else 0.0
         passed = duration(now - self._start)
         if self._out.isatty():
+            if not self._open:  # on a line of its own: a bar that is wrapped cannot be drawn again
+                self._out.write(f"{self._what} …\n")
             if now - self._shown > 0.1 or done == total:
                 bar = "█" * round(WIDTH * share)
-                self._out.write(f"\r{self._what} {bar:░<{WIDTH}} {share:4.0%}, {passed} ")
+                self._out.write(f"\r{bar:░<{WIDTH}} {share:4.0%}, {passed} ")
                 self._shown, self._open = now, True
         elif now - self._shown > EVERY_SECONDS:
             self._out.write(f"{self._what}: {share:.0%} after {passed}\n")
@@ -37,9 +39,8 @@ class Progress:
 
     def end(self, said: str = "done") -> None:
         """Close the step with a last line."""
-        if self._open:
-            self._out.write("\r\x1b[K")
-        self._out.write(f"{self._what}: {said} after {duration(time.monotonic() - self._start)}\n")
+        passed = duration(time.monotonic() - self._start)
+        self._out.write(f"\r\x1b[K{said} after {passed}\n" if self._open else f"{self._what}: {said} after {passed}\n")
         self._out.flush()
 
 

@@ -132,6 +132,20 @@ def test_an_image_depends_on_its_contents_alone() -> None:
     assert len(names) == 5
 
 
+def test_progress_on_a_terminal_is_a_bar_that_fits_on_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    progress = Progress("Compiling " + "a long title " * 9, out)
+    progress.show(2, 4)
+    progress.show(4, 4)
+    progress.end()
+    title, bars, end = out.getvalue().rpartition("\r")[0], out.getvalue().split("\r")[1:-1], out.getvalue()[-20:]
+    assert title.startswith("Compiling ")
+    assert [len(bar) < 80 for bar in bars] == [True, True]
+    assert "█" * 15 + "░" * 15 + "  50%" in bars[0]
+    assert end.endswith("done after 0 s\n")
+
+
 def test_progress_without_a_terminal_is_a_line_for_the_start_and_the_end() -> None:
     out = StringIO()
     progress = Progress("Compiling", out)
