@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from .artifacts.choice import chosen
 from .backends.base import Backend
 from .control.change_feed import ChangeFeed
 from .control.components import Components
@@ -73,9 +74,8 @@ class Application:
         store: Store | None = None
         leader: Leader | None = None
         try:
-            store = await asyncio.to_thread(
-                open_store, settings.db_url, settings.artifacts_dir, settings.large_file_bytes
-            )
+            artifacts = await asyncio.to_thread(chosen, settings.artifacts_dir, settings.artifacts_s3)
+            store = await asyncio.to_thread(open_store, settings.db_url, artifacts, settings.large_file_bytes)
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds)
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)

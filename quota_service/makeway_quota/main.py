@@ -14,12 +14,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 
 from . import __version__
 from .backends.base import Backend
 from .settings import ServiceSettings, load
+
+if TYPE_CHECKING:
+    from .store.store import Store
 
 log = logging.getLogger("makeway.main")
 
@@ -152,13 +156,18 @@ def _policy_validate(args: argparse.Namespace) -> int:
 
 
 def _upgrade(args: argparse.Namespace) -> int:
-    from .store.store import open_store
-
     settings = load(args.config)
     settings.state_dir.mkdir(parents=True, exist_ok=True)
-    open_store(settings.db_url).close()
+    _open_store(settings).close()
     print("The database is up to date.")
     return 0
+
+
+def _open_store(settings: ServiceSettings) -> Store:
+    from .artifacts.choice import chosen
+    from .store.store import open_store
+
+    return open_store(settings.db_url, chosen(settings.artifacts_dir, settings.artifacts_s3))
 
 
 def _snapshot(args: argparse.Namespace) -> int:
@@ -168,10 +177,9 @@ def _snapshot(args: argparse.Namespace) -> int:
         from .application import current_policy
         from .control.pool_assignment import sizes
         from .control.world import World
-        from .store.store import open_store
 
         settings = load(args.config)
-        store = open_store(settings.db_url)
+        store = _open_store(settings)
         backend = make_backend(settings)
         now = time.time()
         seen = await backend.observe()

@@ -28,6 +28,7 @@ class ServiceSettings:
     leader_seconds: float
     tick_seconds: float
     artifacts_dir: Path | None
+    artifacts_s3: str
     large_file_bytes: int
     max_files_bytes: int
     max_result_bytes: int
@@ -106,6 +107,11 @@ class QuotaService(Configurable):
         help="Folder of the large files of submissions, shared by all replicas; empty: `artifacts` beside an "
         "SQLite database; with PostgreSQL, the database (MAKEWAY_ARTIFACTS_DIR).",
     ).tag(config=True, env="MAKEWAY_ARTIFACTS_DIR")
+    artifacts_s3 = Unicode(
+        "",
+        help="Bucket of the large files of submissions in S3 or compatible object storage, instead of a folder: "
+        "s3://bucket/prefix; region, endpoint and credentials by the AWS_… variables (MAKEWAY_ARTIFACTS_S3).",
+    ).tag(config=True, env="MAKEWAY_ARTIFACTS_S3")
     large_file_kb = Int(
         256, min=1, help="Size from which on a file of a submission is large, in KiB (MAKEWAY_LARGE_FILE_KB)."
     ).tag(config=True, env="MAKEWAY_LARGE_FILE_KB")
@@ -199,6 +205,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         leader_seconds=service.leader_seconds,
         tick_seconds=service.tick_seconds,
         artifacts_dir=Path(service.artifacts_dir).expanduser().absolute() if service.artifacts_dir else None,
+        artifacts_s3=service.artifacts_s3,
         large_file_bytes=service.large_file_kb * 1024,
         max_files_bytes=service.max_files_mb * 1_000_000,
         max_result_bytes=service.max_result_mb * 1_000_000,

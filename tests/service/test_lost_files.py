@@ -49,7 +49,7 @@ async def test_a_job_whose_files_are_away_starts_when_they_are_back(
             store.contents.probe()
             health = await run.service.services.audit.ready()
             assert not health.ok
-            assert "not mounted" in health.checks["files"]
+            assert health.checks["files"] == "the place of large files cannot be reached"
             (tmp_path / "away").rename(folder)
             store.contents.probe()
             assert (await run.service.services.audit.ready()).checks["files"] == "there"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.artifacts.folder import ArtifactFolder, Unreadable
+from makeway_quota.artifacts.base import ORPHAN_AGE, Stored, Unreadable, whole
+from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.store import Store, StoreError, open_store
-from makeway_quota.store.contents import ORPHAN_AGE
 from makeway_quota.store.errors import FilesAway, FileUnreadable
 from makeway_quota.store.records import Change, FilesOf
 from makeway_quota.store.tables import blobs
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(url: str, folder: Path) -> Iterator[Store]:
     """Open a store with a folder, on each of the databases."""
-    opened = open_store(url, folder, LARGE)
+    opened = open_store(url, ArtifactFolder(folder), LARGE)
     yield opened
     opened.close()
 
@@ -171,16 +171,16 @@ def test_a_content_that_cannot_be_read_now_is_not_lost(store: Store, folder: Pat
 def test_a_store_is_not_opened_without_the_folder_that_its_rows_refer_to(
     store: Store, url: str, folder: Path, job
 ) -> None:
-    open_store(url, folder.with_name("other"), LARGE).close()
+    open_store(url, ArtifactFolder(folder.with_name("other")), LARGE).close()
     assert (folder.with_name("other") / "lock").is_file(), "no row refers to a content yet"
     store.add_workload(job("j1"), BUNDLE, now=0.0)
     shutil.rmtree(folder)
     with pytest.raises(StoreError, match="not there or not mounted; mount or restore it"):
-        open_store(url, folder, LARGE)
+        open_store(url, ArtifactFolder(folder), LARGE)
     assert not folder.exists()
     folder.mkdir()
     (folder / "lock").touch()
-    open_store(url, folder, LARGE).close()
+    open_store(url, ArtifactFolder(folder), LARGE).close()
 
 
 def test_a_clock_that_is_ahead_removes_nothing_young(store: Store, folder: Path) -> None:
@@ -198,26 +198,29 @@ def test_a_write_that_ends_during_a_pass_does_not_end_it(
     for name in ("77", "88"):
         (folder / name).mkdir()
         (folder / name / ".new-part").write_bytes(b"half")
+        age(folder / name / ".new-part", 2 * ORPHAN_AGE)
     listed = ArtifactFolder.listed
 
-    def ends(self: ArtifactFolder):  # type: ignore[no-untyped-def]
-        for paths in listed(self):
-            paths[0].rename(paths[0].with_name("0" * 64))
-            yield paths
+    def ends(self: ArtifactFolder) -> Iterator[list[Stored]]:
+        for part in listed(self):
+            path = folder / part[0].place
+            path.rename(path.with_name("0" * 64))
+            yield part
 
     monkeypatch.setattr(ArtifactFolder, "listed", ends)
-    assert store.contents.collect(NOW) == (0, 0, 0)
+    assert store.contents.collect(NOW).removed == 0
+    assert len(contents(folder)) == 2
 
 
 def test_a_database_that_is_opened_without_its_folder_says_so(postgres: str, tmp_path: Path, job) -> None:
     from postgres import empty_database
 
     url = empty_database(postgres)
-    first = open_store(url, tmp_path / "artifacts", LARGE)
+    first = open_store(url, ArtifactFolder(tmp_path / "artifacts"), LARGE)
     first.add_workload(job("j1"), BUNDLE, now=0.0)
     first.close()
     other = open_store(url)
-    with pytest.raises(FileUnreadable, match="MAKEWAY_ARTIFACTS_DIR"):
+    with pytest.raises(FileUnreadable, match="MAKEWAY_ARTIFACTS_DIR, MAKEWAY_ARTIFACTS_S3"):
         other.files("j1")
     other.add_workload(job("j2"), [("other.bin", BIG + b"x", False)], now=0.0)
     assert other.files("j2")[0].data == BIG + b"x", "PostgreSQL keeps large files itself"
@@ -234,7 +237,7 @@ def test_an_sqlite_file_has_its_folder_beside_it(sqlite_url: str, tmp_path: Path
 
 def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no SHA-256"):
-        ArtifactFolder(tmp_path).get("../../etc/passwd")
-    ArtifactFolder(tmp_path).set_up()
+        whole(ArtifactFolder(tmp_path), "../../etc/passwd")
+    ArtifactFolder(tmp_path).set_up(used=False)
     with pytest.raises(Unreadable, match="missing"):
-        ArtifactFolder(tmp_path).get("0" * 64)
+        whole(ArtifactFolder(tmp_path), "0" * 64)

@@ -1,1 +1,1 @@
-"""Keep large file contents in a folder, by digest; used by the store."""
+"""Keep large contents by digest, in a folder or in object storage, behind the protocol of `base`; used by the store."""

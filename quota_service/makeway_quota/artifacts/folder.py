@@ -1,77 +1,69 @@
-"""Keep large file contents outside the database: one file each, named by its SHA-256.
+"""Keep large contents in a folder: one file each, named by its SHA-256.
 
 A content is written to a temporary name, synced and renamed before a row refers to it, so that a row never refers to
-half a file. A content without a row is removed once it is old enough; `put` makes one that is there young again. The
-folder may be shared by the replicas on several machines. Its file `lock` is made once, by `set_up`: a folder without
-it is not mounted, and says nothing about contents.
+half a file. `put` makes one that is there young again. The folder may be shared by the replicas on several machines.
+Its file `lock` is made once, by `set_up`: a folder without it is not mounted, and says nothing about contents.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-DIGEST = re.compile(r"^[0-9a-f]{64}$")
-
+from .base import CHUNK, DIGEST, ArtifactsAway, Stored, Unreadable, checked, verified
 
 LOCK = "lock"
 
 
-class Unreadable(Exception):
-    """A content is missing or damaged; the sentence says which."""
-
-
-class FolderAway(OSError):
-    """The folder cannot be reached, so that nothing is known about its contents."""
-
-
 class ArtifactFolder:
-    """The contents in one folder that only its owner can read. Blocking and thread-safe."""
+    """The contents in one folder that only its owner can read; see `base.Artifacts`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def put(self, digest: str, data: bytes) -> None:
-        """Write a content, or make it young where it is there and whole; raises OSError where that fails."""
-        place = self._place(digest)
+    @property
+    def where(self) -> str:
+        """What and where it is, for messages."""
+        return f"the folder {self.root}"
+
+    def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
+        """Write a content, or make it young where it is there and whole."""
+        path = self._path(digest)
         self.check()
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        with suppress(OSError):  # one that cannot be read is written anew
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with suppress(OSError, Unreadable):  # one that cannot be read, or is damaged, is written anew
             with self._locked():
-                os.utime(place)
-            if place.read_bytes() == data:
-                return
-        number, name = tempfile.mkstemp(prefix=".new-", dir=place.parent)
+                os.utime(path)
+            for _ in verified(digest, _chunks(path)):
+                pass
+            return
+        number, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         try:
             with os.fdopen(number, "wb") as file:
-                file.write(data)
+                for chunk in verified(digest, chunks):
+                    file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(name, place)
+            os.replace(name, path)
         except BaseException:
             with suppress(OSError):
                 os.unlink(name)
             raise
-        _sync(place.parent)
+        _sync(path.parent)
 
-    def get(self, digest: str) -> bytes:
-        """Return a content; raises Unreadable, or OSError while it cannot be read."""
+    def read(self, digest: str) -> Iterator[bytes]:
+        """Yield a content in chunks; Unreadable where it is missing or damaged."""
         try:
-            data = self._place(digest).read_bytes()
+            yield from verified(digest, _chunks(self._path(digest)))
         except FileNotFoundError:
             self.check()
             raise Unreadable("its content is missing") from None
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise Unreadable("its content is damaged")
-        return data
 
-    def listed(self) -> Iterator[list[Path]]:
+    def listed(self) -> Iterator[list[Stored]]:
         """Yield the contents and the rests of broken writes, folder by folder."""
         try:
             folders = sorted(path for path in self.root.iterdir() if path.is_dir())
@@ -79,33 +71,16 @@ class ArtifactFolder:
             return
         for folder in folders:
             with suppress(FileNotFoundError):
-                yield sorted(path for path in folder.iterdir() if path.is_file())
+                yield [found for path in sorted(folder.iterdir()) if (found := self._stored(path)) is not None]
 
-    def remove(self, path: Path, before: float) -> bool:
+    def remove(self, stored: Stored, before: float) -> bool:
         """Remove a content that was not written or made young since `before` (Unix seconds); whether it went."""
+        path = self.root / stored.place
         with self._locked(), suppress(FileNotFoundError):  # renamed or removed meanwhile
             if path.stat().st_mtime < before:
                 path.unlink()
                 return True
         return False
-
-    def is_set_up(self) -> bool:
-        """Whether the folder is there with its lock."""
-        try:
-            (self.root / LOCK).stat()
-        except OSError:
-            return False
-        return True
-
-    def set_up(self) -> None:
-        """Make the folder and its lock, where they are not there yet; raises OSError where that fails."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.root / LOCK).touch(0o600)
-
-    def check(self) -> None:
-        """Raise FolderAway unless the folder can be reached."""
-        if not self.is_set_up():
-            raise FolderAway(f"{self.root} is not there or not mounted: it has no file “{LOCK}”")
 
     def now(self) -> float:
         """Return the time by the clock that stamps the files here (Unix seconds), which may be a server's."""
@@ -113,10 +88,46 @@ class ArtifactFolder:
             os.utime(self.root / LOCK)
             return (self.root / LOCK).stat().st_mtime
 
-    def _place(self, digest: str) -> Path:
-        if not DIGEST.match(digest):
-            raise ValueError(f"{digest!r} is no SHA-256")
-        return self.root / digest[:2] / digest
+    def set_up(self, used: bool) -> None:
+        """Make the folder and its lock; OSError where that fails, or where the folder is gone although it is `used`."""
+        if self._is_set_up():
+            return
+        if used:
+            raise ArtifactsAway(
+                f"{self.where} is not there or not mounted; mount or restore it, or, "
+                f"if its contents are lost, create it with an empty file “{LOCK}”: jobs with such files then fail"
+            )
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.root / LOCK).touch(0o600)
+        except OSError as error:
+            raise ArtifactsAway(f"{self.where} cannot be made: {error.strerror or error}") from error
+
+    def check(self) -> None:
+        """Raise ArtifactsAway unless the folder can be reached."""
+        if not self._is_set_up():
+            raise ArtifactsAway(f"{self.where} is not there or not mounted: it has no file “{LOCK}”")
+
+    def _is_set_up(self) -> bool:
+        try:
+            (self.root / LOCK).stat()
+        except OSError:
+            return False
+        return True
+
+    def _path(self, digest: str) -> Path:
+        return self.root / checked(digest)[:2] / digest
+
+    def _stored(self, path: Path) -> Stored | None:
+        """Describe a file; None for what is no file, or gone meanwhile."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        if not path.is_file():
+            return None
+        digest = path.name if DIGEST.match(path.name) else ""
+        return Stored(digest, path.relative_to(self.root).as_posix(), found.st_size, found.st_mtime)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -125,6 +136,12 @@ class ArtifactFolder:
         with open(self.root / LOCK, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
 
 
 def _sync(folder: Path) -> None:

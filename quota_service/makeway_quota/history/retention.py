@@ -218,7 +218,7 @@ class Retention:
         return total
 
     async def _collect_artifacts(self, now: float) -> Collected:
-        """Remove the large files that no workload refers to; a folder that cannot be read hinders nothing else."""
+        """Remove the large files that no workload refers to; a place that cannot be reached hinders nothing else."""
         try:
             return await self._call(self._store.contents.collect, now)
         except OSError as error:

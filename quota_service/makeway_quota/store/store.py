@@ -8,6 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from ..artifacts.base import Artifacts
+from ..artifacts.folder import ArtifactFolder
 from . import pages, reads, replicas, rows, submission_keys, writes
 from .contents import LARGE, Contents
 from .database import Database, parse
@@ -36,16 +38,16 @@ from .replicas import Followed, Notifications
 from .space import allow_give_back, free_bytes
 
 
-def open_store(url: str, artifacts: Path | None = None, large: int = LARGE) -> Store:
+def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE) -> Store:
     """Open the database at `url` and bring its tables up to date; raise StoreError where that cannot be done.
 
-    Files of `large` bytes or more are in the folder `artifacts`; None: beside an SQLite file, in PostgreSQL itself.
+    Files of `large` bytes or more are in `artifacts`; None: a folder beside an SQLite file, or PostgreSQL itself.
     """
     parsed = parse(url)
     upgrade(parsed)
     allow_give_back(parsed)
     if artifacts is None and parsed.get_backend_name() == "sqlite":
-        artifacts = Path(parsed.database or "").with_name("artifacts")
+        artifacts = ArtifactFolder(Path(parsed.database or "").with_name("artifacts"))
     database = Database(parsed)
     try:
         return Store(database, Contents(database, artifacts, large).set_up())

@@ -1,0 +1,234 @@
+"""Keep large contents in a bucket of S3-compatible object storage (extra `s3`).
+
+Every upload has a key of its own, `PREFIX/SHA-256/RANDOM`, which is never written twice: so a content that is removed
+because it is old is never one that another writer has just made young, for which S3 has no lock. Keys that a newer
+upload of the same content supersedes go with the old ones. Credentials, region and endpoint come from the environment
+or the files of the AWS SDK.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+from boto3.s3.transfer import TransferConfig
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    NoCredentialsError,
+    NoRegionError,
+)
+
+from .base import CHUNK, ORPHAN_AGE, ArtifactsAway, Stored, Unreadable, checked, verified
+
+log = logging.getLogger("makeway.artifacts")
+
+PART = 8 * 2**20
+"""Bytes of one request of an upload, and of what is in memory of it"""
+YOUNG = ORPHAN_AGE / 2
+"""Seconds for which an upload stands in for another of the same content: it is kept for at least as long again"""
+TRIES = 3
+"""Lists before a reader believes that a content is missing: the key that it found may have been superseded"""
+
+OPTIONS = Config(
+    connect_timeout=5,
+    read_timeout=30,
+    max_pool_connections=16,
+    retries={"mode": "standard", "max_attempts": 3},
+    # The store verifies every content itself; older S3-compatible services refuse the SDK's own checksums.
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
+    user_agent_extra="makeway",
+)
+TRANSFER = TransferConfig(multipart_threshold=PART, multipart_chunksize=PART, use_threads=False)
+
+
+class ArtifactBucket:
+    """The contents below a prefix of one bucket; see `base.Artifacts`."""
+
+    def __init__(self, address: str, client: Any = None) -> None:
+        """`address`: `s3://bucket` or `s3://bucket/prefix`; ValueError for anything else."""
+        parts = urlsplit(address)
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+            raise ValueError(f"{address!r} is no bucket: write s3://bucket or s3://bucket/prefix")
+        self._bucket = parts.netloc
+        prefix = parts.path.strip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.where = f"the bucket s3://{self._bucket}/{prefix}".rstrip("/")
+        with self._explained():
+            self._client = client or boto3.session.Session().client("s3", config=OPTIONS)
+
+    def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
+        """Upload a content, unless there is a young upload of it."""
+        with self._explained():
+            newest, now = self._newest(checked(digest))
+            if newest is not None and newest.size == size and newest.at > now - YOUNG:
+                return
+            key = f"{self._prefix}{digest}/{os.urandom(8).hex()}"
+            self._client.upload_fileobj(_Reader(verified(digest, chunks)), self._bucket, key, Config=TRANSFER)
+
+    def read(self, digest: str) -> Iterator[bytes]:
+        """Yield a content in chunks; Unreadable where it is missing or damaged."""
+        yield from verified(digest, self._downloaded(checked(digest)))
+
+    def listed(self) -> Iterator[list[Stored]]:
+        """Yield uploads, superseded ones and those that were broken off as rests of broken writes."""
+        with self._explained():
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            held: list[Stored] = []  # the uploads of a page's last content: the next page may have more of them
+            for page in pages:
+                found = held + [stored for each in page.get("Contents", ()) if (stored := self._stored(each))]
+                held = [stored for stored in found if stored.digest == found[-1].digest]
+                yield _superseded(found[: len(found) - len(held)])
+            yield _superseded(held)
+            yield self._broken_off()
+
+    def remove(self, stored: Stored, before: float) -> bool:
+        """Remove an upload that is older than `before` (Unix seconds); whether it went."""
+        if stored.at >= before:
+            return False
+        key, _, upload = stored.place.partition("?")
+        with self._explained():
+            if upload:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+            else:
+                self._client.delete_object(Bucket=self._bucket, Key=key)
+        return True
+
+    def now(self) -> float:
+        """Return the time by the clock of the object storage."""
+        with self._explained():
+            return _date(self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1))
+
+    def set_up(self, used: bool) -> None:
+        """Check that the bucket can be used; a storage that is away for a while hinders no start."""
+        try:
+            self.check()
+        except ArtifactsAway as error:
+            if isinstance(error.__cause__, (ConnectionError, HTTPClientError)):
+                log.warning("%s", error)
+            else:
+                raise
+
+    def check(self) -> None:
+        """Raise ArtifactsAway unless the bucket can be listed."""
+        self.now()
+
+    def _newest(self, digest: str) -> tuple[Stored | None, float]:
+        """Return the newest upload of a content, and the time by the storage's clock."""
+        answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=f"{self._prefix}{digest}/")
+        found = [stored for each in answer.get("Contents", ()) if (stored := self._stored(each))]
+        return max(found, key=lambda stored: (stored.at, stored.place), default=None), _date(answer)
+
+    def _downloaded(self, digest: str) -> Iterator[bytes]:
+        with self._explained():
+            for _ in range(TRIES):
+                newest, _ = self._newest(digest)
+                if newest is None:
+                    break
+                try:
+                    body = self._client.get_object(Bucket=self._bucket, Key=newest.place)["Body"]
+                except self._client.exceptions.NoSuchKey:
+                    continue
+                try:
+                    yield from body.iter_chunks(CHUNK)
+                finally:
+                    body.close()
+                return
+        raise Unreadable("its content is missing")
+
+    def _stored(self, entry: dict[str, Any]) -> Stored | None:
+        """Describe an object; None for one that Makeway did not write."""
+        digest, _, name = str(entry["Key"])[len(self._prefix) :].partition("/")
+        try:
+            checked(digest)
+        except ValueError:
+            return None
+        return Stored(digest, entry["Key"], entry["Size"], entry["LastModified"].timestamp()) if name else None
+
+    def _broken_off(self) -> list[Stored]:
+        """Return the uploads that were never completed."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
+        return [
+            Stored("", f"{each['Key']}?{each['UploadId']}", 0, each["Initiated"].timestamp())
+            for page in pages
+            for each in page.get("Uploads", ())
+            if self._stored({"Size": 0, "LastModified": each["Initiated"], "Key": each["Key"]})
+        ]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn the errors of the SDK into ArtifactsAway with a sentence."""
+        try:
+            yield
+        except (ClientError, BotoCoreError, boto3.exceptions.Boto3Error) as error:
+            raise ArtifactsAway(f"{self.where} cannot be used: {_sentence(error)}") from error
+
+
+class _Reader(io.RawIOBase):
+    """Chunks as a file that can be read once, for the SDK."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Return `size` bytes; fewer only at the end."""
+        parts, got = [self._rest], len(self._rest)
+        while size < 0 or got < size:
+            chunk = next(self._chunks, b"")
+            if not chunk:
+                break
+            parts.append(chunk)
+            got += len(chunk)
+        whole = b"".join(parts)
+        end = len(whole) if size < 0 else size
+        self._rest = whole[end:]
+        return whole[:end]
+
+
+def _superseded(found: list[Stored]) -> list[Stored]:
+    """Return uploads; those with a newer one of the same content are marked as rests, which no row keeps."""
+    newest: dict[str, Stored] = {}
+    for stored in found:
+        known = newest.get(stored.digest)
+        if known is None or (stored.at, stored.place) > (known.at, known.place):
+            newest[stored.digest] = stored
+    return [stored if newest[stored.digest] is stored else stored._replace(digest="") for stored in found]
+
+
+def _date(answer: dict[str, Any]) -> float:
+    return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp()
+
+
+def _sentence(error: Exception) -> str:
+    """Return what is wrong and what to do about it; never a credential."""
+    if isinstance(error, NoCredentialsError):
+        return (
+            "there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE"
+        )
+    if isinstance(error, NoRegionError):
+        return "there is no region; set AWS_DEFAULT_REGION"
+    cause = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
+    if isinstance(cause, ClientError):
+        known = {
+            "NoSuchBucket": "there is no such bucket; create it, or correct its name",
+            "AccessDenied": "access is denied; the credentials need s3:ListBucket, s3:ListBucketMultipartUploads, "
+            "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload",
+        }
+        code = str(cause.response.get("Error", {}).get("Code", ""))
+        return known.get(code) or str(cause.response.get("Error", {}).get("Message") or code)
+    return str(error)
