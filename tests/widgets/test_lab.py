@@ -15,7 +15,7 @@ import pytest
 from browser import chromium
 from makeway_api.client import Client
 from makeway_api.models import JobRequest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from .conftest import Portal
 
@@ -138,11 +138,21 @@ def test_widget_and_outputs_in_jupyterlab(page: Page, ana: Client, bo: Client, p
     expect(widget.get_by_text("came later").first).to_be_visible(timeout=30_000)
     for theme in ("Light", "Dark"):
         choose_theme(page, theme)
-        colour = widget.evaluate("node => getComputedStyle(node).color")
+        colour = colour_of(widget)
         assert brightness(colour) < 128 if theme == "Light" else brightness(colour) > 128
         page.evaluate("document.querySelector('.jp-WindowedPanel-outer').scrollTop = 0")
         if pictures:
             page.screenshot(path=pictures / f"widget-{theme.lower()}.png")
+
+
+def colour_of(widget: Locator) -> str:
+    """Return the colour of a widget's text; one that is drawn again in between has none."""
+    for _ in range(50):
+        colour: str = widget.evaluate("node => getComputedStyle(node).color")
+        if colour:
+            return colour
+        widget.page.wait_for_timeout(100)
+    raise AssertionError("the widget has no colour")
 
 
 def brightness(colour: str) -> float:
