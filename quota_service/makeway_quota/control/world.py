@@ -144,13 +144,12 @@ class World:
 
     async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
         """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
-        await self._follow()
-        return list((self._active.found or {}).values()) if teams is None else self._active.of(teams, owner)
+        rows = await self.rows_now()
+        return list(rows.values()) if teams is None else self._active.of(teams, owner)
 
     async def row(self, id: str) -> Workload | None:
         """Return one workload that has not ended, as it is now, or None."""
-        await self._follow()
-        return (self._active.found or {}).get(id)
+        return (await self.rows_now()).get(id)
 
     async def watched(self) -> dict[str, Workload]:
         """Return those of `rows` that may hold something or have a lease, not the thousands of jobs that wait."""
