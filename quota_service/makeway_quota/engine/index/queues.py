@@ -74,7 +74,7 @@ class Queue:
     def put_back(self, workload: Workload) -> None:
         """Requeue a workload whose start was withdrawn."""
         line = self._thinned(workload.owner)
-        self.lines[workload.owner] = deque(sorted([*line, workload], key=_age))
+        self.lines[workload.owner] = deque(sorted([*line, workload], key=age))
 
     def _thinned(self, owner: str) -> OwnerQueue:
         if owner not in self._whole:
@@ -108,22 +108,23 @@ class Queue:
         """Add a workload, between two decisions."""
         line = self.lines.setdefault(workload.owner, [])
         assert isinstance(line, list)
-        if not line or _age(line[-1]) < _age(workload):
+        if not line or age(line[-1]) < age(workload):
             line.append(workload)
         else:
-            insort(line, workload, key=_age)
+            insort(line, workload, key=age)
         self._members = None
 
     def part(self, workload: Workload) -> None:
         """Remove a workload, between two decisions."""
         line = self.lines[workload.owner]
-        del line[bisect_left(line, _age(workload), key=_age)]
+        del line[bisect_left(line, age(workload), key=age)]
         if not line:
             del self.lines[workload.owner]
         self._members = None
 
 
-def _age(workload: Workload) -> tuple[float, str]:
+def age(workload: Workload) -> tuple[float, str]:
+    """Return the sort key of a workload by age: the oldest first, ties by id."""
     return workload.submitted_at, workload.id
 
 
@@ -159,9 +160,9 @@ class PendingQueues:
                 self.inadmissible[workload.id] = why
             else:
                 open_to.append(workload)
-        self._ages = sorted(map(_age, open_to))
+        self._ages = sorted(map(age, open_to))
         self._by_time = self.any_starving()
-        for workload in sorted(open_to, key=_age):
+        for workload in sorted(open_to, key=age):
             self._enter(workload)
 
     def any_starving(self) -> bool:
@@ -179,7 +180,7 @@ class PendingQueues:
             if why is not None:
                 self.inadmissible[name] = why
             else:
-                insort(self._ages, _age(workload))
+                insort(self._ages, age(workload))
                 self._enter(workload)
 
     def open(self) -> list[Queue]:
@@ -269,7 +270,7 @@ class PendingQueues:
         if name in self._of:
             workload = self._of[name][2]
             self._out(name)
-            del self._ages[bisect_left(self._ages, _age(workload))]
+            del self._ages[bisect_left(self._ages, age(workload))]
 
     def _out(self, name: str) -> None:
         key, queue, workload = self._of.pop(name)

@@ -15,7 +15,7 @@ from ..index.cluster import Cluster
 from ..index.ledger import LineState
 from ..index.nodes import UNLIMITED, Allocation, Part, PoolState
 from ..index.openings import EVER, UNKNOWN, Opening
-from ..index.queues import Queue
+from ..index.queues import Queue, age
 from ..placement.fit import static_quota
 from ..request import Need
 from ..snapshot import GPU, Workload
@@ -168,13 +168,9 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
                 continue
             limit = cluster.time_limit(head)
             alike = queue.reason_class, queue.profile.name, queue.priority, limit, head.owner
-            if alike not in found or _age(head) < _age(found[alike][1]):
+            if alike not in found or age(head) < age(found[alike][1]):
                 found[alike] = queue, head
-    return sorted(found.values(), key=lambda each: _age(each[1]))
-
-
-def _age(workload: Workload) -> tuple[float, str]:
-    return workload.submitted_at, workload.id
+    return sorted(found.values(), key=lambda each: age(each[1]))
 
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
