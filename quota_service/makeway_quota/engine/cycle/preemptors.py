@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ..index.nodes import Allocation
+from ..index.queues import age
 from ..plan import Evict, Fact, Facts, Move, Number
 from ..plan_builder import PlanBuilder, preemptor_values
 from ..snapshot import from_milli
@@ -17,45 +19,49 @@ from ..snapshot import from_milli
 _OWN_TEAM = frozenset({"reclaim_own_team", "reclaim_own_limit", "preempt_in_team", "yield_in_team"})
 """Codes of evictions by a preemptor of the victim's own team"""
 
+_Victim = TypeVar("_Victim", Evict, Move)
+
 
 def replace_preemptors(builder: PlanBuilder) -> None:
     """Record the workload that got a victim's GPUs as its preemptor, where its own preemptor does not start."""
     if not builder.evicted and not builder.moved:
         return
     cluster = builder.cluster
-    heirs = [cluster.nominations[name] for name in builder.nominated if name in cluster.nominations]
-    heirs += [cluster.allocations[name] for name in builder.started]
-    if not heirs:
-        return
-    served = {heir.workload.id for heir in heirs}
-    for evict in [each for each in builder.evicted.values() if each.preemptor not in served]:
-        heir = _heir(cluster.allocations[evict.id], heirs)
-        facts, numbers = _facts(builder, evict, heir), _numbers(evict, heir)
-        rule = "reclaim" if facts[0].code == "reclaim" else evict.rule
-        builder.evicted[evict.id] = replace(evict, preemptor=heir.workload.id, rule=rule, facts=facts, numbers=numbers)
-    for move in [each for each in builder.moved.values() if each.preemptor not in served]:
-        heir = _heir(cluster.allocations[move.id], heirs)
-        facts, numbers = _facts(builder, move, heir), _numbers(move, heir)
-        builder.moved[move.id] = replace(move, preemptor=heir.workload.id, facts=facts, numbers=numbers)
+    served = [cluster.nominations[name] for name in builder.nominated if name in cluster.nominations]
+    served += [cluster.allocations[name] for name in builder.started]
+    if served:
+        _replace(builder, builder.evicted, served)
+        _replace(builder, builder.moved, served)
 
 
-def _heir(victim: Allocation, heirs: Sequence[Allocation]) -> Allocation:
+def _replace(builder: PlanBuilder, victims: dict[str, _Victim], served: Sequence[Allocation]) -> None:
+    """Replace the preemptors that are not among the served; an eviction takes the new one's rule, a move keeps its."""
+    ids = {each.workload.id for each in served}
+    for victim in [each for each in victims.values() if each.preemptor not in ids]:
+        preemptor = _new_preemptor(builder.cluster.allocations[victim.id], served)
+        facts, numbers = _facts(builder, victim, preemptor), _numbers(victim, preemptor)
+        rule = "reclaim" if isinstance(victim, Evict) and facts[0].code == "reclaim" else victim.rule
+        name = preemptor.workload.id
+        victims[victim.id] = replace(victim, preemptor=name, rule=rule, facts=facts, numbers=numbers)
+
+
+def _new_preemptor(victim: Allocation, served: Sequence[Allocation]) -> Allocation:
     """Return what got a victim's GPUs: on its devices, else on its nodes, else in its pool; the oldest of these."""
 
-    def order(heir: Allocation) -> tuple[object, ...]:
-        shared = [(a, b) for a in victim.parts for b in heir.parts if a.node is b.node]
+    def order(each: Allocation) -> tuple[object, ...]:
+        shared = [(a, b) for a in victim.parts for b in each.parts if a.node is b.node]
         same = any(not set(a.devices).isdisjoint(b.devices) for a, b in shared)
-        return heir.pool is not victim.pool, not same, not shared, heir.workload.submitted_at, heir.workload.id
+        return each.pool is not victim.pool, not same, not shared, *age(each.workload)
 
-    return min(heirs, key=order)
+    return min(served, key=order)
 
 
-def _facts(builder: PlanBuilder, victim: Evict | Move, heir: Allocation) -> Facts:
+def _facts(builder: PlanBuilder, victim: Evict | Move, preemptor: Allocation) -> Facts:
     first, *rest = victim.facts
-    account = builder.cluster.account(heir.workload)
-    values = {**first.values, **preemptor_values(heir.workload, account)}
+    account = builder.cluster.account(preemptor.workload)
+    values = {**first.values, **preemptor_values(preemptor.workload, account)}
     if "needs" in values:
-        values["needs"] = from_milli(heir.need.total)
+        values["needs"] = from_milli(preemptor.need.total)
     code, own = first.code, values.get("victim_team") == account.policy.name
     if code in _OWN_TEAM and not own:
         code = "reclaim"
@@ -64,6 +70,6 @@ def _facts(builder: PlanBuilder, victim: Evict | Move, heir: Allocation) -> Fact
     return (Fact(code, values), *rest)
 
 
-def _numbers(victim: Evict | Move, heir: Allocation) -> dict[str, Number]:
-    changed: dict[str, Number] = {"needs": from_milli(heir.need.total), "for_team": heir.workload.policy}
+def _numbers(victim: Evict | Move, preemptor: Allocation) -> dict[str, Number]:
+    changed: dict[str, Number] = {"needs": from_milli(preemptor.need.total), "for_team": preemptor.workload.policy}
     return {**victim.numbers, **{key: value for key, value in changed.items() if key in victim.numbers}}
