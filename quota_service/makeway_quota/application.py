@@ -74,8 +74,7 @@ class Application:
         store: Store | None = None
         leader: Leader | None = None
         try:
-            artifacts = await asyncio.to_thread(chosen, settings.artifacts_dir, settings.artifacts_s3)
-            store = await asyncio.to_thread(open_store, settings.db_url, artifacts, settings.large_file_bytes)
+            store = await asyncio.to_thread(store_of, settings)
             leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds)
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
@@ -128,6 +127,12 @@ class Application:
         await asyncio.to_thread(components.store.close)
         if self._lock is not None:
             self._lock.close()
+
+
+def store_of(settings: ServiceSettings) -> Store:
+    """Open the database of the settings, with its large files where they say."""
+    artifacts = chosen(settings.artifacts_dir, settings.artifacts_s3)
+    return open_store(settings.db_url, artifacts, settings.large_file_bytes)
 
 
 async def _lead_alone(leader: Leader, settings: ServiceSettings) -> None:

@@ -14,16 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import uvicorn
 
 from . import __version__
 from .backends.base import Backend
 from .settings import ServiceSettings, load
-
-if TYPE_CHECKING:
-    from .store.store import Store
 
 log = logging.getLogger("makeway.main")
 
@@ -156,30 +152,25 @@ def _policy_validate(args: argparse.Namespace) -> int:
 
 
 def _upgrade(args: argparse.Namespace) -> int:
+    from .application import store_of
+
     settings = load(args.config)
     settings.state_dir.mkdir(parents=True, exist_ok=True)
-    _open_store(settings).close()
+    store_of(settings).close()
     print("The database is up to date.")
     return 0
-
-
-def _open_store(settings: ServiceSettings) -> Store:
-    from .artifacts.choice import chosen
-    from .store.store import open_store
-
-    return open_store(settings.db_url, chosen(settings.artifacts_dir, settings.artifacts_s3))
 
 
 def _snapshot(args: argparse.Namespace) -> int:
     from .snapshot_file import write_snapshot
 
     async def dump() -> str:
-        from .application import current_policy
+        from .application import current_policy, store_of
         from .control.pool_assignment import sizes
         from .control.world import World
 
         settings = load(args.config)
-        store = _open_store(settings)
+        store = store_of(settings)
         backend = make_backend(settings)
         now = time.time()
         seen = await backend.observe()
