@@ -7,6 +7,7 @@ would install is already there, so that a second run takes no time.
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import hashlib
 import json
@@ -300,28 +301,32 @@ class SetUp:
             yield
 
 
+def exit_status(command: str, *steps: Callable[[], None]) -> int:
+    """Run the steps of a command and return its exit status; a problem is one line on standard error."""
+    try:
+        for step in steps:
+            step()
+    except SetUpProblem as problem:
+        print(f"{command}: {problem}", file=sys.stderr)
+        return 1
+    except OSError as problem:
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        sentence = full_disk(ROOT) if full else f"{problem.strerror}: {problem.filename}"
+        print(f"{command}: {sentence}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\n{command}: stopped; run the same command again to go on.", file=sys.stderr)
+        return 130
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Set up and return the exit status."""
     parser = argparse.ArgumentParser(prog="make setup", description="Install what Makeway needs on this machine.")
     parser.add_argument("--browser", action="store_true", help="only find or install the browser of the tests")
     wanted = parser.parse_args(arguments)
-    try:
-        setup = SetUp(ROOT)
-        if wanted.browser:
-            setup.browser()
-        else:
-            setup.everything()
-    except SetUpProblem as problem:
-        print(f"make setup: {problem}", file=sys.stderr)
-        return 1
-    except OSError as problem:
-        sentence = full_disk(ROOT) if problem.errno in (28, 122) else f"{problem.strerror}: {problem.filename}"
-        print(f"make setup: {sentence}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nmake setup: stopped; run the same command again to go on.", file=sys.stderr)
-        return 130
-    return 0
+    setup = SetUp(ROOT)
+    return exit_status("make setup", setup.browser if wanted.browser else setup.everything)
 
 
 if __name__ == "__main__":

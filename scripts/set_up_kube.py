@@ -63,17 +63,8 @@ class KubeSetUp(set_up.SetUp):
 
 def main() -> int:
     """Set up and return the exit status."""
-    try:
-        steps = KubeSetUp(set_up.ROOT)
-        steps.go()
-        steps.packages()
-    except set_up.SetUpProblem as problem:
-        print(f"make kube: {problem}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nmake kube: stopped; run the same command again to go on.", file=sys.stderr)
-        return 130
-    return 0
+    setup = KubeSetUp(set_up.ROOT)
+    return set_up.exit_status("make kube", setup.go, setup.packages)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -103,6 +104,27 @@ def test_a_full_disk_stops_before_the_download(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(set_up, "NEEDED_MIB", 2**40)
     with pytest.raises(set_up.SetUpProblem, match="MiB are free"):
         set_up.SetUp(tmp_path).check_room()
+
+
+@pytest.mark.parametrize(
+    ("problem", "status", "words"),
+    [
+        (set_up.SetUpProblem("Install it."), 1, "make kube: Install it."),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "MiB are free"),
+        (PermissionError(errno.EACCES, "Permission denied", "/place"), 1, "make kube: Permission denied: /place"),
+        (KeyboardInterrupt(), 130, "make kube: stopped; run the same command again"),
+    ],
+)
+def test_a_command_ends_with_one_line(
+    problem: BaseException, status: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step() -> None:
+        raise problem
+
+    assert set_up.exit_status("make kube", step) == status
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert "\n" not in said
 
 
 def find_python(root: Path, path: Path, **environ: str) -> subprocess.CompletedProcess[str]:
