@@ -13,6 +13,9 @@ import httpx2
 
 Object = dict[str, Any]
 
+GPU = "nvidia.com/gpu"
+"""The extended resource that nodes offer and pods request, one per GPU."""
+
 
 class ApiProblem(Exception):
     """The API server refused a request; `status` is its HTTP status, `reason` its one-word reason."""

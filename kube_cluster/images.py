@@ -13,9 +13,8 @@ import platform
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-Object = dict[str, Any]
+from .api import GPU, Object
 
 PAUSE = "makeway.test/pause:1"
 HOST = "makeway.test/host:1"
@@ -38,7 +37,7 @@ def host() -> bytes:
 def host_pod(name: str, command: Sequence[str], *, gpus: int = 0, folders: Sequence[Path] = ()) -> Object:
     """Return a pod that runs a command of this machine; `folders` are mounted read-only at their own paths."""
     mounted = ["/usr", *(str(folder) for folder in folders)]
-    limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    limits = {GPU: str(gpus)} if gpus else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from . import cgroups, images, processes, programs
+from .api import GPU
 from .control_plane import ControlPlane
 from .folder import Folder
 from .network import NAMESPACES, Network, add_node
 from .problems import KubeProblem, NotHere
-from .simulated import GPU, is_ready
+from .simulated import is_ready
 
 ROOT = Path(__file__).resolve().parent.parent
 CNI = ("/usr/lib/cni", "/opt/cni/bin")

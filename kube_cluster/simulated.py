@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from . import processes, programs
-from .api import Api, Object
+from .api import GPU, Api, Object
 from .certificates import MASTERS
 from .control_plane import ControlPlane
 from .folder import Folder
 
 STAGES = Path(__file__).with_name("stages.yaml")
-GPU = "nvidia.com/gpu"
 READY_SECONDS = 120.0
 SIMULATED = "kwok.x-k8s.io/node"
 """The annotation of the nodes that kwok manages, and the key of their taint."""
@@ -56,8 +55,8 @@ def node(name: str, gpus: int, model: str) -> Object:
                 "kubernetes.io/hostname": name,
                 "kubernetes.io/os": "linux",
                 "kubernetes.io/arch": "amd64",
-                "nvidia.com/gpu.product": model,
-                "nvidia.com/gpu.count": str(gpus),
+                f"{GPU}.product": model,
+                f"{GPU}.count": str(gpus),
             },
         },
         "spec": {"taints": [{"key": SIMULATED, "value": "fake", "effect": "NoSchedule"}]},

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kube_cluster.api import Api, Object
-from kube_cluster.simulated import GPU, toleration
+from kube_cluster.api import GPU, Api, Object
+from kube_cluster.simulated import toleration
 
 PODS = "/api/v1/namespaces/default/pods"
 SECONDS = 120

@@ -11,10 +11,9 @@ import pytest
 import yaml
 from pods import PODS, phase, wait_until, why_pending
 
-from kube_cluster.api import Api
+from kube_cluster.api import GPU, Api
 from kube_cluster.images import host_pod
 from kube_cluster.node import Node
-from kube_cluster.simulated import GPU
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("real_node")]
 

@@ -52,6 +52,15 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return log
 
 
+@pytest.fixture
+def compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a file: Go compiles for as long as it is there."""
+    file = tmp_path / "compiling"
+    file.touch()
+    monkeypatch.setenv("FAKE_WAIT", str(file))
+    return file
+
+
 def builds(log: Path) -> int:
     """Return how many compilers of the whole ran."""
     return len([line for line in log.read_text().splitlines() if line.startswith("build") and line.endswith("kube .")])
@@ -87,28 +96,22 @@ def test_other_sources_are_another_build(go: Path, monkeypatch: pytest.MonkeyPat
     assert builds(go) == 2
 
 
-def test_two_builders_at_once_build_once(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    monkeypatch.setenv("FAKE_WAIT", str(hold))
+def test_two_builders_at_once_build_once(go: Path, compiling: Path) -> None:
     with builder() as first:
         wait_for(go, 1)
         with builder() as second:
-            hold.unlink()
+            compiling.unlink()
             places = {one.communicate(timeout=60)[0].strip() for one in (first, second)}
     assert len(places) == 1
     assert builds(go) == 1
 
 
-def test_a_killed_builder_leaves_no_half_of_a_build(go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = tmp_path / "hold"
-    hold.touch()
-    monkeypatch.setenv("FAKE_WAIT", str(hold))
+def test_a_killed_builder_leaves_no_half_of_a_build(go: Path, compiling: Path) -> None:
     with builder() as first:
         wait_for(go, 1)
         os.kill(first.pid, signal.SIGKILL)
     assert not (programs.cache() / programs.key()).exists()
-    hold.unlink()
+    compiling.unlink()
     place = programs.built()
     assert (place / "kube").exists()
     assert not list(programs.cache().glob("*.new"))

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pods import PODS, phase, simulated_pod, wait_until, why_pending
 
-from kube_cluster.api import Api
+from kube_cluster.api import GPU, Api
 from kube_cluster.cluster import Cluster
-from kube_cluster.simulated import GPU
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("kwok_cluster")]
 
