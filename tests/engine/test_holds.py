@@ -7,6 +7,7 @@ from itertools import count
 from random import Random
 
 import pytest
+from engine.engines import ENGINES
 from engine.histories import HISTORIES
 from engine.invariants import check
 from makeway_quota.engine import QuotaLine
@@ -246,3 +247,23 @@ def test_a_workload_that_waited_too_long_may_preempt_its_own_teams_lower_priorit
     world.submit("high", "a", "one", priority=1).change("high", submitted_at=world.now - 2 * DAY)
     plan = world.step()
     assert [(e.id, e.preemptor, e.rule) for e in plan.evict] == [("low", "high", "preempt_in_team")]
+
+
+@pytest.mark.covers("F43")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("limit", [4, None])
+def test_a_preemptor_over_quota_starts_on_no_held_gpus_of_another_pool(limit: int | None, engine: str) -> None:
+    """Held for big in q: with a limit of 4 GPUs the limit, and nodes otherwise."""
+    world = World().pool("p", gpus=1).pool("q", gpus=8 if limit else 4).team("a", limit=limit, pools=("q",)).team("b")
+    world.profile("one", 1, pools=("q",)).profile("either", 1, pools=("p", "q")).profile("four", 4, pools=("q",))
+    world.submit("low", "a", "either", priority=-1).jobs("s1 s2 s3", "a", "one").reconcile()
+    world.submit("big", "a" if limit else "b", "four")
+    world.now += DAY
+    world.change("low", submitted_at=world.now)
+    world.engine = ENGINES[engine]
+    plan = world.submit("high", "a", "either").step()
+    assert not plan.start
+    assert [(eviction.id, eviction.preemptor) for eviction in plan.evict] == [("low", "high")]
+    assert [start.id for start in world.release().step().start] == ["high"]
+    world.end("s1", "s2", "s3")
+    assert [start.id for start in world.step().start] == ["big"]

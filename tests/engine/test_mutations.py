@@ -228,6 +228,18 @@ EDITS = (
         "work that never borrows starts in quota after an eviction, too",
     ),
     Edit(
+        "cycle/admission.py",
+        "if (in_quota or queue.borrows) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):",
+        "if (in_quota or queue.borrows) and try_start(builder, queue, workload, pool, parts, in_quota):",
+        "a preemptor over quota does not delay a workload that waited too long in another pool",
+    ),
+    Edit(
+        "cycle/nominations.py",
+        "start_beside_hold(builder, queue, workload, pool, nominated, True)",
+        "try_start(builder, queue, workload, pool, nominated, False)",
+        "a nominated workload over quota does not delay a workload that waited too long in another pool",
+    ),
+    Edit(
         "rules/reclaim.py",
         "if not returns or not any_returns(",
         "if True or not any_returns(",

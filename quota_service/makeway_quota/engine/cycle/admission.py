@@ -47,6 +47,25 @@ def _start(builder: PlanBuilder, queue: Queue, workload: Workload, parts: tuple[
     builder.came_from[workload.id] = queue
 
 
+def start_beside_hold(
+    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, nominated: tuple[Part, ...], over: bool
+) -> bool:
+    """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
+    found = builder.holds.get(pool.pool.name)
+    if found is None or found.workload is workload:
+        return try_start(builder, queue, workload, pool, nominated, not over)
+    if not over or found.ends_in_time(workload):
+        with found.in_state(enforced=False):
+            return try_start(builder, queue, workload, pool, nominated, not over)
+    with found.in_state(enforced=True):
+        if found.line_in_the_way(queue) or found.over_capacity(queue):
+            return False
+        done = try_start(builder, queue, workload, pool, nominated, False)
+    if done:
+        found.count(builder.cluster.allocations[workload.id])
+    return done
+
+
 def is_still_free(parts: tuple[Part, ...], queue: Queue) -> bool:
     """Whether the placement of a nomination is free by now."""
     if not parts:
@@ -180,7 +199,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
-        if (in_quota or queue.borrows) and try_start(builder, queue, workload, pool, parts, in_quota):
+        if (in_quota or queue.borrows) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)

@@ -12,7 +12,7 @@ from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
 from ..snapshot import GPU, Workload
-from .admission import is_still_free, try_start
+from .admission import is_still_free, start_beside_hold, try_start
 from .serving import guaranteed, nomination_outlives_quota
 
 
@@ -45,16 +45,26 @@ def _must_wait(queue: Queue, nomination: Allocation) -> bool:
 
 
 def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
-    """Start the workloads that this plan nominated and whose GPUs are free by now."""
+    """Start the workloads that this plan nominated and whose GPUs are free by now.
+
+    One that is not in quota in any pool must not delay the workload that GPUs are held for.
+    """
     for workload, queue in list(builder.nominated.values()):
         nomination = cluster.nominations.get(workload.id)
         if nomination is None or _must_wait(queue, nomination):
             continue
         nominated = cluster.withdraw_nomination(workload)
-        for pool in queue.pools:
-            in_quota = nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
-            able = in_quota or queue.borrows
-            if able and try_start(builder, queue, workload, pool, nominated, in_quota):
+        right = [
+            pool
+            for pool in queue.pools
+            if nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
+        ]
+        for pool in queue.pools if queue.borrows else right:
+            if right:
+                started = try_start(builder, queue, workload, pool, nominated, pool in right)
+            else:
+                started = start_beside_hold(builder, queue, workload, pool, nominated, True)
+            if started:
                 del builder.nominated[workload.id]
                 break
         else:

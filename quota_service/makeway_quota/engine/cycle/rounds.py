@@ -58,8 +58,9 @@ class Rounds:
         """Serve sessions in quota, jobs in quota, then over quota; return whether another round is needless."""
         builder, nominations = self.builder, bool(self.cluster.nominations)
         held = _what_is_held(builder)
-        builder.drop_holds()
+        builder.suspend_holds()
         start_nominated(self.cluster, builder)
+        builder.drop_holds()
         for queues in (self.sessions, self.non_preemptible, self.others) if not self.quota_served else ():
             serve(self.cluster, builder, queues)
         in_quota = builder.progress.decisions

@@ -11,7 +11,7 @@ from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
 from ..rules.order import QueueHeads
 from ..snapshot import Workload
-from .admission import try_nominate, try_reclaim, try_start
+from .admission import start_beside_hold, try_nominate, try_reclaim
 from .unschedulable import Unschedulable
 
 
@@ -51,7 +51,7 @@ def serve(
         if nominated:
             able = [p for p in queue.pools if p in right or nomination_outlives_quota(queue, nominated, p)]
         here = pool in able or (bool(able) and queue.borrows)
-        if here and _start_beside_hold(builder, queue, workload, pool, nominated, over or pool not in able):
+        if here and start_beside_hold(builder, queue, workload, pool, nominated, over or pool not in able):
             _pop(heads, queue, workload)
         elif able and at + 1 < len(queue.pools):
             if nominated:
@@ -119,25 +119,6 @@ def _split(
 def _pop(heads: QueueHeads, queue: Queue, workload: Workload) -> None:
     queue.pop(workload)
     heads.again(queue, workload.owner)
-
-
-def _start_beside_hold(
-    builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, nominated: tuple[Part, ...], over: bool
-) -> bool:
-    """Start a workload if it fits now; over quota, it must not delay the workload that GPUs are held for."""
-    found = builder.holds.get(pool.pool.name)
-    if found is None:
-        return try_start(builder, queue, workload, pool, nominated, not over)
-    if not over or found.ends_in_time(workload):
-        with found.in_state(enforced=False):
-            return try_start(builder, queue, workload, pool, nominated, not over)
-    with found.in_state(enforced=True):
-        if found.line_in_the_way(queue) or found.over_capacity(queue):
-            return False
-        done = try_start(builder, queue, workload, pool, nominated, False)
-    if done:
-        found.count(builder.cluster.allocations[workload.id])
-    return done
 
 
 def _try_reclaim(builder: PlanBuilder, queue: Queue, workload: Workload, pools: list[PoolState], over: bool) -> bool:

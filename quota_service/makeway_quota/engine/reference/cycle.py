@@ -54,8 +54,8 @@ class Cycle:
         for _ in range(MOST_ROUNDS):
             before = self.decisions.count
             self.suspend_holds()
-            self.decisions.holds = {}
             self.start_nominated()
+            self.decisions.holds = {}
             self.serve(sessions, False)
             self.serve(guaranteed, False)
             self.serve(others, False)
@@ -97,15 +97,26 @@ class Cycle:
         return bool(nominated) and never_over_quota and self.cluster.nodes[nominated[0].node].pool == pool
 
     def start_nominated(self) -> None:
-        """Start the workloads that this plan nominated, where nothing is in their way any more."""
+        """Start the workloads that this plan nominated, where nothing is in their way any more.
+
+        One that is not in quota in any pool must not delay the workload that devices are held for.
+        """
         for name, queue in list(self.decisions.nominated.items()):
             if name not in self.cluster.nominations:
                 continue
             workload = self.cluster.live[name]
             nominated = self.decisions.drop_nomination(workload)
-            for pool in queue.pools:
-                in_quota = self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(queue, pool)
-                if (in_quota or queue.may_borrow) and self.start(queue, workload, pool, nominated, in_quota):
+            right = [
+                pool
+                for pool in queue.pools
+                if self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(queue, pool)
+            ]
+            for pool in queue.pools if queue.may_borrow else right:
+                if right:
+                    started = self.start(queue, workload, pool, nominated, pool in right)
+                else:
+                    started = self.start_here(queue, workload, pool, nominated, True)
+                if started:
                     del self.decisions.nominated[name]
                     break
             else:
@@ -163,16 +174,15 @@ class Cycle:
     def start_here(self, queue: Queue, workload: Workload, pool: str, nominated: tuple[Part, ...], over: bool) -> bool:
         """Start a workload if it fits now; over quota, it must not delay the one that waited too long."""
         found = self.decisions.holds.get(pool)
-        if found is None:
+        if found is None or found.workload is workload:
             return self.start(queue, workload, pool, nominated, not over)
         if not over or found.ends_in_time(self.cluster, workload):
-            found.suspend(self.cluster)
-            done = self.start(queue, workload, pool, nominated, not over)
-            found.enforce(self.cluster)
-            return done
-        if found.in_the_way(self.cluster, queue) or found.over_capacity(self.cluster, queue):
-            return False
-        done = self.start(queue, workload, pool, nominated, False)
+            with found.in_state(self.cluster, enforced=False):
+                return self.start(queue, workload, pool, nominated, not over)
+        with found.in_state(self.cluster, enforced=True):
+            if found.in_the_way(self.cluster, queue) or found.over_capacity(self.cluster, queue):
+                return False
+            done = self.start(queue, workload, pool, nominated, False)
         if done:
             found.count(self.cluster, self.cluster.running[workload.id])
         return done
@@ -279,7 +289,7 @@ class Cycle:
         parts = self.decisions.evict(workload, right, choice)
         for each in queue.pools:
             quota = not over and self.in_quota(queue, each)
-            if (quota or queue.may_borrow) and self.start(queue, workload, each, parts, quota):
+            if (quota or queue.may_borrow) and self.start_here(queue, workload, each, parts, not quota):
                 return True
         self.decisions.nominate(queue, workload, parts)
         return True

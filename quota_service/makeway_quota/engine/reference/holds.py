@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
@@ -48,6 +49,22 @@ class Hold:
     until: float | None
     openings: list[Opening]
     blocked: tuple[Blocked, ...] = field(default=())
+    in_force: bool = False
+
+    @contextmanager
+    def in_state(self, cluster: Cluster, enforced: bool) -> Iterator[None]:
+        """Enforce the hold, or suspend it, within a block."""
+        before = self.in_force
+        self.switch(cluster, enforced)
+        yield
+        self.switch(cluster, before)
+
+    def switch(self, cluster: Cluster, enforced: bool) -> None:
+        """Enforce the hold, or suspend it, unless it is so already."""
+        if enforced and not self.in_force:
+            self.enforce(cluster)
+        elif self.in_force and not enforced:
+            self.suspend(cluster)
 
     def enforce(self, cluster: Cluster) -> None:
         """Enforce the hold: the held GPUs are not free."""
@@ -55,12 +72,14 @@ class Hold:
             b for opening in self.openings if (b := _held(cluster, opening, self.queue.need)) is not None
         )
         cluster.blocked = (*cluster.blocked, *self.blocked)
+        self.in_force = True
 
     def suspend(self, cluster: Cluster) -> None:
         """Suspend the hold: the held GPUs are free."""
         mine = {id(each) for each in self.blocked}
         cluster.blocked = tuple(each for each in cluster.blocked if id(each) not in mine)
         self.blocked = ()
+        self.in_force = False
 
     def count(self, cluster: Cluster, allocation: Allocation) -> None:
         """Take what was started beside the hold off what can be spared."""
