@@ -1,4 +1,4 @@
-"""A kubelet as device plugins see it: it takes registrations, follows the devices and allocates them."""
+"""A kubelet as device plugins see it: it accepts registrations, watches the devices and allocates them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from makeway_device_plugin.messages import (
     VERSION,
     AllocateRequest,
     AllocateResponse,
-    Choice,
-    ContainerRequest,
-    DeviceList,
+    ContainerAllocateRequest,
+    ContainerPreferredAllocationRequest,
+    DevicePluginOptions,
     Empty,
-    Options,
-    PreferredRequest,
-    PreferredResponse,
-    Registration,
+    ListAndWatchResponse,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    RegisterRequest,
 )
 
 
@@ -28,15 +28,15 @@ class Kubelet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.registrations: list[Registration] = []
-        self.lists: list[DeviceList] = []
+        self.registrations: list[RegisterRequest] = []
+        self.lists: list[ListAndWatchResponse] = []
         """every list of devices that a plugin sent"""
         self._changed = threading.Condition()
         self._channels: list[grpc.Channel] = []
         for socket in folder.glob("*.sock"):  # as the real one does at its start
             socket.unlink()
         register = grpc.unary_unary_rpc_method_handler(
-            self._register, request_deserializer=Registration.decode, response_serializer=Empty.encode
+            self._register, request_deserializer=RegisterRequest.decode, response_serializer=Empty.encode
         )
         self._server = grpc.server(ThreadPoolExecutor(2))
         service = grpc.method_handlers_generic_handler(f"{VERSION}.Registration", {"Register": register})
@@ -44,25 +44,25 @@ class Kubelet:
         self._server.add_insecure_port(f"unix://{folder}/kubelet.sock")
         self._server.start()
 
-    def wait_for(self, lists: int) -> DeviceList:
+    def wait_for(self, lists: int) -> ListAndWatchResponse:
         """Return the last list of devices when this many have come."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.lists) >= lists, 30), f"{len(self.lists)} lists came"
             return self.lists[-1]
 
-    def options(self) -> Options:
-        """Return what the plugin wants to be asked for."""
-        return self._call("GetDevicePluginOptions", Empty(), Options)
+    def options(self) -> DevicePluginOptions:
+        """Return which optional methods the plugin implements."""
+        return self._call("GetDevicePluginOptions", Empty(), DevicePluginOptions)
 
     def allocate(self, *containers: list[str]) -> AllocateResponse:
         """Allocate devices to containers."""
-        request = AllocateRequest([ContainerRequest(ids) for ids in containers])
+        request = AllocateRequest([ContainerAllocateRequest(ids) for ids in containers])
         return self._call("Allocate", request, AllocateResponse)
 
-    def prefer(self, available: list[str], size: int, required: list[str] | None = None) -> list[str]:
+    def prefer(self, available: list[str], size: int, must_include: list[str] | None = None) -> list[str]:
         """Return the devices that the plugin prefers for one container."""
-        request = PreferredRequest([Choice(available, required or [], size)])
-        (answer,) = self._call("GetPreferredAllocation", request, PreferredResponse).containers
+        request = PreferredAllocationRequest([ContainerPreferredAllocationRequest(available, must_include or [], size)])
+        (answer,) = self._call("GetPreferredAllocation", request, PreferredAllocationResponse).containers
         return list(answer.device_ids)
 
     def stop(self) -> None:
@@ -72,7 +72,7 @@ class Kubelet:
         self._server.stop(None).wait()
         (self.folder / "kubelet.sock").unlink(missing_ok=True)
 
-    def _register(self, request: Registration, _: Any) -> Empty:
+    def _register(self, request: RegisterRequest, _: Any) -> Empty:
         self.registrations.append(request)
         self._channels.append(grpc.insecure_channel(f"unix://{self.folder}/{request.endpoint}"))
         threading.Thread(target=self._follow, args=[self._channels[-1]], daemon=True).start()
@@ -82,7 +82,7 @@ class Kubelet:
         call = channel.unary_stream(
             f"/{VERSION}.DevicePlugin/ListAndWatch",
             request_serializer=Empty.encode,
-            response_deserializer=DeviceList.decode,
+            response_deserializer=ListAndWatchResponse.decode,
         )
         try:
             for found in call(Empty(), wait_for_ready=True):

@@ -1,7 +1,7 @@
-"""A device plugin for Kubernetes that offers virtual GPUs on a node, to try Makeway on a cluster without any.
+"""A device plugin for Kubernetes that offers virtual GPUs on a node, for clusters without GPUs.
 
-Run `makeway-device-plugin --count 8` as root on the node, or `python -m makeway_device_plugin`. Pods that ask for
-`nvidia.com/gpu` are scheduled and counted as on a machine with GPUs; no program can compute on them.
+Run `makeway-device-plugin --count 8` as root on the node, or `python -m makeway_device_plugin`. Pods that
+request `nvidia.com/gpu` are scheduled and counted as on nodes with GPUs; no program can compute on them.
 """
 
 from __future__ import annotations

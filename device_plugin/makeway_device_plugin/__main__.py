@@ -26,13 +26,16 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--count", type=_count, default=8, metavar="N", help="how many GPUs (default: 8)")
     made.add_argument(
-        "--resource", type=_resource, default=RESOURCE, help="the resource's name (default: nvidia.com/gpu)"
+        "--resource", type=_resource, default=RESOURCE, help="the extended resource to offer (default: nvidia.com/gpu)"
     )
     made.add_argument(
-        "--unhealthy", type=Path, metavar="FILE", help="a file with the indices of broken devices, one a line"
+        "--unhealthy",
+        type=Path,
+        metavar="FILE",
+        help="a file with the indices of unhealthy devices, one a line; read twice a second",
     )
     made.add_argument(
-        "--folder", type=Path, default=FOLDER, help=f"the kubelet's folder of plugins (default: {FOLDER})"
+        "--folder", type=Path, default=FOLDER, help=f"the kubelet's device plugin folder (default: {FOLDER})"
     )
     return made
 
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         Plugin(wanted.folder, wanted.resource, Devices(wanted.count, wanted.unhealthy)).run(stop)
     except PermissionError as problem:
-        print(f"makeway-device-plugin: {problem.filename} may not be used: run it as root.", file=sys.stderr)
+        print(f"makeway-device-plugin: {problem.filename} cannot be used: run the command as root.", file=sys.stderr)
         return 1
     return 0
 
@@ -60,7 +63,7 @@ def _count(text: str) -> int:
 
 def _resource(text: str) -> str:
     if not RESOURCE_NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text} is no name of a resource, such as {RESOURCE}")
+        raise argparse.ArgumentTypeError(f"{text} is not the name of an extended resource, such as {RESOURCE}")
     return text
 
 

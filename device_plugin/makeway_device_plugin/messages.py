@@ -1,4 +1,7 @@
-"""The messages of the kubelet's device plugin API, version v1beta1; only the fields that this plugin uses."""
+"""The messages of the kubelet's device plugin API, version v1beta1, by their own names.
+
+Only the fields that this plugin uses are declared.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ class Empty(Message):
 
 
 @dataclass(slots=True)
-class Options(Message):
-    """What the kubelet asks this plugin for beyond the necessary."""
+class DevicePluginOptions(Message):
+    """Which of its optional methods a plugin implements."""
 
     pre_start_required: bool = numbered(1, bool)
-    prefers: bool = numbered(2, bool)
+    get_preferred_allocation_available: bool = numbered(2, bool)
 
 
 @dataclass(slots=True)
-class Registration(Message):
-    """What a plugin says to the kubelet: the version it speaks, its socket's name and its resource."""
+class RegisterRequest(Message):
+    """What a plugin registers with: the API's version, the name of its socket, and its resource."""
 
     version: str = numbered(1, str)
     endpoint: str = numbered(2, str)
     resource_name: str = numbered(3, str)
-    options: Options | None = numbered(4, Options)
+    options: DevicePluginOptions | None = numbered(4, DevicePluginOptions)
 
 
 @dataclass(slots=True)
@@ -43,58 +46,67 @@ class Device(Message):
 
 
 @dataclass(slots=True)
-class DeviceList(Message):
+class ListAndWatchResponse(Message):
     """Every device of the plugin; sent again whenever one changes."""
 
     devices: list[Device] = numbered(1, Device, many=True)
 
 
 @dataclass(slots=True)
-class Choice(Message):
-    """The devices from which the kubelet chooses for one container, those it must take, and how many it needs."""
+class ContainerPreferredAllocationRequest(Message):
+    """The devices that are free for one container, those of them that it must include, and how many it gets."""
 
-    available: list[str] = numbered(1, str, many=True)
-    required: list[str] = numbered(2, str, many=True)
-    size: int = numbered(3, int)
+    available_device_ids: list[str] = numbered(1, str, many=True)
+    must_include_device_ids: list[str] = numbered(2, str, many=True)
+    allocation_size: int = numbered(3, int)
 
 
 @dataclass(slots=True)
-class PreferredRequest(Message):
+class PreferredAllocationRequest(Message):
     """The containers for which the kubelet is about to choose devices."""
 
-    containers: list[Choice] = numbered(1, Choice, many=True)
+    containers: list[ContainerPreferredAllocationRequest] = numbered(1, ContainerPreferredAllocationRequest, many=True)
 
 
 @dataclass(slots=True)
-class ContainerRequest(Message):
-    """The devices of one container: those that the kubelet chose, or those that the plugin prefers."""
+class ContainerPreferredAllocationResponse(Message):
+    """The devices that the plugin prefers for one container."""
+
+    device_ids: list[str] = numbered(1, str, many=True)
+
+
+@dataclass(slots=True)
+class PreferredAllocationResponse(Message):
+    """One answer for each container of the request."""
+
+    containers: list[ContainerPreferredAllocationResponse] = numbered(
+        1, ContainerPreferredAllocationResponse, many=True
+    )
+
+
+@dataclass(slots=True)
+class ContainerAllocateRequest(Message):
+    """The devices that the kubelet chose for one container."""
 
     device_ids: list[str] = numbered(1, str, many=True)
 
 
 @dataclass(slots=True)
 class AllocateRequest(Message):
-    """The containers of a pod that start now."""
+    """The containers of a pod that is admitted to the node."""
 
-    containers: list[ContainerRequest] = numbered(1, ContainerRequest, many=True)
-
-
-@dataclass(slots=True)
-class PreferredResponse(Message):
-    """One answer for each container of the request."""
-
-    containers: list[ContainerRequest] = numbered(1, ContainerRequest, many=True)
+    containers: list[ContainerAllocateRequest] = numbered(1, ContainerAllocateRequest, many=True)
 
 
 @dataclass(slots=True)
-class ContainerResponse(Message):
-    """What a container needs to use its devices; here only variables of its environment."""
+class ContainerAllocateResponse(Message):
+    """What a container needs to use its devices; here only environment variables."""
 
-    environ: dict[str, str] = numbered(1, dict)
+    envs: dict[str, str] = numbered(1, dict)
 
 
 @dataclass(slots=True)
 class AllocateResponse(Message):
     """One answer for each container of the request."""
 
-    containers: list[ContainerResponse] = numbered(1, ContainerResponse, many=True)
+    containers: list[ContainerAllocateResponse] = numbered(1, ContainerAllocateResponse, many=True)

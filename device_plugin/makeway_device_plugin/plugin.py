@@ -1,7 +1,7 @@
 """Serve virtual GPUs to the kubelet: register, list the devices with their health, and allocate them to containers.
 
-A kubelet that starts again empties the folder of sockets and forgets its plugins. So the plugin watches the kubelet's
-socket and its own, and registers again when either has changed.
+A kubelet that restarts removes the sockets in its device plugin folder and forgets the plugins. So the plugin watches
+the kubelet's socket and its own, and registers again when either has changed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from .messages import (
     VERSION,
     AllocateRequest,
     AllocateResponse,
-    ContainerRequest,
-    ContainerResponse,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse,
     Device,
-    DeviceList,
+    DevicePluginOptions,
     Empty,
-    Options,
-    PreferredRequest,
-    PreferredResponse,
-    Registration,
+    ListAndWatchResponse,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    RegisterRequest,
 )
 from .wire import Message
 
@@ -40,16 +41,15 @@ log = logging.getLogger("makeway-device-plugin")
 KUBELET = "kubelet.sock"
 REGISTER_SECONDS = 10.0
 LOOK_SECONDS = 0.5
-OPTIONS = Options(prefers=True)
+OPTIONS = DevicePluginOptions(get_preferred_allocation_available=True)
 THREADS = 8
-"""Each kubelet that follows the devices holds one; a restarted kubelet's old stream may take a moment to end."""
+"""Each stream of ListAndWatch holds one, and that of a kubelet that was restarted may take a moment to end."""
 
 
 class Devices:
-    """The virtual GPUs of a node, and a version that rises when one changes its health.
+    """The virtual GPUs of a node and their health.
 
-    A file that lists the indices of broken devices, one a line, takes them out of service; it is read again at every
-    look.
+    A file that lists the indices of broken devices, one a line, makes them unhealthy; every `look` reads it again.
     """
 
     def __init__(self, count: int, unhealthy_file: Path | None = None) -> None:
@@ -60,7 +60,7 @@ class Devices:
         self.look()
 
     def look(self) -> None:
-        """Read which devices are unhealthy, and wake the streams when that has changed."""
+        """Read which devices are unhealthy, and wake the streams if that has changed."""
         found: frozenset[int] = frozenset()
         if self._file is not None:
             with suppress(FileNotFoundError):
@@ -71,13 +71,8 @@ class Devices:
                 self._unhealthy = found
                 self._changed.notify_all()
 
-    def list(self) -> DeviceList:
-        """Return every device with its health."""
-        with self._changed:
-            return self._list()
-
-    def follow(self, alive: Callable[[], bool]) -> Iterator[DeviceList]:
-        """Yield the list now and after every change, as long as the reader lives."""
+    def follow(self, alive: Callable[[], bool]) -> Iterator[ListAndWatchResponse]:
+        """Yield the list now and after every change, as long as the stream is `alive`."""
         last = None
         while alive():
             with self._changed:
@@ -87,9 +82,9 @@ class Devices:
                 last = self._list()
             yield last
 
-    def _list(self) -> DeviceList:
+    def _list(self) -> ListAndWatchResponse:
         health = [UNHEALTHY if index in self._unhealthy else HEALTHY for index in range(self.count)]
-        return DeviceList([Device(device_id(index), state) for index, state in enumerate(health)])
+        return ListAndWatchResponse([Device(device_id(index), state) for index, state in enumerate(health)])
 
 
 def device_id(index: int) -> str:
@@ -97,12 +92,12 @@ def device_id(index: int) -> str:
     return f"virtual-gpu-{index:04d}"
 
 
-def environ(request: ContainerRequest) -> dict[str, str]:
-    """Return the variables of a container: the indices of its devices on the node, and that they are virtual."""
+def envs(request: ContainerAllocateRequest) -> dict[str, str]:
+    """Return a container's environment variables: the indices of its devices on the node, and that they are virtual."""
     indices = sorted(int(one.rpartition("-")[2]) for one in request.device_ids)
     return {
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, indices)),
-        "NVIDIA_VISIBLE_DEVICES": "void",  # where NVIDIA's container runtime is installed: it adds nothing
+        "NVIDIA_VISIBLE_DEVICES": "void",  # NVIDIA's container runtime, where it is installed, adds no device
         "MAKEWAY_VIRTUAL_GPUS": "1",
     }
 
@@ -137,17 +132,17 @@ class Plugin:
                 self._socket.unlink(missing_ok=True)
 
     def serve(self) -> grpc.Server:
-        """Start to answer on the plugin's own socket."""
+        """Start the gRPC server on the plugin's own socket."""
         self._socket.unlink(missing_ok=True)
         server = grpc.server(ThreadPoolExecutor(THREADS))
         methods = {
             "GetDevicePluginOptions": _unary(Empty, lambda _: OPTIONS),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                self._list_and_watch, request_deserializer=Empty.decode, response_serializer=DeviceList.encode
+                self._list_and_watch, request_deserializer=Empty.decode, response_serializer=ListAndWatchResponse.encode
             ),
             "Allocate": _unary(AllocateRequest, allocate),
-            "GetPreferredAllocation": _unary(PreferredRequest, prefer),
-            # The kubelet does not call it, because the options do not ask for it.
+            "GetPreferredAllocation": _unary(PreferredAllocationRequest, prefer),
+            # Never called: the options do not set pre_start_required.
             "PreStartContainer": _unary(Empty, lambda _: Empty()),
         }
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(f"{VERSION}.DevicePlugin", methods)])
@@ -156,27 +151,27 @@ class Plugin:
         return server
 
     def register(self) -> bool:
-        """Announce the plugin to the kubelet; False when it does not take it."""
-        request = Registration(VERSION, self._socket.name, self._resource, OPTIONS)
+        """Register with the kubelet; return whether it accepted."""
+        request = RegisterRequest(VERSION, self._socket.name, self._resource, OPTIONS)
         with grpc.insecure_channel(f"unix://{self._folder / KUBELET}") as channel:
             call = channel.unary_unary(
                 f"/{VERSION}.Registration/Register",
-                request_serializer=Registration.encode,
+                request_serializer=RegisterRequest.encode,
                 response_deserializer=Empty.decode,
             )
             try:
                 call(request, timeout=REGISTER_SECONDS)
             except grpc.RpcError as problem:
-                log.warning("the kubelet did not take the plugin: %s", problem.details())
+                log.warning("the kubelet refused the registration: %s", problem.details())
                 return False
         log.info("registered %d devices as %s", self._devices.count, self._resource)
         return True
 
-    def _list_and_watch(self, _: Empty, context: grpc.ServicerContext) -> Iterator[DeviceList]:
+    def _list_and_watch(self, _: Empty, context: grpc.ServicerContext) -> Iterator[ListAndWatchResponse]:
         yield from self._devices.follow(context.is_active)
 
     def _identity(self, name: str) -> tuple[int, int] | None:
-        """Return what changes when a socket is made anew, None when it is not there."""
+        """Return the inode and ctime of a socket, which differ once it was created again; None when it is not there."""
         try:
             found = os.stat(self._folder / name)
         except FileNotFoundError:
@@ -184,20 +179,21 @@ class Plugin:
         return found.st_ino, found.st_ctime_ns
 
 
-def prefer(request: PreferredRequest) -> PreferredResponse:
-    """Return the free devices with the lowest indices for each container, those that it must take included."""
+def prefer(request: PreferredAllocationRequest) -> PreferredAllocationResponse:
+    """Return the free devices with the lowest indices for each container, after those that it must include."""
     answers = []
     for one in request.containers:
-        others = sorted(set(one.available) - set(one.required))
-        answers.append(ContainerRequest([*one.required, *others][: one.size]))
-    return PreferredResponse(answers)
+        others = sorted(set(one.available_device_ids) - set(one.must_include_device_ids))
+        chosen = [*one.must_include_device_ids, *others][: one.allocation_size]
+        answers.append(ContainerPreferredAllocationResponse(chosen))
+    return PreferredAllocationResponse(answers)
 
 
 def allocate(request: AllocateRequest) -> AllocateResponse:
-    """Return the variables of each container that starts."""
+    """Return the environment variables of each container."""
     for one in request.containers:
         log.info("allocated %s", ", ".join(sorted(one.device_ids)))
-    return AllocateResponse([ContainerResponse(environ(one)) for one in request.containers])
+    return AllocateResponse([ContainerAllocateResponse(envs(one)) for one in request.containers])
 
 
 def _unary(request: type[Message], answer: Callable[..., Message]) -> grpc.RpcMethodHandler:

@@ -63,12 +63,12 @@ def test_a_container_learns_the_indices_of_its_devices(folder: Path) -> None:
     kubelet = Kubelet(folder)
     kubelet.wait_for(1)
     first, second = kubelet.allocate(["virtual-gpu-0002", "virtual-gpu-0000"], ["virtual-gpu-0001"]).containers
-    assert first.environ == {
+    assert first.envs == {
         "CUDA_VISIBLE_DEVICES": "0,2",
         "NVIDIA_VISIBLE_DEVICES": "void",
         "MAKEWAY_VIRTUAL_GPUS": "1",
     }
-    assert second.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert second.envs["CUDA_VISIBLE_DEVICES"] == "1"
     kubelet.stop()
 
 
@@ -77,9 +77,9 @@ def test_the_lowest_free_devices_are_preferred(folder: Path) -> None:
     kubelet = Kubelet(folder)
     kubelet.wait_for(1)
     free = [device(index).id for index in (2, 0, 1)]
-    assert kubelet.options().prefers
+    assert kubelet.options().get_preferred_allocation_available
     assert kubelet.prefer(free, size=2) == ["virtual-gpu-0000", "virtual-gpu-0001"]
-    assert kubelet.prefer(free, required=["virtual-gpu-0002"], size=2) == ["virtual-gpu-0002", "virtual-gpu-0000"]
+    assert kubelet.prefer(free, must_include=["virtual-gpu-0002"], size=2) == ["virtual-gpu-0002", "virtual-gpu-0000"]
     kubelet.stop()
 
 

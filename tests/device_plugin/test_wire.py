@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from makeway_device_plugin.messages import (
     AllocateRequest,
     AllocateResponse,
-    ContainerRequest,
-    ContainerResponse,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
     Device,
-    DeviceList,
-    Options,
-    Registration,
+    DevicePluginOptions,
+    ListAndWatchResponse,
+    RegisterRequest,
 )
 from makeway_device_plugin.wire import Message, WireError
 
@@ -22,27 +22,27 @@ TEXT = st.text(max_size=300)
 
 def test_a_registration_has_the_bytes_that_protobuf_gives_it() -> None:
     encoded = b'\n\x07v1beta1\x12\x06x.sock\x1a\x0envidia.com/gpu"\x02\x08\x01'
-    message = Registration("v1beta1", "x.sock", "nvidia.com/gpu", Options(pre_start_required=True))
+    message = RegisterRequest("v1beta1", "x.sock", "nvidia.com/gpu", DevicePluginOptions(pre_start_required=True))
     assert message.encode() == encoded
-    assert Registration.decode(encoded) == message
+    assert RegisterRequest.decode(encoded) == message
 
 
 def test_default_values_take_no_bytes_and_an_absent_message_stays_absent() -> None:
-    assert Registration().encode() == b""
-    assert Registration.decode(b"").options is None
-    assert Registration(options=Options()).encode() == b'"\x00'
-    assert Registration.decode(b'"\x00').options == Options()
+    assert RegisterRequest().encode() == b""
+    assert RegisterRequest.decode(b"").options is None
+    assert RegisterRequest(options=DevicePluginOptions()).encode() == b'"\x00'
+    assert RegisterRequest.decode(b'"\x00').options == DevicePluginOptions()
 
 
 @given(st.lists(st.lists(TEXT, max_size=3), max_size=3))
 def test_requests_come_back(ids: list[list[str]]) -> None:
-    message = AllocateRequest([ContainerRequest(one) for one in ids])
+    message = AllocateRequest([ContainerAllocateRequest(one) for one in ids])
     assert AllocateRequest.decode(message.encode()) == message
 
 
 @given(st.lists(st.dictionaries(TEXT, TEXT, max_size=4), max_size=3))
 def test_maps_come_back(environs: list[dict[str, str]]) -> None:
-    message = AllocateResponse([ContainerResponse(one) for one in environs])
+    message = AllocateResponse([ContainerAllocateResponse(one) for one in environs])
     assert AllocateResponse.decode(message.encode()) == message
 
 
@@ -62,8 +62,8 @@ def test_unknown_fields_of_every_kind_are_skipped() -> None:
         (Device, b"\n\x01\xff"),
         (Device, b"\x0b"),
         (Device, b"\xff" * 11),
-        (Options, b"\n\x01a"),
-        (DeviceList, b"\x08\x01"),
+        (DevicePluginOptions, b"\n\x01a"),
+        (ListAndWatchResponse, b"\x08\x01"),
     ],
     ids=["short text", "no length", "number for text", "no UTF-8", "group", "endless number", "text for flag", "flat"],
 )
