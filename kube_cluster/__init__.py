@@ -1,6 +1,6 @@
 """A Kubernetes cluster on one machine, for development and tests: `make kube`, or `python -m kube_cluster`.
 
-The control plane is the real one and needs no rights. Simulated nodes (kwok) make it big; a real node (kubelet,
+The control plane is the real one and needs no privileges. Simulated nodes (kwok) make it large; a real node (kubelet,
 containerd) needs root. Everything that a cluster makes is found again from its folder, so that it can be removed after
 any crash.
 

@@ -17,11 +17,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID = timedelta(days=365)
 MASTERS = "system:masters"
-"""The group that may do everything, by a role that the API server makes itself."""
+"""The group that the API server binds to the cluster role `cluster-admin`."""
 
 
 class Authority:
-    """The certificate authority of one cluster, and every file that it made."""
+    """The certificate authority of one cluster; `folder` has every file that it made."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class Authority:
         _write(self.file, _pem(self._certificate))
         _write(folder / "ca.key", _key_pem(self._key))
 
-    def service_accounts(self) -> tuple[Path, Path]:
+    def service_account_keys(self) -> tuple[Path, Path]:
         """Make the key that signs tokens of service accounts; return the private and the public file."""
         key = ec.generate_private_key(ec.SECP256R1())
         public = key.public_key().public_bytes(
@@ -50,17 +50,19 @@ class Authority:
         _write(public_file, public)
         return private_file, public_file
 
-    def server(self, name: str, user: str, names: Sequence[str], group: str | None = None) -> tuple[Path, Path]:
+    def server_certificate(
+        self, name: str, user: str, names: Sequence[str], group: str | None = None
+    ) -> tuple[Path, Path]:
         """Make a server's certificate for these addresses and host names; return it and its key."""
         return self._issue(name, user, group, ExtendedKeyUsageOID.SERVER_AUTH, names)
 
-    def client(self, user: str, group: str | None = None) -> tuple[Path, Path]:
+    def client_certificate(self, user: str, group: str | None = None) -> tuple[Path, Path]:
         """Make the certificate of a user; return it and its key."""
         return self._issue(user.replace(":", "-"), user, group, ExtendedKeyUsageOID.CLIENT_AUTH, ())
 
     def kubeconfig(self, server: str, user: str, group: str | None = None) -> Path:
-        """Write a kubeconfig of one user, with everything inside, and return it."""
-        certificate, key = self.client(user, group)
+        """Write a kubeconfig of one user, with its certificate and key inside, and return it."""
+        certificate, key = self.client_certificate(user, group)
         file = self.folder.parent / f"{user.rpartition(':')[2]}.kubeconfig"
         cluster = {"server": server, "certificate-authority-data": _base64(self.file)}
         credentials = {"client-certificate-data": _base64(certificate), "client-key-data": _base64(key)}
@@ -100,7 +102,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))  # a clock that is set back a little
+        .not_valid_before(now - timedelta(minutes=5))  # the clock may be set back a little
         .not_valid_after(now + VALID)
     )
 

@@ -1,7 +1,6 @@
-"""Control groups for a real node: one in each hierarchy below the group of this process, and their removal.
+"""The cgroups of a real node: one in each hierarchy, below that of this process, and their removal.
 
-Only machines with control groups of version 1, or both versions side by side, are supported: the node's own view is
-mounted controller by controller.
+Only cgroup v1, or both versions side by side, is supported: the node's own view is mounted controller by controller.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ REMOVE_SECONDS = 10.0
 
 
 def plan(name: str) -> list[Path]:
-    """Return the folders of the groups that a node of this name will have, without making them."""
+    """Return the paths of the cgroups that a node of this name will have, without making them."""
     own = {}
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -28,19 +27,17 @@ def plan(name: str) -> list[Path]:
     missing = [name for name in NEEDED if name not in own or not (MOUNTED / name).is_dir()]
     if missing:
         raise NotHere(
-            "A real node needs control groups of version 1 here ("
-            + ", ".join(missing)
-            + " are missing); machines with "
-            "version 2 alone are not supported yet."
+            f"A real node needs cgroup v1, and this machine has no hierarchy of it for {', '.join(missing)}; "
+            "cgroup v2 alone is not supported yet."
         )
     groups = [MOUNTED / controller / own[controller].strip("/") / name for controller in NEEDED]
     if closed := [str(group.parent) for group in groups if not os.access(group.parent, os.W_OK)]:
-        raise NotHere(f"A real node needs control groups that it may write to; these are closed: {', '.join(closed)}.")
+        raise NotHere(f"A real node needs cgroups that it can write to; these are read-only here: {', '.join(closed)}.")
     return groups
 
 
 def create(groups: list[Path]) -> None:
-    """Make the groups."""
+    """Make the cgroups."""
     for group in groups:
         group.mkdir(exist_ok=True)
         for file in ("cpuset.cpus", "cpuset.mems"):  # a new cpuset takes no process before it has both
@@ -49,18 +46,18 @@ def create(groups: list[Path]) -> None:
 
 
 def enter(groups: list[Path]) -> None:
-    """Move this process into the groups."""
+    """Move this process into the cgroups."""
     for group in groups:
         (group / "cgroup.procs").write_text(str(os.getpid()), encoding="utf-8")
 
 
 def remove(group: Path) -> None:
-    """Remove a group and all groups below it; its processes have ended, but the kernel may take a moment."""
+    """Remove a cgroup and all below it; its processes have ended, but the kernel may take a moment."""
     end = time.monotonic() + REMOVE_SECONDS
     while group.exists():
         for folder, _, _ in os.walk(group, topdown=False):
             with suppress(OSError):
                 os.rmdir(folder)
         if time.monotonic() > end:
-            raise KubeProblem(f"The control group {group} cannot be removed: processes are left in it.")
+            raise KubeProblem(f"The cgroup {group} cannot be removed: processes are left in it.")
         time.sleep(0.02)

@@ -41,7 +41,7 @@ class Cluster:
         try:
             if cluster.why_no_node is None:
                 cluster._network = network.create(folder)
-            address = cluster._network.host if cluster._network else control_plane.LOCAL
+            address = cluster._network.host if cluster._network else control_plane.LOOPBACK
             cluster._plane = control_plane.start(folder, address)
         except BaseException:
             cluster.stop()
@@ -67,7 +67,7 @@ class Cluster:
         return self._running().api
 
     def add_simulated_nodes(self, count: int, gpus: int = 8, model: str = "NVIDIA-H100-80GB-HBM3") -> list[str]:
-        """Add nodes that kwok plays and return their names when they are ready."""
+        """Add nodes that kwok simulates and return their names when they are ready."""
         plane = self._running()
         if not self.simulated:
             simulated.start(self.folder, plane)

@@ -1,7 +1,7 @@
 """Start etcd, the API server with RBAC, the controller manager and the scheduler of one cluster.
 
-None of them needs rights on the machine. etcd is reached by a socket in the cluster's folder alone, and the controllers
-serve nothing.
+None of them needs privileges on the machine. etcd listens on a socket in the cluster's folder only, the controller
+manager and the scheduler do not listen at all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from .certificates import MASTERS, Authority
 from .folder import Folder
 from .problems import KubeProblem
 
-LOCAL = "127.0.0.1"
-SERVICES = "10.96.0.0/16"
-SERVICE_OF_THE_API = "10.96.0.1"
+LOOPBACK = "127.0.0.1"
+SERVICE_CIDR = "10.96.0.0/16"
+KUBERNETES_SERVICE = "10.96.0.1"
+"""The cluster IP of the Service `kubernetes`, by which pods reach the API server."""
 READY_SECONDS = 120.0
 
 
@@ -36,13 +37,15 @@ class ControlPlane:
     api: Api
 
 
-def start(folder: Folder, address: str = LOCAL) -> ControlPlane:
-    """Start the control plane with its API server on this address and return it when pods can be created."""
+def start(folder: Folder, address: str = LOOPBACK) -> ControlPlane:
+    """Start the control plane with its API server on this address and return it once pods can be created."""
     found = programs.control_plane()
     authority = Authority(folder.path / "pki")
     names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-    serving = authority.server("api-server", "kube-apiserver", [*names, LOCAL, address, SERVICE_OF_THE_API])
-    tokens = authority.service_accounts()
+    serving = authority.server_certificate(
+        "api-server", "kube-apiserver", [*names, LOOPBACK, address, KUBERNETES_SERVICE]
+    )
+    tokens = authority.service_account_keys()
     _start_etcd(folder, found["etcd"])
     with reserved_port(address) as port:
         server = f"https://{address}:{port}"
@@ -51,8 +54,8 @@ def start(folder: Folder, address: str = LOCAL) -> ControlPlane:
         api = Api(kubeconfig)
         folder.at_end.callback(api.close)
         processes.wait_until(api.ready, "The API server", READY_SECONDS, lambda: processes.check(folder))
-    # They read roles that the API server makes at its first start, so they come after it.
-    _start_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
+    # They need the bootstrap RBAC policy, which the API server creates before it is ready.
+    _start_controller_manager(folder, found["kube-controller-manager"], authority, server, tokens[0])
     _start_scheduler(folder, found["kube-scheduler"], authority, server)
     manager = "The controller manager"
     processes.wait_until(lambda: _has_service_account(api), manager, READY_SECONDS, lambda: processes.check(folder))
@@ -82,7 +85,7 @@ def _start_api_server(
     serving: tuple[Path, Path],
     tokens: tuple[Path, Path],
 ) -> None:
-    kubelets = authority.client("kube-apiserver-kubelet-client", MASTERS)
+    kubelets = authority.client_certificate("kube-apiserver-kubelet-client", MASTERS)
     address, port = place
     options = {
         "etcd-servers": f"unix://{folder.path}/etcd.sock",
@@ -90,8 +93,8 @@ def _start_api_server(
         "advertise-address": address,
         "secure-port": port,
         "permit-port-sharing": "true",  # with the socket that reserves the port
-        # A loopback address may not be an endpoint of the Service that pods use; without nodes, none uses it.
-        "endpoint-reconciler-type": "none" if address == LOCAL else "lease",
+        # The Service `kubernetes` may not have a loopback address as endpoint; without a real node, no pod uses it.
+        "endpoint-reconciler-type": "none" if address == LOOPBACK else "lease",
         "tls-cert-file": serving[0],
         "tls-private-key-file": serving[1],
         "client-ca-file": authority.file,
@@ -102,7 +105,7 @@ def _start_api_server(
         "service-account-issuer": "https://kubernetes.default.svc",
         "service-account-signing-key-file": tokens[0],
         "service-account-key-file": tokens[1],
-        "service-cluster-ip-range": SERVICES,
+        "service-cluster-ip-range": SERVICE_CIDR,
         "authorization-mode": "Node,RBAC",
         "enable-admission-plugins": "NodeRestriction",
         "anonymous-auth": "false",
@@ -111,7 +114,9 @@ def _start_api_server(
     processes.start(folder, "kube-apiserver", [program, *_options(options)])
 
 
-def _start_manager(folder: Folder, program: Path, authority: Authority, server: str, signing_key: Path) -> None:
+def _start_controller_manager(
+    folder: Folder, program: Path, authority: Authority, server: str, signing_key: Path
+) -> None:
     kubeconfig = authority.kubeconfig(server, "system:kube-controller-manager")
     options = {
         "kubeconfig": kubeconfig,
@@ -122,7 +127,7 @@ def _start_manager(folder: Folder, program: Path, authority: Authority, server: 
         "use-service-account-credentials": "true",
         "leader-elect": "false",
         "secure-port": 0,
-        "flex-volume-plugin-dir": folder.path / "volume-plugins",  # it would make one in /usr
+        "flex-volume-plugin-dir": folder.path / "volume-plugins",  # else it makes one in /usr
     }
     processes.start(folder, "kube-controller-manager", [program, *_options(options)])
 
@@ -134,7 +139,7 @@ def _start_scheduler(folder: Folder, program: Path, authority: Authority, server
 
 
 def _has_service_account(api: Api) -> bool:
-    """Whether the controller manager works: no pod is admitted before."""
+    """Whether the controller manager has made the default service account, without which no pod is admitted."""
     try:
         api.get("/api/v1/namespaces/default/serviceaccounts/default")
     except ApiProblem as problem:

@@ -1,6 +1,6 @@
-"""The folder of one cluster: its files, what it made elsewhere on the machine, and whether its owner still lives.
+"""The folder of one cluster: its files, what it made elsewhere on the machine, and whether its owner still runs.
 
-What a cluster makes outside of its folder (a bridge, namespaces, control groups) is recorded here before it is made,
+What a cluster makes outside of its folder (a bridge, namespaces, cgroups) is recorded here before it is made,
 and its processes carry the folder's path in their environment: both are found again after a crash.
 """
 
@@ -126,5 +126,5 @@ def locked_registry() -> Iterator[Path]:
 
 
 def folders() -> list[Folder]:
-    """Return the folders of all clusters of this user, those of dead owners included."""
+    """Return the folders of all clusters of this user, abandoned ones included."""
     return [Folder(path) for path in sorted(registry().iterdir()) if path.is_dir()]

@@ -1,7 +1,7 @@
 """Container images without a registry: archives of a few files, which containerd imports.
 
 The image HOST holds only folders and symbolic links. A pod that mounts this machine's `/usr` into it runs what is
-installed here, the project's own environment included, without a byte of an image being built.
+installed here, so that no image has to be built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def pause(program: Path) -> bytes:
-    """Return the image whose program holds a pod's namespaces."""
+    """Return the pause image, whose program holds the namespaces of a pod."""
     return archive(PAUSE, _layer({"pause": program.read_bytes()}), ["/pause"])
 
 

@@ -58,7 +58,7 @@ class Network:
         return f"{self.bridge}-{node}"
 
     def port(self, node: int) -> str:
-        """Return the name of the bridge's end of a node's cable."""
+        """Return the name of a node's port of the bridge: the host's end of its veth pair."""
         return f"{self.bridge}p{node}"
 
 
@@ -84,7 +84,7 @@ def create(folder: Folder) -> Network:
 
 
 def add_node(network: Network, node: int, others: list[int]) -> None:
-    """Make the network namespace of a node, with a cable to the bridge and routes to the pods of the other nodes."""
+    """Make the network namespace of a node: a veth pair to the bridge, and routes to the pods of the other nodes."""
     namespace, port = network.namespace(node), network.port(node)
     run(["ip", "netns", "add", namespace])
     run(["ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", namespace])
@@ -110,7 +110,7 @@ def remove(network: Network) -> None:
 
 
 def _routes() -> list[IPv4Network]:
-    """Return the networks that this machine has routes to, except for the default one."""
+    """Return the networks that this machine has routes to, without the default route."""
     found = json.loads(run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
     targets = [str(route.get("dst", "default")) for route in found if route.get("table") != "local"]
     return [IPv4Network(str(ip_network(target, strict=False))) for target in targets if target != "default"]

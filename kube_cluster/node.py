@@ -1,6 +1,6 @@
-"""A real node: kubelet, containerd, runc and CNI in namespaces and control groups of its own.
+"""A real node: kubelet, containerd, runc and CNI in namespaces and cgroups of its own.
 
-The GPUs are virtual: our device plugin offers them. Needs root; several nodes may run on one machine.
+The GPUs are virtual, from our device plugin. Needs root; several nodes may run on one machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGES = {
 }
 """Debian's packages for a real node, each with the programs of which one must be there."""
 CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""What root may have lost in a container, with the numbers of linux/capability.h."""
+"""Capabilities that root may lack in a container, with their numbers in linux/capability.h."""
 READY_SECONDS = 120.0
 UNHEALTHY = "unhealthy-gpus"
 
@@ -44,14 +44,14 @@ def check_machine() -> None:
     if os.geteuid() != 0:
         raise NotHere("A real node needs root: run the same command as root, for example with sudo.")
     if lacking := [name for name, bit in CAPABILITIES.items() if not effective_capabilities() >> bit & 1]:
-        raise NotHere(f"A real node needs rights that this container has not got: {', '.join(lacking)}.")
+        raise NotHere(f"A real node needs capabilities that this container lacks: {', '.join(lacking)}.")
     cgroups.plan("x")
     if missing := missing_packages():
         raise NotHere(f"A real node needs these packages, which `make kube` installs on Debian: {', '.join(missing)}.")
 
 
 def effective_capabilities() -> int:
-    """Return the rights of this process as bits."""
+    """Return the effective capabilities of this process as a bit mask."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
 
@@ -62,7 +62,7 @@ def missing_packages() -> list[str]:
 
 
 def cni_folder() -> Path | None:
-    """Return the folder of the network plugins, None when they are not installed."""
+    """Return the folder of the CNI plugins, None when they are not installed."""
     return next((Path(folder) for folder in CNI if (Path(folder) / "bridge").exists()), None)
 
 
@@ -75,7 +75,7 @@ class Node:
     folder: Folder
 
     def service(self, program: str) -> int | None:
-        """Return the id of the process that runs a service of this node, None while there is none."""
+        """Return the PID of a service of this node, None while it does not run."""
         for pid in processes.marked(self.folder):
             words = _words(pid)
             if words and Path(words[0]).name == program and f"--hostname-override={self.name}" in words:
@@ -148,7 +148,7 @@ def _services(
     """Write the configuration of each service and return its command."""
     name, address = f"node-{number}", network.address(number)
     authority = plane.authority
-    serving = authority.server(f"{name}-serving", f"system:node:{name}", [name, address], "system:nodes")
+    serving = authority.server_certificate(f"{name}-serving", f"system:node:{name}", [name, address], "system:nodes")
     kubelet = authority.kubeconfig(plane.server, f"system:node:{name}", "system:nodes")
     proxy = authority.kubeconfig(plane.server, "system:kube-proxy")
     (path / "cni" / "10-makeway.conflist").write_text(json.dumps(_cni(network, number)), encoding="utf-8")
@@ -228,7 +228,7 @@ def _kubelet(path: Path, authority: Path, serving: tuple[Path, Path]) -> dict[st
         "resolvConf": "",
         "podLogsDir": str(path / "pods"),
         "volumePluginDir": str(path / "volume-plugins"),
-        # The machine's disk is not the node's: a full one must not evict pods of a test.
+        # The disk is shared with the machine: pods of a test must not be evicted because it is full.
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "nodefs.inodesFree": "0%"}
         | {"imagefs.available": "0%"},
         "imageGCHighThresholdPercent": 100,

@@ -1,7 +1,7 @@
 """The first process inside a real node: mounts what the node sees as its machine, and keeps its services running.
 
-`node.py` starts it twice: `enter` moves into the control groups and unshares the namespaces, `run` is then process 1 of
-the node. Standard library only, so that a node costs little memory.
+`node.py` starts it twice: `enter` moves into the cgroups and unshares the namespaces, `run` is then PID 1 of the
+node. Standard library only, so that a node costs little memory.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""What the kubelet would set for the whole machine: it finds these values in files of the node's own instead."""
+"""The sysctls that the kubelet would set for the whole machine: files of the node are mounted over them."""
 RESTART_SECONDS = 1.0
 READY_SECONDS = 60.0
 
 
 def enter(config_file: Path) -> None:
-    """Become the first process of a node in control groups and namespaces of its own."""
+    """Become the first process of a node in cgroups and namespaces of its own."""
     config = json.loads(config_file.read_text(encoding="utf-8"))
     cgroups.enter([Path(group) for group in config["cgroups"]])
     namespaces = ["--mount", "--pid", "--ipc", "--uts", "--cgroup"]
@@ -64,7 +64,7 @@ def run(config_file: Path) -> None:
 
 
 def mount_all(folder: Path, hidden: dict[str, str]) -> None:
-    """Mount the node's own view of the machine: processes, control groups, and every folder that its services write."""
+    """Mount the node's own view of the machine: /proc, /sys, cgroups, and every folder that its services write."""
     groups = [line.split(":")[1] for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()]
     mount("-t", "proc", "proc", "/proc")
     mount("-t", "sysfs", "sysfs", "/sys")
@@ -91,7 +91,7 @@ def mount_all(folder: Path, hidden: dict[str, str]) -> None:
         file = Path(f"/run/sysctl.{at}")
         file.write_text(f"{value}\n", encoding="utf-8")
         mount("--bind", str(file), f"/proc/sys/{name}")
-    mount("--make-rshared", "/")  # the kubelet's mounts must reach containers; the machine's are a group of their own
+    mount("--make-rshared", "/")  # the kubelet's mounts must reach containers; the machine is in another peer group
 
 
 def mount(*words: str) -> None:
@@ -117,7 +117,7 @@ class Services:
         self._running[started.pid] = name
 
     def watch(self) -> Any:
-        """Wait for children, orphans of containers included, and restart services; never returns."""
+        """Reap children, orphaned processes of containers included, and restart services; never returns."""
         while True:
             pid, status = os.waitpid(-1, 0)
             if name := self._running.pop(pid, None):

@@ -1,7 +1,7 @@
-"""Start the processes of a cluster, wait for what they promise, and find and end them again.
+"""Start the processes of a cluster, wait until they are ready, and find and end them again.
 
-Every process of a cluster has the cluster's folder in its environment. That mark finds its processes after any crash,
-without a record that could be missing, and also what they started.
+Every process of a cluster has the cluster's folder in its environment, and so has what it starts: they are found by
+that mark after any crash, without a record that could be missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C in the terminal is for the owner, which ends the others in order
+            process_group=0,  # Ctrl-C in the terminal reaches only the owner, which ends the others
         )
     folder.started[name] = process
     return process
@@ -80,7 +80,7 @@ def marked(folder: Folder) -> list[int]:
 
 
 def kill_marked(folder: Folder, seconds: float = 30) -> None:
-    """End every process of a cluster at once; raise KubeProblem when some do not end."""
+    """Kill every process of a cluster; raise KubeProblem when some do not end."""
     end = time.monotonic() + seconds
     while pids := marked(folder):
         for pid in pids:

@@ -20,11 +20,11 @@ from .progress import Progress
 KUBERNETES = "1.37.2"
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 LINKED = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "kwok")
-"""The programs inside of the one binary, which knows them by the name it is called by."""
+"""The programs inside the one binary, each called by a symbolic link of its name."""
 
 TITLES = {
     "kube": f"Compiling Kubernetes {KUBERNETES} (once; a quarter of an hour on two processors)",
-    "pause": "Compiling the first process of pods",
+    "pause": "Compiling the pause program of pods",
 }
 SOURCES = Path(__file__).parent / "binary"
 GO_FROM_PYPI = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
@@ -82,7 +82,7 @@ def built() -> Path:
     if not (place / "pause").exists():
         cache().mkdir(parents=True, exist_ok=True)
         with _one_builder() as lock:
-            if not (place / "pause").exists():  # the builder that held the lock may have made it
+            if not (place / "pause").exists():  # the builder that held the lock may have built them
                 _build(place, lock)
     return place
 
@@ -106,7 +106,7 @@ def _build(place: Path, lock: IO[str]) -> None:
     for name in LINKED:
         (fresh / name).symlink_to("kube")
     fresh.replace(place)
-    shutil.rmtree(objects, ignore_errors=True)  # 4 GB that only a build which was broken off needs again
+    shutil.rmtree(objects, ignore_errors=True)  # 4 GB that only the retry of an interrupted build needs
 
 
 def _modules(go: Path, lock: IO[str]) -> None:
@@ -189,7 +189,7 @@ def go_version(program: Path) -> tuple[int, ...] | None:
 
 
 def _environ() -> dict[str, str]:
-    # The build must depend on our files alone: no flags of the user's, no workspace, no other toolchain.
+    # The build depends on our files alone: not on the user's flags, workspace or toolchains.
     return os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"}
 
 

@@ -1,4 +1,4 @@
-"""Show how far a long step is: a bar on a terminal, else a line a minute."""
+"""Show the progress of a long step: a bar on a terminal, else a line a minute."""
 
 from __future__ import annotations
 

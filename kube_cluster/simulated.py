@@ -1,10 +1,10 @@
-"""Simulated nodes with GPUs by kwok: they run no process, but their nodes and pods live through the same states.
+"""Simulated nodes with GPUs by kwok: no process runs, but nodes and pods go through the same states.
 
-A pod on such a node is running a moment after it is bound. Annotations choose how it goes on:
+A pod on such a node is running a moment after it is bound. Annotations decide what happens then:
 
 - `makeway.test/run-for`: it ends by itself after this duration (as in `90s`); without `exit-code` with success.
 - `makeway.test/exit-code`: the exit code of its containers; without `run-for` after one second.
-- `makeway.test/exit-after`: how long it takes to leave after it was deleted; 200 ms without it.
+- `makeway.test/terminating-for`: how long it terminates once it is deleted; 200 ms without it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LABEL = "type=kwok"
 
 
 def start(folder: Folder, plane: ControlPlane) -> None:
-    """Start the process that plays every simulated node of a cluster."""
+    """Start kwok, one process for all simulated nodes of a cluster."""
     kubeconfig = plane.authority.kubeconfig(plane.server, "kwok", MASTERS)
     options = {
         "kubeconfig": kubeconfig,
@@ -42,7 +42,7 @@ def start(folder: Folder, plane: ControlPlane) -> None:
 
 
 def node(name: str, gpus: int, model: str) -> Object:
-    """Return a node of a common size with these GPUs."""
+    """Return a node with these GPUs and the usual CPUs and memory."""
     room = {"cpu": "96", "memory": "1Ti", "pods": "110", GPU: str(gpus)}
     return {
         "apiVersion": "v1",
@@ -84,5 +84,5 @@ def is_ready(found: Object) -> bool:
 
 
 def toleration() -> Object:
-    """Return what a pod needs to run on simulated nodes."""
+    """Return the toleration that a pod needs on simulated nodes."""
     return {"key": SIMULATED, "operator": "Exists", "effect": "NoSchedule"}

@@ -1,8 +1,7 @@
-"""Remove everything that a cluster made: processes, network, control groups, mounts and its folder.
+"""Remove everything that a cluster made: processes, network, cgroups, mounts and its folder.
 
-Every step finds what there is and does nothing where there is nothing, so that it can be repeated after it was broken
-off. A guard process does it as soon as the owner has ended without having done it; it runs this module, which needs the
-standard library alone.
+Every step removes what it finds, so that the removal can be repeated after it was interrupted. A guard process does it
+as soon as the owner has ended without having done it; it runs this module, which needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def start_guard(folder: Folder) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "kube_cluster.teardown", str(folder.path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         cwd="/",
-        stdin=subprocess.PIPE,  # its end of file is the end of the owner
+        stdin=subprocess.PIPE,  # reaches its end of file when the owner ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         process_group=0,
@@ -69,7 +68,7 @@ def start_guard(folder: Folder) -> subprocess.Popen[bytes]:
 
 def guard(path: Path) -> None:
     """Wait until standard input ends, and remove the cluster."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # whatever ends the owner: the cluster goes after it
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # those that end the owner must not end the guard
         signal.signal(number, signal.SIG_IGN)
     while sys.stdin.buffer.read(1):
         pass

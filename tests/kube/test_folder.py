@@ -108,14 +108,14 @@ def test_a_node_without_root_is_refused_in_one_line(monkeypatch: pytest.MonkeyPa
 
 def test_a_node_without_control_groups_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroups, "NEEDED", ("cpu", "made-up"))
-    with pytest.raises(KubeProblem, match=r"^A real node needs control groups[^\n]*made-up[^\n]*$"):
+    with pytest.raises(KubeProblem, match=r"^A real node needs cgroup v1[^\n]*made-up[^\n]*$"):
         cgroups.plan("x")
 
 
-def test_a_container_without_rights_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_without_capabilities_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(node, "effective_capabilities", lambda: 1 << 12)
-    with pytest.raises(KubeProblem, match=r"^A real node needs rights [^\n]*: CAP_SYS_ADMIN\.$"):
+    with pytest.raises(KubeProblem, match=r"^A real node needs capabilities [^\n]*: CAP_SYS_ADMIN\.$"):
         node.check_machine()
 
 

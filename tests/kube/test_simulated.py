@@ -1,4 +1,4 @@
-"""A hundred simulated nodes behave as nodes do, and their pods live as long as they are told to."""
+"""A hundred simulated nodes behave as nodes do, and annotations decide how their pods end."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_a_pod_ends_with_the_exit_code_that_it_was_given(api: Api) -> None:
     assert status["state"]["terminated"]["exitCode"] == 3
 
 
-def test_a_deleted_pod_leaves_after_its_own_time(api: Api) -> None:
+def test_a_deleted_pod_terminates_for_its_own_time(api: Api) -> None:
     api.create(PODS, simulated_pod("quick"))
-    api.create(PODS, simulated_pod("slow", exit_after="1h"))
+    api.create(PODS, simulated_pod("slow", terminating_for="1h"))
     wait_until(lambda: len(running(api)) == 2, "both pods run")
     api.delete(f"{PODS}/slow")
     api.delete(f"{PODS}/quick")

@@ -46,7 +46,7 @@ class Running:
         return found
 
     def left(self) -> list[str]:
-        """Return what is there of the cluster: processes, folders, devices, namespaces, control groups and mounts."""
+        """Return what is there of the cluster: processes, folders, devices, namespaces, cgroups and mounts."""
         found = [f"process {pid}" for pid in marked(self.folder)]
         places = [self.folder.path, *map(Path, self._facts.get("cgroups", []))]
         if (number := self._facts.get("network")) is not None:
