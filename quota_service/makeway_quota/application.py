@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,8 @@ from typing import IO
 
 from .artifacts.choice import chosen
 from .backends.base import Backend
+from .backends.remote import RemoteBackend
+from .control.attempt_tokens import AttemptTokens
 from .control.change_feed import ChangeFeed
 from .control.components import Components
 from .control.hub_client import HubApi
@@ -21,6 +24,7 @@ from .control.leader import Leader
 from .control.leases import Leases
 from .control.loop import Loop
 from .control.pool_assignment import sizes
+from .control.worker_channel import WorkerChannel
 from .control.world import World
 from .history.retention import Retention, keep_of
 from .policy import Document, PolicyInvalid, Sizes, read, rescale_text
@@ -157,6 +161,10 @@ async def _components(
 ) -> Components:
     """Open the backend, read the policy and make the parts."""
     last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
+    secret = settings.ticket_secret or secrets.token_hex(32)
+    channel = WorkerChannel(store, AttemptTokens(secret.encode(), clock), clock)
+    if isinstance(backend, RemoteBackend):
+        backend.connect(channel)
     await backend.open()
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
@@ -164,10 +172,10 @@ async def _components(
     world.see(seen)
     servers = None if hub is None else HubServers(hub)
     leases = Leases(settings.lease_seconds, servers)
-    feed = ChangeFeed(store, world, leases, leader, last, clock) if store.shared else None
+    feed = ChangeFeed(store, world, leases, leader, channel, last, clock) if store.shared else None
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
-    return Components(settings, store, backend, world, leases, leader, servers, feed, clock)
+    return Components(settings, store, backend, world, leases, leader, channel, servers, feed, clock)
 
 
 def take_state_dir(state_dir: Path) -> IO[str]:

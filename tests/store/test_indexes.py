@@ -29,6 +29,13 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
     "submitted": [lambda s: s.submitted([SubmissionKey("k", "ana", "")])],
     "files": [lambda s: s.files("j1")],
     "attempts": [lambda s: s.attempts("j1")],
+    "worker_reports": [lambda s: s.worker_reports.after(5)],
+    "outputs": [
+        lambda s: s.outputs.read("j1", 1, "log", 5, 10),
+        lambda s: s.outputs.read("j1", 1, "result", 5, 10),
+        lambda s: s.outputs.has("j1", 1, "result"),
+        lambda s: s.outputs.gap("j1", 1),
+    ],
     "decisions": [
         lambda s, workload=workload, teams=teams, owner=owner, before=before: s.decisions(
             workload, teams, 10, before, owner
@@ -46,7 +53,18 @@ READS: dict[str, list[Callable[[Store], Any]]] = {
     "policy_version": [lambda s: s.policies.version(1)],
     "policy_history": [lambda s: s.policies.history(10)],
 }
-LONG = {"workloads", "attempts", "files", "blobs", "sources", "decisions", "events", "submission_keys"}
+LONG = {
+    "workloads",
+    "attempts",
+    "files",
+    "blobs",
+    "sources",
+    "decisions",
+    "events",
+    "submission_keys",
+    "outputs",
+    "worker_reports",
+}
 """Tables that grow with the history; a scan of the others reads a few rows."""
 
 ORDERED = {"ix_workloads_submitted_at_id", "ix_workloads_live"}
@@ -138,6 +156,9 @@ def fill(store: Store, jobs: int) -> None:
         new = [NewWorkload(id, "job", "ops", "gpu1", "bo", gpus=1000) for id in ids]
         store.add_workloads([(one, (), None) for one in new], now=float(begin))
         said = [NewDecision("finish", id, "ops", "bo", "succeeded", "because") for id in ids]
+        for id in ids:
+            for kind in ("log", "result"):
+                store.outputs.append((id, 1, 0), kind, 0, b"some output", 1000)
         store.commit([Change(id, {"state": "succeeded", "ended_at": 1.0, "ran": 1.0}) for id in ids], said, now=1.0)
     for number in range(5):
         mine = NewWorkload(f"m{number}", "job", "rnd", "gpu1", "ana", gpus=1000)

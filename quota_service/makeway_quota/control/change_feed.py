@@ -18,6 +18,7 @@ from ..store.errors import StoreError
 from ..store.store import Store
 from .leader import Leader
 from .leases import Leases
+from .worker_channel import WorkerChannel
 from .world import World
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class ChangeFeed:
         world: World,
         leases: Leases,
         leader: Leader,
+        channel: WorkerChannel,
         last: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -50,6 +52,7 @@ class ChangeFeed:
         self._world = world
         self._leases = leases
         self._leader = leader
+        self._channel = channel
         self._last = last
         self._clock = clock
         self._changed: Callable[[], None] = lambda: None
@@ -69,6 +72,7 @@ class ChangeFeed:
             try:
                 await self.catch_up()
                 await self._exchange_leases()
+                await self._exchange_reports()
                 self._trouble = ""
             except StoreError as error:
                 if str(error) != self._trouble:
@@ -116,6 +120,14 @@ class ChangeFeed:
             self._leases.written(await self._read(self._store.lease_times))
         elif renewed := self._leases.unwritten():
             await self._read(self._store.renew_leases, renewed, self._clock() + self._leases.seconds)
+
+    async def _exchange_reports(self) -> None:
+        """Read what workers reported to other replicas, and write when workers were heard of here."""
+        if not self._channel.used:
+            return
+        await self._channel.write_heard()
+        if await self._channel.refresh():
+            self._changed()
 
     async def close(self) -> None:
         """End the threads."""

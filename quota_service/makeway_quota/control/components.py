@@ -15,6 +15,7 @@ from .cycle_gate import CycleGate
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import Leases
+from .worker_channel import WorkerChannel
 from .world import World
 
 
@@ -28,6 +29,7 @@ class Components:
     world: World
     leases: Leases
     leader: Leader
+    channel: WorkerChannel
     servers: HubServers | None = None
     feed: ChangeFeed | None = None
     clock: Callable[[], float] = time.time

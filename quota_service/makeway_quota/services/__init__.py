@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..control.components import Components
+from .attempts import AttemptService
 from .audit import AuditService
 from .caller import Caller
 from .context import Context
@@ -41,6 +42,7 @@ class Services:
     usage: UsageService
     policies: PolicyService
     audit: AuditService
+    attempts: AttemptService
 
     @classmethod
     def of(cls, parts: Components, wake: Callable[[], None]) -> Services:
@@ -61,6 +63,7 @@ class Services:
             usage=UsageService(context),
             policies=PolicyService(context),
             audit=AuditService(context, feed),
+            attempts=AttemptService(context, parts.channel),
         )
 
     def close(self) -> None:

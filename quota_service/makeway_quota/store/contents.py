@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import select
 
-from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes, whole
+from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes
 from . import reads
 from .database import Database
 from .errors import FilesAway, FileUnreadable, StoreError
@@ -49,6 +49,18 @@ class Contents:
             self._put(digest, data)
         return frozenset(large)
 
+    def place(self, data: bytes) -> str | None:
+        """Write a content outside the database if it is large and return its digest; None where it is for a row."""
+        if not self.outside(data):
+            return None
+        digest = hashlib.sha256(data).hexdigest()
+        self._put(digest, data)
+        return digest
+
+    def read(self, name: str, digest: str) -> bytes:
+        """Return a content that `place` wrote; FileUnreadable and FilesAway with `name`."""
+        return self._read(name, None, digest)
+
     def outside(self, data: bytes) -> bool:
         """Whether a content is kept outside the database."""
         return self._artifacts is not None and len(data) >= self._large
@@ -58,6 +70,23 @@ class Contents:
         with self._database.read() as connection:
             found = reads.files_of(connection, id)
         return tuple(File(path, self._read(path, data, digest), executable) for path, data, executable, digest in found)
+
+    def listed(self, id: str) -> list[tuple[str, bool, str]]:
+        """Return path, whether it is executable, and digest of each file of a submission, by path."""
+        with self._database.read() as connection:
+            return reads.digests_of(connection, id)
+
+    def chunks(self, id: str, digest: str) -> Iterator[bytes] | None:
+        """Return the content of one file of a submission in chunks, None if it has no such file.
+
+        The chunks raise FileUnreadable and FilesAway; the last one comes only if the whole is right.
+        """
+        with self._database.read() as connection:
+            found = reads.content_of(connection, id, digest)
+        if found is None:
+            return None
+        path, data = found
+        return iter([data]) if data is not None else self._chunks(path, digest)
 
     def collect(self, now: float) -> Collected:
         """Remove the contents without a row that are older than ORPHAN_AGE at `now` and by the clock of their place.
@@ -124,13 +153,14 @@ class Contents:
             raise StoreError(f"large files cannot be written: {error.strerror or error}") from error
 
     def _read(self, path: str, data: bytes | None, digest: str) -> bytes:
-        if data is not None:
-            return data
+        return b"".join(self._chunks(path, digest)) if data is None else data
+
+    def _chunks(self, path: str, digest: str) -> Iterator[bytes]:
         if self._artifacts is None:
             where = "MAKEWAY_ARTIFACTS_DIR, MAKEWAY_ARTIFACTS_S3"
             raise FileUnreadable(path, f"it is in a place that this service does not know ({where})")
         try:
-            return whole(self._artifacts, digest)
+            yield from self._artifacts.read(digest)
         except Unreadable as error:
             raise FileUnreadable(path, str(error)) from error
         except OSError as error:

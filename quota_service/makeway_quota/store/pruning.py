@@ -16,11 +16,11 @@ from sqlalchemy import Connection, Table, delete, exists, func, insert, select, 
 from . import rows, writes
 from .database import Database
 from .space import give_back
-from .tables import blobs, decisions, events, files, purges, removals, retention, submission_keys, workloads
+from .tables import blobs, decisions, events, files, outputs, purges, removals, retention, submission_keys, workloads
 
 W = workloads.c
 R = removals.c
-USED = exists().where(files.c.blob == blobs.c.digest)
+USED = exists().where(files.c.blob == blobs.c.digest) | exists().where(outputs.c.blob == blobs.c.digest)
 
 
 class Sweep(NamedTuple):

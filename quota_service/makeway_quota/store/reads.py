@@ -100,6 +100,24 @@ def attempts_of(connection: Connection, id: str) -> list[Attempt]:
     return [rows.attempt(row) for row in connection.execute(query)]
 
 
+def digests_of(connection: Connection, id: str) -> list[tuple[str, bool, str]]:
+    """Return path, whether it is executable, and digest of each file of a submission, by path."""
+    query = select(files.c.path, files.c.executable, files.c.blob).where(files.c.workload == rows.clean(id))
+    return [tuple(row) for row in connection.execute(query.order_by(files.c.path))]
+
+
+def content_of(connection: Connection, id: str, digest: str) -> tuple[str, bytes | None] | None:
+    """Return path and content of one file of a submission (None: it is outside); None if it has no such file."""
+    query = (
+        select(files.c.path, blobs.c.data, blobs.c.outside)
+        .join(blobs, blobs.c.digest == files.c.blob)
+        .where(files.c.workload == rows.clean(id), files.c.blob == digest)
+        .limit(1)
+    )
+    row = connection.execute(query).first()
+    return None if row is None else (row.path, None if row.outside else row.data)
+
+
 def events_after(connection: Connection, after: int, limit: int) -> list[Event]:
     """Return the events after an event, oldest first."""
     query = select(events).where(events.c.id > rows.clean(after)).order_by(events.c.id).limit(bounded(limit))

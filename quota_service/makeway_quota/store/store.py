@@ -17,6 +17,7 @@ from .errors import StoreError
 from .known_rows import KnownRows
 from .leader_lock import LeaderLock, leader_lock
 from .migrate import upgrade
+from .outputs import Outputs
 from .policy_versions import PolicyVersions
 from .pruning import Pruning
 from .records import (
@@ -36,6 +37,7 @@ from .records import (
 )
 from .replicas import Followed, Notifications
 from .space import allow_give_back, free_bytes
+from .worker_reports import WorkerReports
 
 
 def open_store(url: str, artifacts: Artifacts | None = None, large: int = LARGE) -> Store:
@@ -69,6 +71,8 @@ class Store:
         self._notifications = Notifications(database)
         self.pruning = Pruning(database)
         self.policies = PolicyVersions(database)
+        self.worker_reports = WorkerReports(database)
+        self.outputs = Outputs(database, contents)
         self._known = KnownRows()
         database.on_commit(self._known.add)
 

@@ -164,6 +164,41 @@ attempts = Table(
     Column("over_quota", Boolean, nullable=False),
 )
 
+worker_reports = Table(
+    "worker_reports",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("worker", Integer, primary_key=True, autoincrement=False),
+    Column("instance", Text, nullable=False, comment="the launcher that claimed this worker"),
+    Column("serial", BigInteger, nullable=False, comment="counts the changes of this table"),
+    Column("heard_at", Double, nullable=False),
+    Column("report", Text, nullable=False),
+    Index("ix_worker_reports_serial", "serial"),
+)
+
+serials = Table(
+    "serials",
+    metadata,
+    Column("name", Text, primary_key=True, comment="a table whose changes are counted"),
+    Column("value", BigInteger, nullable=False),
+)
+
+outputs = Table(
+    "outputs",
+    metadata,
+    Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True, autoincrement=False),
+    Column("kind", Text, primary_key=True, comment="log, result or error"),
+    Column("worker", Integer, primary_key=True, autoincrement=False),
+    Column("start", BigInteger, primary_key=True, autoincrement=False, comment="offset in what this worker sent"),
+    Column("place", BigInteger, nullable=False, comment="offset in what all workers sent, as it arrived"),
+    Column("size", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("blob", Text, ForeignKey("blobs.digest"), index=True, comment="`data` is empty: the content is a blob"),
+    Index("ix_outputs_place", "workload", "attempt", "kind", "place"),
+)
+
 decisions = Table(
     "decisions",
     metadata,

@@ -139,21 +139,25 @@ def _insert(connection: Connection, added: Sequence[Checked]) -> None:
     given = [{"workload": s.workload.id, "source": s.workload.source} for s in added if s.workload.source]
     if given:
         connection.execute(insert(sources), given)
-    write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
     for submission in added:
         if submission.files_of is not None:
             connection.execute(SHARE_FILES, {"new": submission.workload.id, "old": submission.files_of})
         if not submission.blobs:
             continue
         for file, digest in submission.blobs.items():
-            outside = digest in submission.outside
-            content = {"digest": digest, "data": b"" if outside else file.data, "outside": outside}
-            connection.execute(write(blobs).on_conflict_do_nothing(), content)
+            add_blob(connection, digest, None if digest in submission.outside else file.data)
         described = [
             {"workload": submission.workload.id, "path": file.path, "executable": file.executable, "blob": digest}
             for file, digest in submission.blobs.items()
         ]
         connection.execute(insert(files), described)
+
+
+def add_blob(connection: Connection, digest: str, data: bytes | None) -> None:
+    """Insert a content unless it is there; None: it is outside the database."""
+    write = postgres_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    content = {"digest": digest, "data": b"" if data is None else data, "outside": data is None}
+    connection.execute(write(blobs).on_conflict_do_nothing(), content)
 
 
 def digests(given: Sequence[tuple[str, bytes, bool]]) -> dict[File, str]:

@@ -12,7 +12,7 @@ from . import api, assets, pages, probes, problems
 from .auth import Authenticator, Directory
 from .headers import Headers
 from .hold_reads import HoldReads
-from .limits import Limits
+from .limits import CheckToken, Limits
 from .openapi import describe
 from .route_table import DirectRoutes, RouteTable
 from .settings import WebSettings
@@ -52,7 +52,9 @@ def create_app(services: Services, settings: WebSettings, directory: Directory |
     app.router.routes.insert(0, table)
     problems.install(app, _is_page(settings), pages.error_page)
     app.add_middleware(DirectRoutes, table=table)
-    app.add_middleware(Limits, settings=settings, authenticator=app.state.authenticator)
+    app.add_middleware(
+        Limits, settings=settings, authenticator=app.state.authenticator, check_token=_token_check(services)
+    )
     app.add_middleware(Headers, settings=settings)
     app.add_middleware(HoldReads, settings=settings, services=services)
     return app
@@ -68,6 +70,13 @@ def _lifespan(directory: Directory) -> Callable[[FastAPI], AbstractAsyncContextM
             await directory.close()
 
     return lifespan
+
+
+def _token_check(services: Services) -> CheckToken:
+    def check(token: str, worker: tuple[str, int, int]) -> None:
+        services.attempts.check_token(token, worker, renewing=True)
+
+    return check
 
 
 def _route_table(settings: WebSettings) -> RouteTable:

@@ -28,6 +28,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+CheckToken = Callable[[str, tuple[str, int, int]], object]
 
 MOST_DRAINED = 2**29
 MOST_DRAINED_WITHOUT_LOGIN = 2**24
@@ -39,6 +40,7 @@ IN_MEMORY = 2**20
 BODY = "makeway.body"
 """Key of the whole body in the scope of a request, for routes that do not read it as a stream"""
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_NUMBER = re.compile(r"[0-9]{1,7}")
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -55,16 +57,29 @@ class Gone(Exception):
     """The connection ended before the body was complete; a part of it is never processed."""
 
 
+def _no_workers(token: str, worker: tuple[str, int, int]) -> None:
+    raise login_first()
+
+
 class Limits:
     """ASGI middleware: authenticates, reads a body up to its limit, checks it, then hands it on whole."""
 
-    def __init__(self, app: App, settings: WebSettings, authenticator: Authenticator) -> None:
+    def __init__(
+        self,
+        app: App,
+        settings: WebSettings,
+        authenticator: Authenticator,
+        check_token: CheckToken = _no_workers,
+    ) -> None:
+        """`check_token` raises MakewayError for a token that does not open this worker."""
         self.app = app
         self.settings = settings
+        self._check_token = check_token
         self._authenticator = authenticator
         self._arriving = ArrivingBodies(
             settings.most_bodies, settings.most_bodies_per_caller, settings.bodies_for_spawner
         )
+        self._arriving_of_workers = ArrivingBodies(settings.most_worker_bodies, settings.most_bodies_per_worker, 0)
         self._waiting = WaitingBodies(
             max(settings.most_waiting_bytes, settings.job_bytes),
             max(settings.most_waiting_bytes_per_caller, settings.job_bytes),
@@ -84,7 +99,7 @@ class Limits:
                 return
             limit = self._limit(scope)
             _check_length(scope, limit)
-            caller = await self._check_login(scope)
+            caller = self._check_worker(scope) if self._is_worker(scope) else await self._check_login(scope)
             known = True
             spool = SpooledTemporaryFile[bytes](max_size=min(limit, IN_MEMORY))
             with spool as body, self._waiting.of(caller.name) as waiting:
@@ -99,7 +114,28 @@ class Limits:
 
     def _limit(self, scope: Scope) -> int:
         """Return the largest body: submissions come from programs with a token, all others are small."""
+        if self._is_worker(scope):
+            return self.settings.worker_bytes
         return self.settings.job_bytes if self._is_job(scope) else self.settings.body_bytes
+
+    def _is_output(self, scope: Scope) -> bool:
+        """Whether a body is bytes of a worker's output."""
+        return self._is_worker(scope) and "/outputs/" in scope["path"]
+
+    def _is_worker(self, scope: Scope) -> bool:
+        return bool(scope["path"].startswith(f"{self.settings.api}/attempts/"))
+
+    def _check_worker(self, scope: Scope) -> Caller:
+        """Return a worker as a caller; its token must be good for the address, and may have expired."""
+        names = scope["path"].removeprefix(f"{self.settings.api}/attempts/").split("/")[:3]
+        kind, _, token = _header(scope, b"authorization").partition(" ")
+        try:
+            if kind.lower() != "bearer" or len(names) < 3 or not all(map(_NUMBER.fullmatch, names[1:])):
+                raise login_first()
+            self._check_token(token.strip(), (names[0], int(names[1]), int(names[2])))
+        except MakewayError as error:
+            raise Refused(error.problem(), unread=True) from None
+        return Caller("/".join(names), kind="worker")
 
     def _is_job(self, scope: Scope) -> bool:
         return scope["path"] == f"{self.settings.api}/jobs" and _has_token(scope)
@@ -118,7 +154,8 @@ class Limits:
     ) -> None:
         """Read the whole body into `body`; Gone if the connection ends before."""
         try:
-            with self._arriving.of(caller.name, caller.holds("reserve")):
+            arriving = self._arriving_of_workers if caller.kind == "worker" else self._arriving
+            with arriving.of(caller.name, caller.holds("reserve")):
                 await self._read(body, waiting, receive, limit)
         except TooManyBodies:
             detail = "Too many requests are being received, of yours or of all: try again in a moment."
@@ -158,7 +195,7 @@ class Limits:
             await self._hand_on(scope, _content(body), receive, send)
 
     async def _hand_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        if body and scope["path"].startswith(self.settings.api):
+        if body and scope["path"].startswith(self.settings.api) and not self._is_output(scope):
             kind = _header(scope, b"content-type").partition(";")[0].strip().lower()
             _check_json(kind, body)
         scope[BODY] = body

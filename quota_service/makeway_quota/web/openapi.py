@@ -32,5 +32,6 @@ TAGS = [
     {"name": "inventory", "description": "What there is, who uses it, what was decided, and what happens now."},
     {"name": "sessions", "description": "Leases of interactive sessions, for the Hub's spawner."},
     {"name": "jobs", "description": "Training jobs."},
+    {"name": "attempts", "description": "Workers that are no processes of the service: their launcher calls these."},
     {"name": "policy", "description": "The policy document and its versions."},
 ]

@@ -35,6 +35,12 @@ class WebSettings:
     """as many of them as one caller may have (the spawner: all)"""
     bodies_for_spawner: int = 8
     """places among them that only callers with the scope `reserve` get: the Hub's spawner, which acts for all users"""
+    worker_bytes: int = 2**20
+    """largest body of a worker (a part of its log or result)"""
+    most_worker_bodies: int = 64
+    """bodies of workers that are received at the same time; people's have places of their own"""
+    most_bodies_per_worker: int = 2
+    """as many of them as one worker may have"""
     most_large_bodies: int = 2
     """bodies above 1 MiB that are processed at the same time, of submissions and of all else; others wait on disk"""
     most_waiting_bytes: int = 2**30

@@ -1,11 +1,11 @@
-"""The API, one module for each noun: inventory, sessions, jobs, policy, retention."""
+"""The API, one module for each noun: inventory, sessions, jobs, policy, retention, attempts."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Security
 from fastapi.security import APIKeyHeader
 
-from . import inventory, jobs, policy, retention, sessions
+from . import attempts, inventory, jobs, policy, retention, sessions
 
 _TOKEN = APIKeyHeader(
     name="Authorization",
@@ -22,6 +22,7 @@ ROUTERS = (
     policy.router,
     retention.router,
     inventory.open_router,
+    attempts.router,
 )
 
 

@@ -1,0 +1,51 @@
+"""Sign the tokens of workers: each opens one worker of one attempt, for a while, and nothing else.
+
+A token ends by its time, and before that with its attempt, which the services check. One that has ended by its time
+may still be exchanged for a new one while its attempt lives: a worker outlives an absence of the service.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import itsdangerous
+
+from ..store.worker_reports import WorkerKey
+
+TOKEN_SECONDS = 3600.0
+"""Seconds for which a token is valid; it is replaced at half of them."""
+RENEWAL_SECONDS = 86_400.0
+"""Seconds for which it may be exchanged for a new one."""
+
+Validity = Literal["valid", "old", "expired", "void"]
+
+
+class AttemptTokens:
+    """Signs and reads tokens; all replicas have the same secret."""
+
+    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
+        if len(secret) < 16:
+            raise ValueError("the signing secret must have at least 16 bytes")
+        signing = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
+        self._notes = itsdangerous.URLSafeSerializer(secret, salt="attempt", signer_kwargs=signing)
+        self._clock = clock
+
+    def token(self, key: WorkerKey) -> str:
+        """Return a new token of a worker."""
+        return str(self._notes.dumps([*key, round(self._clock())]))
+
+    def check(self, token: str, key: WorkerKey) -> Validity:
+        """Return what a token is worth for a worker: `old` is valid and to be replaced, `expired` can be renewed."""
+        try:
+            workload, attempt, worker, at = self._notes.loads(token)
+        except (itsdangerous.BadData, ValueError, TypeError):  # ValueError: text that is not Unicode, or other fields
+            return "void"
+        age = self._clock() - float(at)
+        if (workload, attempt, worker) != key or age > RENEWAL_SECONDS:
+            return "void"
+        if age > TOKEN_SECONDS:
+            return "expired"
+        return "old" if age > TOKEN_SECONDS / 2 else "valid"

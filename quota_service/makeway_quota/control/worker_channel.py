@@ -1,0 +1,191 @@
+"""Connect the service with workers that are no processes of it: their reports, their outputs, their credentials.
+
+Workers send to any replica (`services/attempts.py`); reports reach the others through the store, and wake the loop.
+How long a worker is silent is counted while this process observes: an absence of the service makes no worker lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
+
+from ..backends.base import Key
+from ..backends.remote import WorkerSeen
+from ..store.outputs import Kind
+from ..store.store import Store
+from ..store.worker_reports import WorkerKey, WorkerReport
+from .attempt_tokens import AttemptTokens
+
+LONGEST_STEP = 15.0
+"""Seconds that may pass between two observations and still count as time in which a worker could be heard."""
+HEARD_EVERY = 20.0
+"""Seconds between two writes of when workers were heard of, for other replicas."""
+READ_ALL_EVERY = 60.0
+"""Seconds between two reads of all reports, which also shows those that are gone."""
+
+
+class WorkerChannel:
+    """The reports as they were read last, and when each worker was heard of. For the event loop only."""
+
+    def __init__(
+        self,
+        store: Store,
+        tokens: AttemptTokens,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tokens = tokens
+        self._store = store
+        self._clock = clock
+        self._monotonic = monotonic
+        self._wake: Callable[[], None] = lambda: None
+        self._connected = False
+        self._reports: dict[Key, dict[int, WorkerReport]] = {}
+        self._heard: dict[WorkerKey, float] = {}
+        """on `_awake`"""
+        self._unwritten: dict[WorkerKey, float] = {}
+        self._serial = 0
+        self._awake = 0.0
+        """seconds in which this process could hear workers"""
+        self._stepped = monotonic()
+        self._read_all_at = -READ_ALL_EVERY
+        self._written_at = monotonic()
+        self._one = asyncio.Lock()
+
+    @property
+    def used(self) -> bool:
+        """Whether the backend has workers that report."""
+        return self._connected
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever a worker reports something new; a backend with such workers does so."""
+        self._wake = wake
+        self._connected = True
+
+    def wake(self) -> None:
+        """Report that a worker has written something new."""
+        self._wake()
+
+    # -- for the backend
+
+    async def refresh(self) -> bool:
+        """Read the reports that changed; return whether there is something new."""
+        async with self._one:
+            now = self._monotonic()
+            self._awake += min(LONGEST_STEP, now - self._stepped)
+            self._stepped = now
+            whole = now - self._read_all_at >= READ_ALL_EVERY
+            found = await asyncio.to_thread(self._store.worker_reports.after, 0 if whole else self._serial)
+            if whole:
+                self._read_all_at = now
+                self._keep({report.key for report in found})
+            changed = False
+            for report in found:
+                changed |= self._take(report)
+            return changed
+
+    def _take(self, report: WorkerReport) -> bool:
+        workers = self._reports.setdefault((report.workload, report.attempt), {})
+        before = workers.get(report.worker)
+        if before is not None and before.serial >= report.serial:
+            return False
+        self._serial = max(self._serial, report.serial)
+        workers[report.worker] = report
+        if before is None or before.heard_at != report.heard_at:
+            self._heard[report.key] = self._awake
+        return before is None or before.report != report.report
+
+    def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
+        """Return the workers that were heard of, by attempt and number."""
+        awake, heard = self._awake, self._heard
+        return {
+            key: {number: worker_of(r.report, awake - heard.get(r.key, awake)) for number, r in workers.items()}
+            for key, workers in self._reports.items()
+        }
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        """Drop the reports of an attempt whose end is recorded."""
+        if (workers := self._reports.pop((workload, attempt), None)) is not None:
+            for report in workers.values():
+                self._heard.pop(report.key, None)
+            await asyncio.to_thread(self._store.worker_reports.forget, workload, attempt)
+
+    def credentials(self, workload: str, attempt: int, worker: int) -> tuple[str, str]:
+        """Return the path below the service's address that a worker has to itself, and its first token."""
+        return f"api/v1/attempts/{workload}/{attempt}/{worker}", self.tokens.token((workload, attempt, worker))
+
+    async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
+        """Return bytes of an attempt's log and its length."""
+        return await asyncio.to_thread(self._store.outputs.read, workload, attempt, "log", offset, size)
+
+    async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
+        """Return the bytes of a long log that were dropped."""
+        return await asyncio.to_thread(self._store.outputs.gap, workload, attempt)
+
+    async def output(self, workload: str, attempt: int, kind: str, offset: int, size: int) -> tuple[bytes, int] | None:
+        """Return bytes of a result or an exception and the size of the whole; None without one."""
+        outputs, named = self._store.outputs, cast(Kind, kind)
+        data, length = await asyncio.to_thread(outputs.read, workload, attempt, named, offset, size)
+        if not length and not await asyncio.to_thread(outputs.has, workload, attempt, named):
+            return None
+        return data, length
+
+    # -- for the requests of workers
+
+    def hear(self, key: WorkerKey) -> None:
+        """Note that a worker was heard of now."""
+        self._heard[key] = self._awake
+        self._unwritten[key] = self._clock()
+
+    def report(self, key: WorkerKey) -> Mapping[str, Any] | None:
+        """Return the last report of a worker that this process knows, None if it knows none."""
+        known = self._reports.get(key[:2], {}).get(key[2])
+        return None if known is None else known.report
+
+    def gang_failed(self, key: WorkerKey) -> bool:
+        """Whether another worker of the same attempt has failed."""
+        workers = self._reports.get(key[:2], {})
+        ends = [report.report.get("exit") or {} for number, report in workers.items() if number != key[2]]
+        return any(end.get("exit_code", 0) not in (0, 75) for end in ends)
+
+    # -- for other replicas
+
+    async def write_heard(self) -> None:
+        """Write when workers were heard of here, from time to time."""
+        now = self._monotonic()
+        if not self._unwritten or now - self._written_at < HEARD_EVERY:
+            return
+        self._written_at = now
+        times, self._unwritten = self._unwritten, {}
+        await asyncio.to_thread(self._store.worker_reports.heard, times)
+
+    def _keep(self, keys: Collection[WorkerKey]) -> None:
+        """Drop the reports that are not among these: another replica has forgotten them."""
+        for key, workers in list(self._reports.items()):
+            left = {number: report for number, report in workers.items() if report.key in keys}
+            if left:
+                self._reports[key] = left
+            else:
+                del self._reports[key]
+        self._heard = {key: at for key, at in self._heard.items() if key in keys}
+
+
+def worker_of(report: Mapping[str, Any], silent: float) -> WorkerSeen:
+    """Return a report as the backend reads it."""
+    end = report.get("exit") or {}
+    return WorkerSeen(
+        silent=silent,
+        started_at=report.get("started_at"),
+        step=report.get("step"),
+        saved_at=report.get("saved_at"),
+        noticed=bool(report.get("noticed")),
+        ended_at=end.get("ended_at"),
+        exit_code=end.get("exit_code"),
+        killed=bool(end.get("killed")),
+        acknowledged=bool(end.get("acknowledged")),
+        completed=bool(end.get("completed")),
+        timed_out=bool(end.get("timed_out")),
+        message=str(end.get("message") or ""),
+    )

@@ -1,0 +1,225 @@
+"""Answer workers that are no processes of the service: start order, files, orders, reports and outputs.
+
+A worker may use any replica. What it is told follows from the store alone, so that it is the same everywhere; what it
+reports is written to the store, and read by the leader's next cycle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from makeway_api.models.attempts import (
+    OutputReceipt,
+    ReportReceipt,
+    WorkerFile,
+    WorkerNotice,
+    WorkerOrders,
+    WorkerReportIn,
+    WorkerStart,
+)
+
+from ..control.worker_channel import WorkerChannel
+from ..engine.snapshot import ADMITTED
+from ..store.errors import FilesAway, FileUnreadable
+from ..store.outputs import Kind, OutOfPlace, TooLong
+from ..store.records import Notice, Workload
+from ..store.worker_reports import AlreadyClaimed, WorkerKey
+from .context import LONGEST_WAIT, Context
+from .output_rates import OutputRates
+from .refusals import busy, refuse
+
+HEARTBEAT = 10.0
+"""Seconds between two reports of a worker."""
+LOG_LIMIT = 64 * 2**20
+"""Bytes of an attempt's log that are kept"""
+MOST_RESULT = 2**31
+"""Bytes of a result where the service has no limit of its own"""
+MOST_ERROR = 2**20
+LOOK_AGAIN = 5.0
+"""Seconds after which a held request looks for a failure in the gang, which may have been reported elsewhere."""
+
+
+class AttemptService:
+    """What one worker of one attempt may do, and nothing else. `key` is the worker that the address names."""
+
+    def __init__(self, context: Context, channel: WorkerChannel) -> None:
+        self._context = context
+        self._channel = channel
+        self._rates = OutputRates()
+
+    def check_token(self, token: str, key: WorkerKey, *, renewing: bool = False) -> bool:
+        """Refuse a token that is not this worker's or is too old; return whether it is to be replaced."""
+        validity = self._channel.tokens.check(token, key)
+        if validity == "void":
+            message = "This token opens no worker, or another one than the address names."
+            raise refuse(message, "unauthorized", 401)
+        if validity == "expired" and not renewing:
+            raise refuse("This token has expired: a report of the worker gets a new one.", "token_expired", 401)
+        return validity != "valid"
+
+    async def claim(self, token: str, key: WorkerKey, instance: str) -> WorkerStart:
+        """Make a launcher the only one of its worker, and return what it is to start.
+
+        The token may have expired while the machine was made ready.
+        """
+        self.check_token(token, key, renewing=True)
+        row = await self._live(key)
+        if key[2] >= len(row.placement):
+            raise refuse(f"The attempt has {len(row.placement)} workers.", "not_found", 404)
+        context = self._context
+        try:
+            await context.call(context.store.worker_reports.claim, key, instance, context.clock())
+        except AlreadyClaimed as error:
+            raise refuse("Another launcher runs this worker: end this one.", "claimed", 409) from error
+        self._channel.hear(key)
+        self._channel.wake()
+        whole = await context.call(context.store.workload, row.id) or row
+        listed = await context.call(context.store.contents.listed, row.id)
+        return _start(whole, key, [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed], self._new(key))
+
+    async def file(self, token: str, key: WorkerKey, digest: str) -> AsyncIterator[bytes]:
+        """Return the content of one of the job's files, chunk by chunk."""
+        self.check_token(token, key)
+        row = await self._live(key)
+        contents = self._context.store.contents
+        chunks = await self._context.call(contents.chunks, row.id, digest)
+        if chunks is None:
+            raise refuse("The job has no file with this content.", "not_found", 404)
+        first = await self._context.call(_first, chunks)
+        if isinstance(first, FileUnreadable):
+            raise refuse(str(first), "file_lost", 404) from first
+        if isinstance(first, FilesAway):
+            raise busy("The place of large files cannot be reached: try again.", "files_away", 503, 5.0) from first
+        return self._rest(first, chunks)
+
+    async def _rest(self, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+        chunk = first
+        while chunk:
+            yield chunk
+            chunk = await self._context.call(next, chunks, b"")
+
+    async def orders(self, token: str, key: WorkerKey, known: str, wait: float) -> WorkerOrders:
+        """Return the orders for a worker; wait up to `wait` seconds until they are not what it knows."""
+        self.check_token(token, key)
+        deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
+        self._channel.hear(key)
+        with self._context.world.follow(key[0]) as follower:
+            while True:
+                row = await self._live(key)
+                orders = _orders(row, stop=row.cancel_requested or self._channel.gang_failed(key))
+                left = deadline - time.monotonic()
+                if orders.known != known or left <= 0:
+                    return orders
+                await follower.heard(min(left, LOOK_AGAIN) if len(row.placement) > 1 else left)
+
+    async def report(self, token: str, key: WorkerKey, report: WorkerReportIn) -> ReportReceipt:
+        """Take how far a worker is, or how it ended. An expired token is renewed while its attempt lives."""
+        old = self.check_token(token, key, renewing=True)
+        await self._live(key)
+        self._channel.hear(key)
+        given = report.model_dump()
+        if given != self._channel.report(key):
+            context = self._context
+            written = await context.call(context.store.worker_reports.write, key, given, context.clock())
+            if written is None:
+                raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
+            self._channel.wake()
+        return ReportReceipt(heartbeat=HEARTBEAT, token=self._new(key) if old else None)
+
+    async def output(
+        self, token: str, key: WorkerKey, kind: Kind, offset: int, data: bytes, *, dropped: bool
+    ) -> OutputReceipt:
+        """Take bytes of a log, a result or an exception; a repetition changes nothing."""
+        self.check_token(token, key)
+        await self._live(key)
+        self._channel.hear(key)
+        wait = self._rates.take(key, len(data)) if kind == "log" else 0.0
+        if wait:
+            message = "This worker writes its log faster than it is taken: send the rest later."
+            raise busy(message, "log_too_fast", 429, wait)
+        append = self._context.store.outputs.append
+        try:
+            end = await self._context.call(append, key, kind, offset, data, self._limit(kind), dropped=dropped)
+        except OutOfPlace as error:
+            message = f"The output is known up to offset {error.expected}: send what follows."
+            raise refuse(message, "out_of_place", 409, expected=error.expected) from error
+        except TooLong as error:
+            message = f"The output is longer than {error.limit} bytes."
+            raise refuse(message, "too_large", 413, limit_bytes=error.limit) from error
+        return OutputReceipt(end=end)
+
+    def _limit(self, kind: Kind) -> int:
+        if kind == "log":
+            return LOG_LIMIT
+        return MOST_ERROR if kind == "error" else self._context.settings.max_result_bytes or MOST_RESULT
+
+    def _new(self, key: WorkerKey) -> str:
+        return self._channel.tokens.token(key)
+
+    async def _live(self, key: WorkerKey) -> Workload:
+        """Return the job of a worker whose attempt is not over; 410 otherwise, which ends the worker."""
+        row = await self._context.world.row(key[0])
+        if not _is_of(row, key):  # a replica may know of an attempt later than its worker
+            row = await self._context.call(self._context.store.workload, key[0])
+        if row is None or not _is_of(row, key):
+            message = f"Attempt {key[1]} of {key[0]} is over: end the worker, nothing more is taken from it."
+            raise refuse(message, "attempt_ended", 410)
+        return row
+
+
+def _is_of(row: Workload | None, key: WorkerKey) -> bool:
+    return row is not None and row.kind == "job" and row.attempt == key[1] and row.state in ADMITTED
+
+
+def _first(chunks: Iterator[bytes]) -> bytes | FileUnreadable | FilesAway:
+    """Return the first chunk, or why there is none."""
+    try:
+        return next(chunks, b"")
+    except (FileUnreadable, FilesAway) as error:
+        return error
+
+
+def _start(row: Workload, key: WorkerKey, files: list[WorkerFile], token: str) -> WorkerStart:
+    return WorkerStart(
+        workload=row.id,
+        attempt=row.attempt,
+        worker=key[2],
+        gang=len(row.placement),
+        name=row.name,
+        team=row.team or "",
+        profile=row.profile,
+        gpus=sum(sum(place.milli) for place in row.placement) / 1000,
+        command=list(row.command),
+        env=dict(row.env),
+        files=files,
+        grace=row.grace,
+        signal=row.signal,
+        time_limit=row.time_limit,
+        log_limit=LOG_LIMIT,
+        step=row.checkpoint_step,
+        saved_at=row.checkpoint_at,
+        heartbeat=HEARTBEAT,
+        token=token,
+    )
+
+
+def _orders(row: Workload, *, stop: bool) -> WorkerOrders:
+    if stop:
+        return WorkerOrders(known="stop", stop=True)
+    if row.notice is None:
+        return WorkerOrders(known="")
+    return WorkerOrders(known=f"notice {row.notice.deadline}", notice=WorkerNotice(**_words(row.notice)))
+
+
+def _words(notice: Notice) -> dict[str, Any]:
+    return {
+        "reason": notice.reason,
+        "by_team": notice.by_team,
+        "by_owner": notice.by_owner,
+        "by_workload": notice.by_workload,
+        "at": notice.at,
+        "deadline": notice.deadline,
+        "preempt_test": notice.kind == "preempt_test",
+    }

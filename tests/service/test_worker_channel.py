@@ -1,0 +1,132 @@
+"""Reports of workers reach every replica; silence is counted only while a worker could be heard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from makeway_quota.backends.remote import WorkerSeen
+from makeway_quota.control.attempt_tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
+from makeway_quota.control.worker_channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, WorkerChannel
+from makeway_quota.store import Store, open_store
+from makeway_quota.store.records import NewWorkload
+
+KEY = ("j1", 1, 0)
+SECRET = b"a secret of thirty-two bytes ..."
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}")
+    opened.add_workload(NewWorkload("j1", "job", "rnd", "gpu1", "ana", gpus=1000), now=0.0)
+    yield opened
+    opened.close()
+
+
+class Replica:
+    """A channel on a clock of its own."""
+
+    def __init__(self, store: Store) -> None:
+        self.now = 0.0
+        self.channel = WorkerChannel(
+            store, AttemptTokens(SECRET), clock=lambda: 1e9 + self.now, monotonic=lambda: self.now
+        )
+
+    async def later(self, seconds: float) -> None:
+        """Move the clock while the service observes, as it does every few seconds."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 5.0)
+            await self.channel.refresh()
+
+    def worker(self) -> WorkerSeen | None:
+        return self.channel.seen().get(KEY[:2], {}).get(0)
+
+    @property
+    def silent(self) -> float:
+        worker = self.worker()
+        assert worker is not None
+        return worker.silent
+
+
+async def test_silence_is_counted_from_the_last_word(store: Store) -> None:
+    here = Replica(store)
+    store.worker_reports.claim(KEY, "launcher", 0.0)
+    await here.channel.refresh()
+    assert here.silent == 0
+    await here.later(100)
+    assert here.silent == 100
+    here.channel.hear(KEY)
+    assert here.silent == 0
+
+
+async def test_an_absence_of_the_service_makes_no_worker_silent(store: Store) -> None:
+    here = Replica(store)
+    store.worker_reports.claim(KEY, "launcher", 0.0)
+    await here.later(30)
+    here.now += 3600  # suspended
+    await here.channel.refresh()
+    assert here.silent <= 30 + LONGEST_STEP
+    after_restart = Replica(store)
+    await after_restart.channel.refresh()
+    assert after_restart.silent == 0
+
+
+async def test_a_report_to_one_replica_reaches_the_other(store: Store) -> None:
+    here, there = Replica(store), Replica(store)
+    store.worker_reports.claim(KEY, "launcher", 0.0)
+    assert await there.channel.refresh()
+    assert not await there.channel.refresh(), "nothing is new"
+    store.worker_reports.write(KEY, {"step": 7, "saved_at": 5.0}, 1.0)
+    assert await there.channel.refresh()
+    worker = there.worker()
+    assert worker is not None
+    assert worker.step == 7
+    await here.later(HEARD_EVERY)
+    await there.later(HEARD_EVERY)
+    assert there.silent == HEARD_EVERY
+    here.channel.hear(KEY)
+    await here.channel.write_heard()
+    assert not await there.channel.refresh(), "being heard of is no news"
+    assert there.silent == 0
+
+
+async def test_what_another_replica_forgot_goes_here_too(store: Store) -> None:
+    here, there = Replica(store), Replica(store)
+    store.worker_reports.claim(KEY, "launcher", 0.0)
+    await here.channel.refresh()
+    await there.channel.refresh()
+    await here.channel.forget(*KEY[:2])
+    assert here.worker() is None
+    await there.later(READ_ALL_EVERY + 5)
+    assert there.worker() is None
+
+
+async def test_a_failure_in_the_gang_is_known(store: Store) -> None:
+    here = Replica(store)
+    for number in (0, 1):
+        store.worker_reports.claim(("j1", 1, number), f"launcher-{number}", 0.0)
+    await here.channel.refresh()
+    assert not here.channel.gang_failed(KEY)
+    for code, failed in ((0, False), (75, False), (1, True), (-9, True)):
+        store.worker_reports.write(("j1", 1, 1), {"exit": {"exit_code": code, "ended_at": 1.0}}, 1.0)
+        await here.channel.refresh()
+        assert here.channel.gang_failed(KEY) is failed
+        assert not here.channel.gang_failed(("j1", 1, 1)), "its own end is no reason to stop it"
+
+
+def test_a_token_grows_old_expires_and_is_void() -> None:
+    now = 0.0
+    tokens = AttemptTokens(SECRET, clock=lambda: now)
+    token = tokens.token(KEY)
+    assert tokens.check(token, KEY) == "valid"
+    now = TOKEN_SECONDS * 0.6
+    assert tokens.check(token, KEY) == "old"
+    now = TOKEN_SECONDS + 1
+    assert tokens.check(token, KEY) == "expired"
+    assert tokens.check(tokens.token(KEY), KEY) == "valid"
+    now = RENEWAL_SECONDS + 1
+    assert tokens.check(token, KEY) == "void"
+    for forged in ("", "x", token[:-1], token + "A", token.replace(".", ""), "é", "W10.x"):
+        assert tokens.check(forged, KEY) == "void"
