@@ -253,6 +253,7 @@ class Replica:
     folder: Path
     backend: str
     environ: dict[str, str]
+    script: str = "replica_process.py"
     process: subprocess.Popen[bytes] | None = None
     clients: dict[str, AsyncClient] = field(default_factory=dict)
 
@@ -261,7 +262,7 @@ class Replica:
         self.folder.mkdir(exist_ok=True)
         port = self.folder / "port"
         port.unlink(missing_ok=True)
-        script = Path(__file__).with_name("replica_process.py")
+        script = Path(__file__).with_name(self.script)
         command = [sys.executable, str(script), self.backend, self.name, str(port)]
         self.process = await asyncio.to_thread(self._spawn, command)
         async with asyncio.timeout(60):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
-import secrets
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -161,9 +161,14 @@ async def _components(
 ) -> Components:
     """Open the backend, read the policy and make the parts."""
     last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
-    secret = settings.ticket_secret or secrets.token_hex(32)
-    channel = WorkerChannel(store, AttemptTokens(secret.encode(), clock), clock)
+    secret = settings.ticket_secret.encode() or os.urandom(32)
+    channel = WorkerChannel(store, AttemptTokens(secret, clock), clock)
     if isinstance(backend, RemoteBackend):
+        if not settings.ticket_secret:
+            raise ValueError(
+                "The tokens of workers elsewhere are signed with a secret that all replicas share and that outlives "
+                "the service: set MAKEWAY_TICKET_SECRET."
+            )
         backend.connect(channel)
     await backend.open()
     seen = await backend.observe()

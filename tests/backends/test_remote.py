@@ -13,12 +13,11 @@ from makeway_quota.backends.remote import (
     REPORT_WITHIN,
     Machines,
     RemoteBackend,
-    WorkerSeen,
-    attempt_of,
 )
+from makeway_quota.backends.workers import WorkerSeen, attempt_of
 
 KEY = ("j1", 1)
-RUNS = WorkerSeen(0.0, started_at=10.0)
+RUNS = WorkerSeen(started_at=10.0)
 ENDED = replace(RUNS, ended_at=20.0, exit_code=0)
 NOTICE = NoticeOrder("reclaim", None, None, None, at=100.0, deadline=130.0)
 
@@ -28,6 +27,8 @@ class Reported:
 
     def __init__(self) -> None:
         self.workers: dict[Key, dict[int, WorkerSeen]] = {}
+        self.silent_for = [0.0, 0.0]
+        """seconds, by worker"""
         self.forgotten: list[Key] = []
 
     def on_change(self, wake: Callable[[], None]) -> None:
@@ -38,6 +39,13 @@ class Reported:
 
     def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
         return self.workers
+
+    def changed(self) -> set[Key]:
+        return set(self.workers)
+
+    def silent(self, seconds: float) -> Mapping[Key, int]:
+        late = [n for n, w in self.workers.get(KEY, {}).items() if not w.ended and self.silent_for[n] >= seconds]
+        return dict.fromkeys([KEY], late[0]) if late else {}
 
     async def forget(self, workload: str, attempt: int) -> None:
         self.forgotten.append((workload, attempt))
@@ -66,13 +74,14 @@ class Cluster(RemoteBackend):
         self.reported = Reported()
         self.connect(self.reported)
         self.there: dict[Key, Machines] = {KEY: Machines(1)}
+        self.synced = True
         self.removed: list[Key] = []
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
         return {}
 
-    async def machines(self) -> Mapping[Key, Machines]:
-        return self.there
+    async def machines(self) -> Mapping[Key, Machines] | None:
+        return self.there if self.synced else None
 
     async def start(self, order: StartOrder) -> None:
         self.there.setdefault((order.workload, order.attempt), Machines(len(order.workers)))
@@ -102,7 +111,7 @@ async def phase(cluster: Cluster) -> Phase:
 
 async def test_an_attempt_starts_runs_and_ends_by_its_workers_reports(cluster: Cluster) -> None:
     assert await phase(cluster) is Phase.STARTING
-    cluster.report(WorkerSeen(0.0))
+    cluster.report(WorkerSeen())
     assert await phase(cluster) is Phase.STARTING, "it was claimed, and reads its files"
     cluster.report(replace(RUNS, step=3, saved_at=15.0))
     seen = await cluster.one()
@@ -123,7 +132,7 @@ def gang(*workers: WorkerSeen, size: int = 0) -> AttemptSeen:
 
 def test_a_gang_runs_when_all_run_and_ends_when_all_have_ended() -> None:
     assert gang(RUNS, size=2).phase is Phase.STARTING
-    assert gang(RUNS, WorkerSeen(0.0)).phase is Phase.STARTING
+    assert gang(RUNS, WorkerSeen()).phase is Phase.STARTING
     assert gang(RUNS, RUNS).phase is Phase.RUNNING
     assert gang(RUNS, replace(RUNS, noticed=True)).phase is Phase.STOPPING
     assert gang(RUNS, ENDED).phase is Phase.RUNNING
@@ -145,22 +154,24 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
 
 
 async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster: Cluster) -> None:
-    cluster.report(replace(RUNS, silent=LOST_AFTER - 1))
+    cluster.report(RUNS)
+    cluster.reported.silent_for[0] = LOST_AFTER - 1
     assert await phase(cluster) is Phase.RUNNING
-    cluster.report(replace(RUNS, silent=LOST_AFTER))
+    cluster.reported.silent_for[0] = LOST_AFTER
     seen = await cluster.one()
     assert seen is not None
     assert seen.phase is Phase.LOST
     assert seen.node_lost, "its silence says nothing about the job"
     assert "not heard of for 120 s" in seen.message
-    cluster.report(RUNS)
+    cluster.reported.silent_for[0] = 0.0
     assert await phase(cluster) is Phase.LOST, "its attempt is fenced by now"
     cluster.report(replace(ENDED, completed=True))
     assert await phase(cluster) is Phase.LOST
 
 
 async def test_one_that_ended_may_be_silent(cluster: Cluster) -> None:
-    cluster.report(replace(ENDED, silent=10 * LOST_AFTER), RUNS)
+    cluster.report(ENDED, RUNS)
+    cluster.reported.silent_for[0] = 10 * LOST_AFTER
     cluster.there[KEY] = Machines(2)
     assert await phase(cluster) is Phase.RUNNING
 
@@ -247,3 +258,47 @@ async def test_the_report_of_a_worker_goes_before_the_removal_of_its_machine(clu
 async def test_outputs_are_read_whole(cluster: Cluster) -> None:
     assert len(await cluster.result(*KEY) or b"") == 3_000_000
     assert await cluster.error(*KEY) is None
+
+
+async def test_a_follower_concludes_nothing_for_good_and_removes_nothing(cluster: Cluster) -> None:
+    leads = False
+    cluster.guard(lambda: leads)
+    cluster.report(RUNS)
+    await cluster.kill(*KEY)
+    cluster.reported.silent_for[0] = LOST_AFTER
+    cluster.now += 10 * PATIENCE
+    assert await phase(cluster) is Phase.LOST
+    assert cluster.removed == []
+    cluster.reported.silent_for[0] = 0.0
+    assert await phase(cluster) is Phase.RUNNING, "another replica heard of it meanwhile"
+    leads = True
+    await cluster.observe()
+    assert cluster.removed == [KEY]
+
+
+async def test_a_kill_before_any_report_removes_the_machines_at_once(cluster: Cluster) -> None:
+    await cluster.kill(*KEY)
+    await cluster.observe()
+    assert cluster.removed == [KEY]
+
+
+async def test_nothing_is_new_while_nothing_changes(cluster: Cluster) -> None:
+    cluster.report(RUNS)
+    first = await cluster.observe()
+    again = await cluster.observe(first.version)
+    assert (again.whole, again.attempts, again.version) == (False, (), first.version)
+
+
+async def test_before_the_list_is_complete_absence_means_nothing(cluster: Cluster) -> None:
+    cluster.synced = False
+    cluster.report(RUNS)
+    for _ in range(3):
+        seen = await cluster.observe()
+        assert (seen.synced, [each.phase for each in seen.attempts]) == (False, [Phase.RUNNING])
+        cluster.now += 10 * PATIENCE
+    cluster.synced = True
+    assert await phase(cluster) is Phase.RUNNING
+    del cluster.there[KEY]
+    await cluster.observe()
+    cluster.now += PATIENCE
+    assert await phase(cluster) is Phase.LOST

@@ -208,12 +208,20 @@ async def test_a_flood_of_log_is_slowed_down_and_hinders_no_other_worker(web: Po
         assert offset <= 2 * BURST
         answer = await worker.send("log", offset, b"f" * MIB)
         offset += MIB
-    assert code(answer) == (429, "log_too_fast")
+    assert code(answer) == (429, "too_fast")
     assert int(answer.headers["retry-after"]) >= 1
-    assert (await worker.post("report", {"step": 1, "saved_at": 5.0})).status_code == 200
     other = Worker(web, await web.running_job("other", profile="gpu1"))
     await other.claim()
     assert (await other.send("log", 0, b"x" * MIB)).status_code == 200
+
+
+async def test_many_workers_are_told_to_send_their_logs_less_often(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.claim()
+    for workers, pace in ((1, 1.0), (300, 1.0), (3_000, 10.0), (100_000, 30.0)):
+        monkeypatch.setattr(type(worker.channel), "workers", workers)
+        assert (await worker.post("report", {})).json()["pace"] == pace
 
 
 def test_room_for_a_log_comes_back_with_time() -> None:
@@ -228,7 +236,7 @@ def test_room_for_a_log_comes_back_with_time() -> None:
 
 
 async def test_bodies_of_workers_have_places_of_their_own(tmp_path: Path) -> None:
-    async with portal(tmp_path, most_bodies=2, most_worker_bodies=1, most_bodies_per_worker=1) as web:
+    async with portal(tmp_path, most_bodies=2, most_worker_outputs=1, most_bodies_per_worker=1) as web:
         worker = Worker(web, await web.running_job(profile="gpu1"))
         await worker.claim()
         go, sent = asyncio.Event(), asyncio.Event()
@@ -242,6 +250,7 @@ async def test_bodies_of_workers_have_places_of_their_own(tmp_path: Path) -> Non
         await sent.wait()
         second = await worker.send("log", 0, b"x")
         assert code(second) == (503, "busy")
+        assert (await worker.post("report", {})).status_code == 200
         assert (await web.as_("ana").post(f"{API}/jobs", json={"command": ["x"], "dry_run": True})).status_code == 200
         go.set()
         assert (await held).status_code == 200

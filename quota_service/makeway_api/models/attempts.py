@@ -82,6 +82,7 @@ class ReportReceipt(Wire):
     """The answer to a report."""
 
     heartbeat: float = Field(description="seconds until the next report is due")
+    pace: float = Field(description="seconds between two pieces of the log")
     token: str | None = Field(None, description="replaces the token of the request, where that ends soon")
 
 

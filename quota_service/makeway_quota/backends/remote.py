@@ -15,6 +15,7 @@ from typing import Protocol
 
 from .base import AttemptSeen, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .versions import Changes
+from .workers import WorkerSeen, attempt_of
 
 LOST_AFTER = 120.0
 """Seconds of silence after which a worker is lost."""
@@ -22,30 +23,6 @@ REPORT_WITHIN = 300.0
 """Seconds within which all workers of an attempt have to report, once their machines wait for nothing."""
 PATIENCE = 15.0
 """Seconds after a deadline or a kill for which a worker may report its end itself before its machine is removed."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSeen:
-    """What one worker reported; times are Unix seconds."""
-
-    silent: float
-    """seconds since it was heard of, counted while the service could hear"""
-    started_at: float | None = None
-    step: int | None = None
-    saved_at: float | None = None
-    noticed: bool = False
-    ended_at: float | None = None
-    exit_code: int | None = None
-    killed: bool = False
-    acknowledged: bool = False
-    completed: bool = False
-    timed_out: bool = False
-    message: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it reported its end."""
-        return self.exit_code is not None
 
 
 class Channel(Protocol):
@@ -59,6 +36,12 @@ class Channel(Protocol):
 
     def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
         """Return the workers that were heard of, by attempt and number."""
+
+    def changed(self) -> set[Key]:
+        """Return the attempts whose workers reported something new, or were forgotten, since the last call."""
+
+    def silent(self, seconds: float) -> Mapping[Key, int]:
+        """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded; what it sent stays."""
@@ -76,7 +59,7 @@ class Channel(Protocol):
         """Return bytes of a result or an exception and the size of the whole; None without one."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Machines:
     """The machines of one attempt as a subclass sees them."""
 
@@ -89,6 +72,10 @@ class Machines:
     message: str = ""
 
 
+GONE = Machines(0, present=False)
+"""Machines that are in no list any more"""
+
+
 @dataclass(slots=True)
 class _Ending:
     """An end that was ordered: from when on the machines are removed (monotonic), and the notice, None for a kill."""
@@ -96,6 +83,9 @@ class _Ending:
     remove_at: float
     notice: NoticeOrder | None = None
     removed: bool = False
+
+
+_NONE: Mapping[int, WorkerSeen] = {}
 
 
 @dataclass(slots=True)
@@ -107,6 +97,18 @@ class _Known:
     unheard_since: dict[Key, float] = field(default_factory=dict)
     """when the machines of attempts were there first, with workers that have not reported yet"""
     lost: dict[Key, AttemptSeen] = field(default_factory=dict)
+    """ends that no worker reported, as this replica concluded them while it led"""
+    silent: frozenset[Key] = frozenset()
+    """attempts with a silent worker at the last observation"""
+
+    def timed(self) -> set[Key]:
+        """Return the attempts that a moment may change, and not only a report."""
+        return {*self.endings, *self.absent_since, *self.unheard_since, *self.silent}
+
+    def drop(self, key: Key) -> None:
+        """Forget an attempt."""
+        for by_key in (self.endings, self.absent_since, self.unheard_since, self.lost):
+            by_key.pop(key, None)
 
 
 class RemoteBackend(ABC):
@@ -128,6 +130,11 @@ class RemoteBackend(ABC):
         self._clock = clock
         self._known = _Known()
         self._changes = Changes()
+        self._machines: dict[Key, Machines] = {}
+        self._synced = False
+        self._attempts: dict[Key, AttemptSeen] = {}
+        """what was observed last: an observation looks only at what has changed, or may change by time"""
+        self._may_act: Callable[[], bool] = lambda: True
         self.channel: Channel
 
     # -- what a subclass does
@@ -137,8 +144,11 @@ class RemoteBackend(ABC):
         """Return the nodes by name."""
 
     @abstractmethod
-    async def machines(self) -> Mapping[Key, Machines]:
-        """Return the machines of the attempts that were started and not removed since."""
+    async def machines(self) -> Mapping[Key, Machines] | None:
+        """Return the machines of the attempts that were started and not removed since.
+
+        None while the list is not complete: absence from it means nothing then.
+        """
 
     @abstractmethod
     async def start(self, order: StartOrder) -> None:
@@ -154,6 +164,10 @@ class RemoteBackend(ABC):
         """Use this channel; called once, before `open`."""
         self.channel = channel
 
+    def guard(self, may_act: Callable[[], bool]) -> None:
+        """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""
+        self._may_act = may_act
+
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a worker reports something new."""
         self.channel.on_change(wake)
@@ -168,16 +182,31 @@ class RemoteBackend(ABC):
     async def observe(self, since: int | None = None) -> Seen:
         """Return the nodes, and the attempts that have machines or that a worker reported about."""
         await self.channel.refresh()
-        machines, reported = await self.machines(), self.channel.seen()
-        attempts = {key: self._seen(key, machines.get(key), reported.get(key, {})) for key in {**machines, **reported}}
-        for key in [key for key, ending in self._known.endings.items() if self._due(key, ending, attempts)]:
+        listed, reported = await self.machines(), self.channel.seen()
+        machines, otherwise = dict(listed or {}), None if listed is None else GONE
+        silent = self.channel.silent(self.lost_after)
+        for key in self._due_to_look_at(machines, listed is not None) | silent.keys():
+            if key in machines or key in reported:
+                machine = machines.get(key, otherwise)
+                self._attempts[key] = self._seen(key, machine, reported.get(key, _NONE), silent.get(key))
+            else:
+                self._attempts.pop(key, None)
+                self._known.drop(key)
+        self._known.silent = frozenset(silent)
+        for key in [key for key, ending in self._known.endings.items() if self._is_due(key, ending)]:
             self._known.endings[key].removed = True
             await self.remove(*key)
-        known = self._known
-        for by_key in (known.endings, known.absent_since, known.unheard_since, known.lost):
-            for key in [key for key in by_key if key not in attempts]:
-                del by_key[key]
-        return self._changes.seen(await self.nodes(), attempts, since)
+        return self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
+
+    def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
+        """Return the attempts that may not be what they were at the last observation."""
+        before, self._machines = self._machines, machines
+        keys = self.channel.changed() | self._known.timed() | (before.keys() - machines.keys())
+        keys |= {key for key, machine in machines.items() if before.get(key) != machine}
+        if synced != self._synced:
+            self._synced = synced
+            keys |= self._attempts.keys()
+        return keys
 
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
         """Remove the machines some time after the deadline; the workers read their notice from the store themselves."""
@@ -186,7 +215,8 @@ class RemoteBackend(ABC):
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
-        self._order_end((workload, attempt), _Ending(self._monotonic() + PATIENCE))
+        patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
+        self._order_end((workload, attempt), _Ending(self._monotonic() + patience))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Remove the machines and stop reporting the attempt."""
@@ -231,96 +261,57 @@ class RemoteBackend(ABC):
         if known is None or ending.remove_at < known.remove_at:
             self._known.endings[key] = ending
 
-    def _due(self, key: Key, ending: _Ending, attempts: Mapping[Key, AttemptSeen]) -> bool:
-        seen = attempts.get(key)
+    def _is_due(self, key: Key, ending: _Ending) -> bool:
+        """Whether the machines of an attempt that was to end are removed now."""
+        seen = self._attempts.get(key)
         alive = seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
-        return alive and not ending.removed and self._monotonic() >= ending.remove_at
+        return alive and not ending.removed and self._monotonic() >= ending.remove_at and self._may_act()
 
-    def _seen(self, key: Key, machines: Machines | None, workers: Mapping[int, WorkerSeen]) -> AttemptSeen:
-        """Return the report of an attempt; one that is lost stays so, whatever its workers report later."""
+    def _seen(
+        self, key: Key, machines: Machines | None, workers: Mapping[int, WorkerSeen], silent: int | None
+    ) -> AttemptSeen:
+        """Return the report of an attempt; one that is lost stays so, whatever its workers report later.
+
+        `machines` None: nothing is known of them.
+        """
         if key in self._known.lost:
             return self._known.lost[key]
         seen = attempt_of(key, workers, machines.workers if machines else 0)
         if seen.phase is Phase.EXITED:
             return seen
         now, known = self._monotonic(), self._known
-        ending = known.endings.get(key)
-        if machines is None or not machines.present:
+        if machines is not None and not machines.present:
+            ending = known.endings.get(key)
             patience = 0.0 if ending is not None and ending.removed else PATIENCE
             if now - known.absent_since.setdefault(key, now) >= patience:
                 return self._absent(key, seen, machines, ending)
-        else:
+        elif machines is not None:
             known.absent_since.pop(key, None)
-            seen = replace(seen, waiting_reason=machines.waiting_reason, message=machines.message or seen.message)
+            seen = replace(seen, waiting_reason=machines.waiting_reason, message=machines.message)
             if len(workers) >= machines.workers or machines.waiting_reason:
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
                 message = f"not all of its workers reported within {self.report_within:g} s"
                 return self._lose(key, seen, message, node_lost=False)
-        silent = [number for number, worker in workers.items() if not worker.ended and worker.silent >= self.lost_after]
-        if silent:
-            message = f"worker {silent[0]} was not heard of for {self.lost_after:g} s"
+        if silent is not None:
+            message = f"worker {silent} was not heard of for {self.lost_after:g} s"
             return self._lose(key, seen, message, node_lost=True)
         return seen
 
-    def _absent(self, key: Key, seen: AttemptSeen, machines: Machines | None, ending: _Ending | None) -> AttemptSeen:
+    def _absent(self, key: Key, seen: AttemptSeen, machines: Machines, ending: _Ending | None) -> AttemptSeen:
         """Return the end of an attempt without machines whose workers did not report it."""
         if ending is not None:
             message = "did not end in time and was killed" if ending.notice else "stopped"
-            ended = replace(
-                seen, phase=Phase.EXITED, ended_at=self._clock(), exit_code=-9, killed=True, message=message
-            )
-            self._known.lost[key] = ended
-            return ended
-        node_lost = machines is not None and machines.node_lost
-        return self._lose(key, seen, "its worker vanished without a report", node_lost=node_lost)
+            ended = replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message)
+            return self._conclude(key, ended)
+        return self._lose(key, seen, "its worker vanished without a report", node_lost=machines.node_lost)
 
     def _lose(self, key: Key, seen: AttemptSeen, message: str, *, node_lost: bool) -> AttemptSeen:
-        lost = replace(seen, phase=Phase.LOST, ended_at=self._clock(), message=message, node_lost=node_lost)
-        self._known.lost[key] = lost
-        return lost
+        return self._conclude(key, replace(seen, phase=Phase.LOST, message=message, node_lost=node_lost))
 
-
-def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> AttemptSeen:
-    """Return what the reports of the workers of one attempt mean together; `size` 0: as many as reported.
-
-    It runs when all do, and is over when all are; a failure of one worker is that of the attempt.
-    """
-    found = [workers[number] for number in sorted(workers)]
-    whole = len(found) >= max(1, size)
-    saved = max((w for w in found if w.saved_at is not None), key=lambda w: w.saved_at or 0.0, default=None)
-    seen = AttemptSeen(
-        *key,
-        phase=Phase.STARTING,
-        started_at=min((w.started_at for w in found if w.started_at is not None), default=None),
-        noticed=any(w.noticed for w in found),
-        step=None if saved is None else saved.step,
-        checkpoint_at=None if saved is None else saved.saved_at,
-    )
-    if whole and all(w.ended for w in found):
-        return _over(seen, found)
-    if whole and all(w.started_at is not None or w.ended for w in found):
-        return replace(seen, phase=Phase.STOPPING if seen.noticed else Phase.RUNNING)
-    return seen
-
-
-def exit_code_of(codes: list[int]) -> int:
-    """Return an attempt's exit code: a worker's own failure first, then a kill, then 75 (saved and ended)."""
-    failed = [code for code in codes if code not in (0, 75, -9)]
-    return failed[0] if failed else min(codes) if -9 in codes else max(codes)
-
-
-def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
-    code = exit_code_of([w.exit_code or 0 for w in found])
-    says = next((w for w in found if w.exit_code == code and w.message), None)
-    return replace(
-        seen,
-        phase=Phase.EXITED,
-        ended_at=max(w.ended_at or 0.0 for w in found),
-        exit_code=code,
-        killed=any(w.killed for w in found),
-        acknowledged=any(w.acknowledged for w in found) and all(w.acknowledged or w.exit_code == 0 for w in found),
-        completed=code == 0 and any(w.completed for w in found),
-        timed_out=any(w.timed_out for w in found),
-        message="" if says is None else says.message,
-    )
+    def _conclude(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
+        """Return an end that no worker reported; a replica that leads keeps to it."""
+        seen = replace(seen, ended_at=self._clock())
+        if self._may_act():
+            self._known.lost[key] = seen
+        return seen

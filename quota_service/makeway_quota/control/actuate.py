@@ -22,6 +22,7 @@ from ..backends.base import (
     StartOrder,
     WorkerPlace,
 )
+from ..backends.remote import RemoteBackend
 from ..engine.snapshot import ADMITTED
 from ..store.errors import FilesAway, FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
@@ -69,6 +70,8 @@ class Actuator:
         self._servers = servers
         if servers is not None:
             servers.guard(self.may_act)
+        if isinstance(backend, RemoteBackend):
+            backend.guard(self.may_act)
         self._term: int | None = None
         """the term that orders are sent in; None until a cycle takes over"""
         self._monotonic = monotonic

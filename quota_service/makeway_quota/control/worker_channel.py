@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from ..backends.base import Key
-from ..backends.remote import WorkerSeen
+from ..backends.workers import WorkerSeen
 from ..store.outputs import Kind
 from ..store.store import Store
 from ..store.worker_reports import WorkerKey, WorkerReport
@@ -43,6 +43,8 @@ class WorkerChannel:
         self._wake: Callable[[], None] = lambda: None
         self._connected = False
         self._reports: dict[Key, dict[int, WorkerReport]] = {}
+        self._seen: dict[Key, dict[int, WorkerSeen]] = {}
+        self._changed: set[Key] = set()
         self._heard: dict[WorkerKey, float] = {}
         """on `_awake`"""
         self._unwritten: dict[WorkerKey, float] = {}
@@ -95,21 +97,36 @@ class WorkerChannel:
         workers[report.worker] = report
         if before is None or before.heard_at != report.heard_at:
             self._heard[report.key] = self._awake
-        return before is None or before.report != report.report
+        if before is not None and before.report == report.report:
+            return False
+        key = report.workload, report.attempt
+        self._seen.setdefault(key, {})[report.worker] = worker_of(report.report)
+        self._changed.add(key)
+        return True
 
     def seen(self) -> Mapping[Key, Mapping[int, WorkerSeen]]:
         """Return the workers that were heard of, by attempt and number."""
-        awake, heard = self._awake, self._heard
-        return {
-            key: {number: worker_of(r.report, awake - heard.get(r.key, awake)) for number, r in workers.items()}
-            for key, workers in self._reports.items()
-        }
+        return self._seen
+
+    def changed(self) -> set[Key]:
+        """Return the attempts whose workers reported something new, or were forgotten, since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def silent(self, seconds: float) -> Mapping[Key, int]:
+        """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
+        since = self._awake - seconds
+        late = [key for key, at in self._heard.items() if at <= since]
+        return {key[:2]: key[2] for key in late if (w := self._seen.get(key[:2], {}).get(key[2])) and not w.ended}
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""
         if (workers := self._reports.pop((workload, attempt), None)) is not None:
             for report in workers.values():
                 self._heard.pop(report.key, None)
+                self._unwritten.pop(report.key, None)
+            self._seen.pop((workload, attempt), None)
+            self._changed.add((workload, attempt))
             await asyncio.to_thread(self._store.worker_reports.forget, workload, attempt)
 
     def credentials(self, workload: str, attempt: int, worker: int) -> tuple[str, str]:
@@ -139,6 +156,11 @@ class WorkerChannel:
         self._heard[key] = self._awake
         self._unwritten[key] = self._clock()
 
+    @property
+    def workers(self) -> int:
+        """The number of workers that were heard of."""
+        return len(self._heard)
+
     def report(self, key: WorkerKey) -> Mapping[str, Any] | None:
         """Return the last report of a worker that this process knows, None if it knows none."""
         known = self._reports.get(key[:2], {}).get(key[2])
@@ -146,9 +168,8 @@ class WorkerChannel:
 
     def gang_failed(self, key: WorkerKey) -> bool:
         """Whether another worker of the same attempt has failed."""
-        workers = self._reports.get(key[:2], {})
-        ends = [report.report.get("exit") or {} for number, report in workers.items() if number != key[2]]
-        return any(end.get("exit_code", 0) not in (0, 75) for end in ends)
+        workers = self._seen.get(key[:2], {})
+        return any(w.ended and w.exit_code not in (0, 75) for number, w in workers.items() if number != key[2])
 
     # -- for other replicas
 
@@ -164,19 +185,19 @@ class WorkerChannel:
     def _keep(self, keys: Collection[WorkerKey]) -> None:
         """Drop the reports that are not among these: another replica has forgotten them."""
         for key, workers in list(self._reports.items()):
-            left = {number: report for number, report in workers.items() if report.key in keys}
-            if left:
-                self._reports[key] = left
-            else:
-                del self._reports[key]
+            for number in [number for number, report in workers.items() if report.key not in keys]:
+                del workers[number], self._seen[key][number]
+                self._changed.add(key)
+            if not workers:
+                del self._reports[key], self._seen[key]
         self._heard = {key: at for key, at in self._heard.items() if key in keys}
+        self._unwritten = {key: at for key, at in self._unwritten.items() if key in keys}
 
 
-def worker_of(report: Mapping[str, Any], silent: float) -> WorkerSeen:
+def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
     """Return a report as the backend reads it."""
     end = report.get("exit") or {}
     return WorkerSeen(
-        silent=silent,
         started_at=report.get("started_at"),
         step=report.get("step"),
         saved_at=report.get("saved_at"),

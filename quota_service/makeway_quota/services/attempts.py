@@ -32,11 +32,17 @@ from .refusals import busy, refuse
 
 HEARTBEAT = 10.0
 """Seconds between two reports of a worker."""
+PIECES_A_SECOND = 300
+"""Pieces of logs that all workers together are to send, as each is a transaction"""
+SLOWEST = 30.0
+"""Seconds between two pieces of a log, at most"""
 LOG_LIMIT = 64 * 2**20
 """Bytes of an attempt's log that are kept"""
 MOST_RESULT = 2**31
 """Bytes of a result where the service has no limit of its own"""
 MOST_ERROR = 2**20
+LEAST = 64 * 1024
+"""Bytes that each write of a worker counts for at least: it is a transaction"""
 LOOK_AGAIN = 5.0
 """Seconds after which a held request looks for a failure in the gang, which may have been reported elsewhere."""
 
@@ -92,11 +98,12 @@ class AttemptService:
             raise refuse(str(first), "file_lost", 404) from first
         if isinstance(first, FilesAway):
             raise busy("The place of large files cannot be reached: try again.", "files_away", 503, 5.0) from first
-        return self._rest(first, chunks)
+        return self._rest(key, first, chunks)
 
-    async def _rest(self, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    async def _rest(self, key: WorkerKey, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
         chunk = first
         while chunk:
+            self._channel.hear(key)
             yield chunk
             chunk = await self._context.call(next, chunks, b"")
 
@@ -121,12 +128,14 @@ class AttemptService:
         self._channel.hear(key)
         given = report.model_dump()
         if given != self._channel.report(key):
+            self._slow_down(key, LEAST)
             context = self._context
             written = await context.call(context.store.worker_reports.write, key, given, context.clock())
             if written is None:
                 raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
             self._channel.wake()
-        return ReportReceipt(heartbeat=HEARTBEAT, token=self._new(key) if old else None)
+        pace = min(SLOWEST, max(1.0, self._channel.workers / PIECES_A_SECOND))
+        return ReportReceipt(heartbeat=HEARTBEAT, pace=pace, token=self._new(key) if old else None)
 
     async def output(
         self, token: str, key: WorkerKey, kind: Kind, offset: int, data: bytes, *, dropped: bool
@@ -135,10 +144,7 @@ class AttemptService:
         self.check_token(token, key)
         await self._live(key)
         self._channel.hear(key)
-        wait = self._rates.take(key, len(data)) if kind == "log" else 0.0
-        if wait:
-            message = "This worker writes its log faster than it is taken: send the rest later."
-            raise busy(message, "log_too_fast", 429, wait)
+        self._slow_down(key, max(len(data), LEAST) if kind == "log" else LEAST)
         append = self._context.store.outputs.append
         try:
             end = await self._context.call(append, key, kind, offset, data, self._limit(kind), dropped=dropped)
@@ -149,6 +155,11 @@ class AttemptService:
             message = f"The output is longer than {error.limit} bytes."
             raise refuse(message, "too_large", 413, limit_bytes=error.limit) from error
         return OutputReceipt(end=end)
+
+    def _slow_down(self, key: WorkerKey, size: int) -> None:
+        """Refuse what a worker sends faster than it is taken."""
+        if wait := self._rates.take(key, size):
+            raise busy("This worker sends faster than it is taken: send the rest later.", "too_fast", 429, wait)
 
     def _limit(self, kind: Kind) -> int:
         if kind == "log":

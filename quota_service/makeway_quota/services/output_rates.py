@@ -1,4 +1,4 @@
-"""Limit how fast one worker may write its log, so that none crowds out the others. Counted per replica."""
+"""Limit how fast one worker may write, so that none crowds out the others. Counted per replica."""
 
 from __future__ import annotations
 

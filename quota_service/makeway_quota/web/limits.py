@@ -76,10 +76,14 @@ class Limits:
         self.settings = settings
         self._check_token = check_token
         self._authenticator = authenticator
+        per_worker = settings.most_bodies_per_worker
+        self._arriving_of_workers = {
+            "worker": ArrivingBodies(settings.most_worker_reports, per_worker, 0),
+            "output": ArrivingBodies(settings.most_worker_outputs, per_worker, 0),
+        }
         self._arriving = ArrivingBodies(
             settings.most_bodies, settings.most_bodies_per_caller, settings.bodies_for_spawner
         )
-        self._arriving_of_workers = ArrivingBodies(settings.most_worker_bodies, settings.most_bodies_per_worker, 0)
         self._waiting = WaitingBodies(
             max(settings.most_waiting_bytes, settings.job_bytes),
             max(settings.most_waiting_bytes_per_caller, settings.job_bytes),
@@ -135,7 +139,7 @@ class Limits:
             self._check_token(token.strip(), (names[0], int(names[1]), int(names[2])))
         except MakewayError as error:
             raise Refused(error.problem(), unread=True) from None
-        return Caller("/".join(names), kind="worker")
+        return Caller("/".join(names), kind="output" if self._is_output(scope) else "worker")
 
     def _is_job(self, scope: Scope) -> bool:
         return scope["path"] == f"{self.settings.api}/jobs" and _has_token(scope)
@@ -154,7 +158,7 @@ class Limits:
     ) -> None:
         """Read the whole body into `body`; Gone if the connection ends before."""
         try:
-            arriving = self._arriving_of_workers if caller.kind == "worker" else self._arriving
+            arriving = self._arriving_of_workers.get(caller.kind, self._arriving)
             with arriving.of(caller.name, caller.holds("reserve")):
                 await self._read(body, waiting, receive, limit)
         except TooManyBodies:

@@ -37,8 +37,10 @@ class WebSettings:
     """places among them that only callers with the scope `reserve` get: the Hub's spawner, which acts for all users"""
     worker_bytes: int = 2**20
     """largest body of a worker (a part of its log or result)"""
-    most_worker_bodies: int = 64
-    """bodies of workers that are received at the same time; people's have places of their own"""
+    most_worker_outputs: int = 64
+    """outputs of workers that are received at the same time; people's bodies have places of their own"""
+    most_worker_reports: int = 256
+    """reports and claims of workers that are received at the same time: a slow output keeps none out"""
     most_bodies_per_worker: int = 2
     """as many of them as one worker may have"""
     most_large_bodies: int = 2

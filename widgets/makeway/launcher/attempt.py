@@ -6,7 +6,10 @@ import contextlib
 import errno
 import json
 import os
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def write_json(path: str, value: dict[str, Any]) -> None:
@@ -43,7 +46,8 @@ def boot_id() -> str:
 class Attempt:
     """One attempt of a job: its order and its folders.
 
-    JOB/work (the working directory), JOB/checkpoints (the same over all attempts), JOB/attempt-N (log, reports).
+    JOB/work (the working directory), JOB/checkpoints or where the order has them (the same over all attempts),
+    JOB/attempt-N (log, reports).
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -51,7 +55,7 @@ class Attempt:
         self.number = int(order["attempt"])
         self.job = os.path.abspath(order.get("directory") or os.environ.get("MAKEWAY_JOB_DIR") or ".")
         self.work = os.path.join(self.job, "work")
-        self.checkpoints = os.path.join(self.job, "checkpoints")
+        self.checkpoints = order.get("checkpoints") or os.path.join(self.job, "checkpoints")
         self.home = os.path.join(self.job, f"attempt-{self.number}")
 
     def path(self, name: str) -> str:
@@ -72,10 +76,10 @@ class Attempt:
             os.unlink(mine)
         return True
 
-    def write_files(self, stream: BinaryIO) -> None:
+    def write_files(self, content: Callable[[dict[str, Any]], bytes]) -> None:
         """Write the order's files below the working directory; files of an earlier attempt stay."""
         for entry in self.order.get("files", ()):
-            data = stream.read(int(entry["size"]))
+            data = content(entry)
             path = os.path.normpath(os.path.join(self.work, entry["path"]))
             if os.path.commonpath([path, self.work]) != self.work or path == self.work:
                 raise OSError(errno.EPERM, "a file outside of the working directory", entry["path"])
@@ -88,8 +92,10 @@ class Attempt:
             os.replace(f"{path}.part", path)
 
     def inherit_progress(self) -> None:
-        """Take over the progress of the previous attempt, whose checkpoint is still there."""
-        before = read_json(os.path.join(self.job, f"attempt-{self.number - 1}", "progress.json"))
+        """Take over the progress of an earlier attempt, whose checkpoint is still there."""
+        before = self.order.get("progress")
+        if before is None:
+            before = read_json(os.path.join(self.job, f"attempt-{self.number - 1}", "progress.json"))
         kept = {str(key): before[key] for key in ("step", "saved_at") if key in before}
         if kept and not os.path.exists(self.path("progress.json")):
             write_json(self.path("progress.json"), kept)

@@ -11,14 +11,23 @@ import signal
 import sys
 import threading
 import time
-from typing import Any, BinaryIO
+from typing import Any
 
 from .attempt import Attempt, read_json, write_json
 from .children import Children
 from .log import LIMIT, Log
+from .transport import Beside, Transport
 
 SAVED_AND_LEFT = 75
 """The exit code of a job that saved because of a notice, and ended."""
+USAGE = """usage: launcher ORDER [--detach]    (ORDER: a file, or - for standard input)
+       launcher --remote            (MAKEWAY_ATTEMPT_URL and MAKEWAY_ATTEMPT_TOKEN name the worker)
+       launcher --copy FOLDER       (itself, into a folder that it can be run from)"""
+OWN_VARIABLES = (
+    *("MAKEWAY_ATTEMPT_URL", "MAKEWAY_ATTEMPT_TOKEN", "MAKEWAY_WORKER_ENV", "MAKEWAY_TERMINATION_FILE"),
+    *("MAKEWAY_JOB_DIR", "MAKEWAY_CHECKPOINT_DIR"),
+)
+"""The launcher's part of a remote worker's environment"""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 NOTICE_POLL = 5.0
 """Seconds between reads of a notice that came without a signal."""
@@ -27,8 +36,12 @@ NOTICE_POLL = 5.0
 def main(argv: list[str]) -> int:
     """Run one attempt as ordered; return the command's exit code, 0 if another launcher runs the attempt already."""
     paths = [word for word in argv if not word.startswith("--")]
+    if argv == ["--remote"]:
+        return _run_remote()
+    if argv[:1] == ["--copy"] and len(argv) == 2:
+        return _copy(argv[1])
     if len(paths) != 1:
-        print("usage: launcher.py ORDER [--detach]    (ORDER: a file, or - for standard input)", file=sys.stderr)
+        print(USAGE, file=sys.stderr)
         return 2
     stream = sys.stdin.buffer if paths[0] == "-" else open(paths[0], "rb")  # noqa: SIM115
     order: dict[str, Any] = json.loads(stream.readline())
@@ -39,7 +52,37 @@ def main(argv: list[str]) -> int:
         return 0
     if started is not None:
         _close_standard_streams()
-    return Run(attempt, stream, started).run()
+    return Run(attempt, Beside(stream), started).run()
+
+
+def _copy(folder: str) -> int:
+    """Copy the launcher to a folder, from where an image without it can run it; again, if an older one is there."""
+    import shutil
+
+    os.makedirs(folder, exist_ok=True)
+    here = os.path.dirname(os.path.abspath(__file__))
+    for name in sorted(os.listdir(here)):
+        if name.endswith(".py"):
+            copy = os.path.join(folder, name)
+            shutil.copyfile(os.path.join(here, name), f"{copy}.new")
+            os.replace(f"{copy}.new", copy)
+    return 0
+
+
+def _run_remote() -> int:
+    """Run the worker that the environment names, by the attempt protocol; the job does not get the token."""
+    from .remote import Remote  # local jobs start without HTTP
+    from .service import Service
+
+    environ = {name: os.environ.pop(name, "") for name in OWN_VARIABLES}
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        remote = Remote(Service(environ["MAKEWAY_ATTEMPT_URL"], environ["MAKEWAY_ATTEMPT_TOKEN"]), environ)
+        attempt = Attempt(remote.order())
+    except (OSError, ValueError) as error:
+        print(f"launcher: {error}", file=sys.stderr)
+        return 1
+    return Run(attempt, remote, None).run() if attempt.claim() else 0
 
 
 def _detach() -> int:
@@ -63,10 +106,10 @@ def _close_standard_streams() -> None:
 class Run:
     """One running attempt: its processes, its notice, and the report at the end."""
 
-    def __init__(self, attempt: Attempt, stream: BinaryIO, started: int | None) -> None:
+    def __init__(self, attempt: Attempt, transport: Transport, started: int | None) -> None:
         self.attempt = attempt
         self.order = attempt.order
-        self.stream = stream
+        self.transport = transport
         self.started = started
         self.log = Log(attempt, int(self.order.get("log_limit") or LIMIT))
         self.began = time.time()
@@ -82,8 +125,7 @@ class Run:
         """Start the command, wait until none of its processes is left, and report; return the exit code."""
         try:
             os.umask(int(self.order.get("umask", 0o022)))
-            with self.stream:
-                self.attempt.write_files(self.stream)
+            self.attempt.write_files(self.transport.content)
             self.attempt.inherit_progress()
             os.chdir(self.attempt.work)
             for worker in self.order.get("workers") or [{}]:
@@ -96,6 +138,7 @@ class Run:
         finally:
             if self.started is not None:
                 os.close(self.started)
+        self.transport.begin(self.attempt)
         self._wait()
         self.children.kill_everything()
         for pump in self._pumps:
@@ -106,7 +149,8 @@ class Run:
     def _start(self, worker: dict[str, Any]) -> None:
         env = self.attempt.environment(worker)
         output = self.children.start(self.order["command"], env)
-        prefix = f"[{env['RANK']}] ".encode() if len(self.order.get("workers") or ()) > 1 and "RANK" in env else b""
+        gang = int(self.order.get("gang") or len(self.order.get("workers") or ()))
+        prefix = f"[{env['RANK']}] ".encode() if gang > 1 and "RANK" in env else b""
         pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
         pump.start()
         self._pumps.append(pump)
@@ -225,6 +269,7 @@ class Run:
             short = {**status, "tail": "\n".join(self.log.last_lines(10))[-2000:]}
             with contextlib.suppress(OSError), open(self.order["termination_file"], "w", encoding="utf-8") as file:
                 file.write(json.dumps(short)[:4096])
+        self.transport.finish(self.attempt, status, self.log.note)
         return code if code >= 0 else 128 - code
 
     def _message(self, code: int) -> str:

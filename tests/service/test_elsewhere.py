@@ -1,0 +1,266 @@
+"""Jobs whose workers are elsewhere: launchers that reach the service by HTTP alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from elsewhere import Processes
+from makeway_api.models import Job
+from makeway_quota.services import attempts
+from running import Running, python, running
+from web.portal import serving
+
+pytestmark = pytest.mark.slow
+
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+from makeway import checkpoint
+start = checkpoint.step_of(checkpoint.latest())
+print("from", start, flush=True)
+while not checkpoint.requested():
+    time.sleep(0.02)
+with checkpoint.saving(start + 5) as folder:
+    (folder / "state").write_text("saved")
+checkpoint.stop()
+"""
+
+
+class Far:
+    """A service behind a socket, and its workers."""
+
+    def __init__(self, run: Running, backend: Processes) -> None:
+        self.run = run
+        self.backend = backend
+
+    async def train(self, code: str, **ask: object) -> Job:
+        """Submit a job and wait until it runs."""
+        job = await self.run.submit("ana", "far", python(code), profile="gpu1", **ask)
+        return await self.run.job(job.id, "running", "succeeded", "failed")
+
+    async def ended(self, job: Job) -> Job:
+        return await self.run.job(job.id, "succeeded", "failed", "cancelled")
+
+    async def log(self, job: Job, attempt: int = 1) -> str:
+        """Return the whole log."""
+        chunk = await self.run.client("ana").logs(job.id, attempt=attempt, offset=0, limit=2**20)
+        return chunk.text
+
+    async def said(self, job: Job, text: str, attempt: int = 1) -> None:
+        """Wait until a job has written something."""
+
+        async def there() -> bool:
+            return text in await self.log(job, attempt)
+
+        await self.run.until(there, f"{job.name} says {text}")
+
+
+@asynccontextmanager
+async def far(folder: Path, *, lost_after: float = 120.0, **settings: object) -> AsyncIterator[Far]:
+    backend = Processes(folder / "machines", "", lost_after=lost_after)
+    backend.root.mkdir(parents=True)
+    settings = {"MAKEWAY_TICK_SECONDS": "0.2", "MAKEWAY_TICKET_SECRET": "s" * 32, **settings}
+    async with running(folder / "state", backend=backend, **settings) as run:
+        async with serving(run.app) as address:
+            backend.address = f"{address}/services/makeway"
+            try:
+                yield Far(run, backend)
+                assert run.service.components.world.failure is None
+            finally:
+                await backend.finished()
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "HEARTBEAT", 0.3)
+
+
+async def test_log_result_and_environment_of_a_job(tmp_path: Path) -> None:
+    code = """
+import os, pickle
+print(sorted(name for name in os.environ if "TOKEN" in name or "ATTEMPT_URL" in name))
+print(os.environ["MAKEWAY_GPUS"], os.environ["RANK"], os.environ["GREETING"], flush=True)
+pickle.dump("r" * 1_500_000, open(os.environ["MAKEWAY_RESULT_FILE"], "wb"))
+"""
+    async with far(tmp_path) as service:
+        job = await service.train(code, env={"GREETING": "hello"})
+        job = await service.ended(job)
+        assert job.state.value == "succeeded", job.message
+        assert await service.log(job) == "[]\n1 0 hello\n"
+        result = await service.run.client("ana").result(job.id)
+        assert len(result) > 1_500_000
+
+
+async def test_a_failure_keeps_its_exit_code_its_last_line_and_its_exception(tmp_path: Path) -> None:
+    code = """
+import json, os, sys
+json.dump({"type": "ValueError", "message": "bad", "traceback": "…"}, open(os.environ["MAKEWAY_ERROR_FILE"], "w"))
+print("it went wrong")
+sys.exit(3)
+"""
+    async with far(tmp_path) as service:
+        job = await service.ended(await service.train(code))
+        assert (job.state.value, job.exit_code) == ("failed", 3)
+        assert job.message == "exit code 3: it went wrong"
+        assert (await service.run.service.services.outputs._context.backend.error(job.id, 1) or b"").startswith(b"{")
+
+
+async def test_a_command_that_cannot_be_started_fails_with_the_cause(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        job = await service.run.submit("ana", "far", ["/no/such/program"], profile="gpu1")
+        job = await service.ended(job)
+        assert job.state.value == "failed"
+        assert job.message == "could not start: no such file or program '/no/such/program'"
+
+
+async def test_a_notice_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        job = await service.train(SAVES)
+        await service.said(job, "from 0")
+        await service.run.client("ana").preempt_test(job.id)
+        await service.said(job, "from 5", attempt=2)
+        job = await service.run.job(job.id, "running")
+        assert (job.attempt, job.preemptions) == (2, 1)
+        assert job.checkpoint is not None
+        assert job.checkpoint.step == 5
+        await service.run.client("ana").cancel(job.id)
+        assert (await service.ended(job)).state.value == "cancelled"
+
+
+async def test_a_sigterm_is_a_notice_and_the_job_is_not_to_blame(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        job = await service.train(SAVES)
+        await service.said(job, "from 0")
+        service.backend.launcher(job.id).send_signal(signal.SIGTERM)
+        await service.said(job, "from 5", attempt=2)
+        log = await service.log(job)
+        assert "makeway: notice: the machine is stopping" in log
+        decisions = await service.run.client("ana").job_events(job.id)
+        assert any(
+            "had to end because far-1 or Makeway was stopped; saved at step 5" in each.message for each in decisions
+        )
+        job = await service.run.job(job.id, "running")
+        assert job.failures == 0
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(job)
+
+
+async def test_a_cancelled_job_ends_at_once_whatever_it_does(tmp_path: Path) -> None:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    async with far(tmp_path) as service:
+        job = await service.train(code)
+        await service.said(job, "up")
+        await service.run.client("ana").cancel(job.id)
+        assert (await service.ended(job)).state.value == "cancelled"
+
+
+async def test_a_silent_worker_is_lost_fenced_and_its_job_starts_again(tmp_path: Path, fast: None) -> None:
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    async with far(tmp_path, lost_after=4.0) as service:
+        kept = service.backend.remove
+
+        async def unreachable(workload: str, attempt: int) -> None:
+            if attempt > 1:  # the first machine cannot be reached
+                await kept(workload, attempt)
+
+        service.backend.remove = unreachable  # type: ignore[method-assign]
+        job = await service.train(code)
+        await service.said(job, "up")
+        first = service.backend.launcher(job.id)
+        os.kill(first.pid, signal.SIGSTOP)
+        await service.said(job, "up", attempt=2)
+        decisions = await service.run.client("ana").job_events(job.id)
+        assert any(each.code == "node_failed" for each in decisions)
+        row = await service.run.service.components.world.row(job.id)
+        assert row is not None
+        assert (row.failures, row.infra_failures, row.attempt) == (0, 0, 2)
+        os.kill(first.pid, signal.SIGCONT)
+        await asyncio.to_thread(first.wait, 60)  # nothing it sends is taken any more, and it ends its worker
+        second = await service.run.job(job.id, "running")
+        assert second.attempt == 2
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(second)
+
+
+async def test_a_launcher_that_vanishes_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
+    async with far(tmp_path) as service:
+        job = await service.train("import time; print('up', flush=True); time.sleep(600)")
+        await service.said(job, "up")
+        os.kill(service.backend.launcher(job.id).pid, signal.SIGKILL)
+        await service.said(job, "up", attempt=2)
+        row = await service.run.service.components.world.row(job.id)
+        assert row is not None
+        assert (row.infra_failures, row.attempt) == (1, 2), "this counts: it may be the job's own doing"
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(job)
+
+
+async def test_a_second_launcher_of_a_worker_ends_at_once(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        job = await service.train("import time; print('up', flush=True); time.sleep(600)")
+        await service.said(job, "up")
+        home = service.backend.root / f"{job.id}-1-0"
+        first = service.backend.launcher(job.id)
+        other = home.with_name(f"{job.id}-1-0-again")
+        other.mkdir()
+        environ = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
+        env = dict(each.decode().partition("=")[::2] for each in environ if each)
+        process = await asyncio.create_subprocess_exec(
+            *Path(f"/proc/{first.pid}/cmdline").read_text().split("\0")[:-1],
+            env={**env, "MAKEWAY_JOB_DIR": str(other)}, cwd=other, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1
+        assert b"Another launcher runs this worker" in said
+        assert not (other / "attempt-1").exists()
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(job)
+
+
+async def test_a_gang_has_one_log_and_a_failure_ends_all_of_it(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+while not os.path.exists(os.environ["MAKEWAY_CHECKPOINT_DIR"] + "/go"):
+    time.sleep(0.02)
+if os.environ["RANK"] == "1":
+    sys.exit("rank 1 fails")
+time.sleep(600)
+"""
+    async with far(tmp_path) as service:
+        job = await service.run.submit("ana", "gang", python(code), profile="gpu1", workers=2)
+        await service.run.job(job.id, "running")
+        await service.said(job, "[0] rank 0 of 2")
+        await service.said(job, "[1] rank 1 of 2")
+        (service.backend.root / "volume" / job.id / "go").touch()
+        job = await service.ended(job)
+        assert (job.state.value, job.exit_code) == ("failed", 1)
+        assert job.message == "exit code 1: [1] rank 1 fails"
+
+
+async def test_what_a_job_writes_about_itself_keeps_no_end_from_being_reported(tmp_path: Path) -> None:
+    code = """
+import json, os
+with open(os.environ["MAKEWAY_PROGRESS_FILE"], "w") as file:
+    json.dump({"step": "many", "saved_at": 1e300, "junk": "\\u0000" * 10}, file)
+os.write(1, b"\\xff\\x00 no text\\n")
+os._exit(9)
+"""
+    async with far(tmp_path) as service:
+        job = await service.ended(await service.train(code))
+        assert (job.state.value, job.exit_code) == ("failed", 9)
+
+
+async def test_a_service_without_a_lasting_secret_takes_no_workers_elsewhere(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="set MAKEWAY_TICKET_SECRET"):
+        async with far(tmp_path, MAKEWAY_TICKET_SECRET=""):
+            pass

@@ -1,0 +1,463 @@
+"""The launcher's way over HTTP: what it sends, again and again, and what it makes of each answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from makeway.launcher import remote
+from makeway.launcher.attempt import Attempt
+from makeway.launcher.remote import LogSender, Pause, Remote, _report
+from makeway.launcher.service import Away, Over, Rejected, Service
+
+FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
+START = {
+    "workload": "j-1",
+    "attempt": 1,
+    "worker": 0,
+    "gang": 1,
+    "name": "far",
+    "team": "rnd",
+    "profile": "gpu1",
+    "gpus": 1.0,
+    "env": {},
+    "files": [],
+    "grace": 5,
+    "signal": "SIGTERM",
+    "time_limit": None,
+    "log_limit": 1000,
+    "step": None,
+    "saved_at": None,
+    "heartbeat": 0.2,
+    "token": "second",
+}
+
+
+class Quota(ThreadingHTTPServer):
+    """A service that answers one worker; the test says what is wrong with it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.command = ["true"]
+        self.outputs: dict[str, bytes] = {"log": b"", "result": b"", "error": b""}
+        self.reports: list[dict[str, Any]] = []
+        self.tokens: list[str] = []
+        self.troubles: dict[str, list[tuple[int, Any]]] = {}
+        """by the first word of the path: answers to give first"""
+        self.down = threading.Event()
+        self.pace = 0.1
+        self.orders: dict[str, Any] = {"known": "", "notice": None, "stop": False}
+        self.changed = threading.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/services/makeway/api/v1/attempts/j-1/1/0"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Write no trace of a launcher that has ended."""
+
+    def order(self, **orders: Any) -> None:
+        with self.changed:
+            self.orders = {"known": str(orders), "notice": None, "stop": False, **orders}
+            self.changed.notify_all()
+
+    def end(self) -> dict[str, Any] | None:
+        """Return the last report of the end."""
+        return next((report["exit"] for report in reversed(self.reports) if report.get("exit")), None)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as the service does."""
+
+    protocol_version = "HTTP/1.1"
+    server: Quota
+
+    def do_GET(self) -> None:
+        self.reply(b"")
+
+    def do_POST(self) -> None:
+        self.reply(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def reply(self, body: bytes) -> None:
+        quota, parts = self.server, urlsplit(self.path)
+        words = parts.path.split("/attempts/j-1/1/0/")[1].split("/")
+        query = {key: values[0] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        if quota.down.is_set():
+            self.close_connection = True
+            return
+        quota.tokens.append(self.headers["Authorization"])
+        status = 200
+        answer: Any = {}
+        if quota.troubles.get(words[0]):
+            status, answer = quota.troubles[words[0]].pop(0)
+        elif words[0] == "claim":
+            answer = {**START, "command": quota.command}
+        elif words[0] == "report":
+            quota.reports.append(json.loads(body))
+            answer = {"heartbeat": 0.2, "pace": quota.pace, "token": None}
+        elif words[0] == "orders":
+            with quota.changed:
+                quota.changed.wait_for(lambda: quota.orders["known"] != query["known"], min(2.0, float(query["wait"])))
+                answer = quota.orders
+        else:
+            status, answer = self.append(words[1], int(query["offset"]), query["dropped"] == "true", body)
+        self.send(status, answer)
+
+    def append(self, kind: str, offset: int, dropped: bool, data: bytes) -> tuple[int, dict[str, Any]]:
+        known = self.server.outputs[kind]
+        if offset > len(known):
+            if not dropped:
+                return 409, {"code": "out_of_place", "detail": "missing", "numbers": {"expected": len(known)}}
+            known += b"?" * (offset - len(known))
+        self.server.outputs[kind] = known + data[len(known) - offset :]
+        return 200, {"end": len(self.server.outputs[kind])}
+
+    def send(self, status: int, answer: Any) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
+        if status in (429, 503):
+            self.send_header("Retry-After", "1")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Write no log."""
+
+
+@pytest.fixture
+def quota() -> Iterator[Quota]:
+    server = Quota()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def launch(quota: Quota, home: Path, *command: str, launcher: Path = FOLDER, **env: str) -> subprocess.Popen[bytes]:
+    """Start a launcher that knows an address and a token."""
+    quota.command = list(command) or quota.command
+    environ = {
+        "PATH": os.environ["PATH"],
+        "MAKEWAY_ATTEMPT_URL": quota.url,
+        "MAKEWAY_ATTEMPT_TOKEN": "first",
+        "MAKEWAY_JOB_DIR": str(home),
+        **env,
+    }
+    command = (sys.executable, "-I", "-S", str(launcher), "--remote")
+    with open(home / "errors", "wb") as errors:
+        return subprocess.Popen(command, env=environ, stderr=errors)
+
+
+def until(quota: Quota, what: Any) -> None:
+    ends = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < ends, (quota.reports, quota.outputs)
+        time.sleep(0.01)
+
+
+def test_a_worker_reports_its_end_and_its_outputs(quota: Quota, tmp_path: Path) -> None:
+    script = 'echo hello; echo result > "$MAKEWAY_RESULT_FILE"; echo \'{"type": "E"}\' > "$MAKEWAY_ERROR_FILE"; exit 3'
+    process = launch(quota, tmp_path, "sh", "-c", script)
+    assert process.wait(60) == 3
+    end = quota.end()
+    assert end is not None
+    assert (end["exit_code"], end["message"]) == (3, "exit code 3: hello")
+    assert quota.outputs == {"log": b"hello\n", "result": b"result\n", "error": b'{"type": "E"}\n'}
+    assert quota.tokens[0] == "Bearer first"
+    assert set(quota.tokens[1:]) == {"Bearer second"}, "the answer to the claim replaces the token"
+
+
+def test_a_copy_of_the_launcher_runs_where_there_is_no_package(quota: Quota, tmp_path: Path) -> None:
+    copy = tmp_path / "makeway" / "launcher"
+    for _ in range(2):
+        subprocess.run([sys.executable, "-m", "makeway.launcher", "--copy", str(copy)], check=True)
+    assert {file.name for file in copy.iterdir()} == {file.name for file in FOLDER.glob("*.py")}
+    assert launch(quota, tmp_path, "echo", "here", launcher=copy).wait(60) == 0
+    assert quota.outputs["log"] == b"here\n"
+
+
+def test_a_result_that_is_no_file_holds_nothing_up(quota: Quota, tmp_path: Path) -> None:
+    process = launch(quota, tmp_path, "sh", "-c", 'mkfifo "$MAKEWAY_RESULT_FILE"; mkdir "$MAKEWAY_ERROR_FILE"')
+    assert process.wait(60) == 0
+    assert (quota.outputs["result"], quota.outputs["error"]) == (b"", b"")
+
+
+def test_the_job_does_not_get_the_token(quota: Quota, tmp_path: Path) -> None:
+    launch(quota, tmp_path, "env", MAKEWAY_WORKER_ENV='{"RANK": "7"}', MAKEWAY_CHECKPOINT_DIR="/volume/j-1").wait(60)
+    names = dict(line.partition("=")[::2] for line in quota.outputs["log"].decode().splitlines())
+    assert not names.keys() & {"MAKEWAY_ATTEMPT_URL", "MAKEWAY_ATTEMPT_TOKEN", "MAKEWAY_WORKER_ENV"}
+    assert (names["RANK"], names["MAKEWAY_CHECKPOINT_DIR"]) == ("7", "/volume/j-1")
+
+
+@pytest.mark.parametrize("orders", [{"notice": {"reason": "reclaim", "at": 0.0, "deadline": 5.0}}, {"stop": True}])
+def test_orders_are_followed(quota: Quota, tmp_path: Path, orders: dict[str, Any]) -> None:
+    process = launch(quota, tmp_path, "sh", "-c", "echo up; trap 'exit 75' TERM; while :; do sleep 0.05; done")
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    quota.order(**orders)
+    process.wait(60)
+    end = quota.end()
+    assert end is not None
+    if "stop" in orders:
+        assert (end["message"], end["acknowledged"]) == ("stopped", False)
+    else:
+        assert (end["exit_code"], end["acknowledged"]) == (75, True)
+        assert b"makeway: notice: reclaim" in quota.outputs["log"]
+        assert json.loads((tmp_path / "attempt-1" / "stop.json").read_text())["reason"] == "reclaim"
+
+
+def test_the_work_goes_on_while_the_service_is_away(quota: Quota, tmp_path: Path) -> None:
+    process = launch(quota, tmp_path, "sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.05; done; echo $((6 * 7))")
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    quota.down.set()
+    (tmp_path / "work" / "go").touch()
+    until(quota, lambda: (tmp_path / "attempt-1" / "status.json").exists())
+    assert quota.end() is None
+    quota.down.clear()
+    assert process.wait(60) == 0
+    assert quota.outputs["log"] == b"up\n42\n"
+    end = quota.end()
+    assert end is not None
+    assert end["exit_code"] == 0
+
+
+def test_a_log_is_sent_at_the_pace_that_the_service_sets(quota: Quota, tmp_path: Path) -> None:
+    def reported_again() -> None:
+        told = len(quota.reports)
+        until(quota, lambda: len(quota.reports) > told + 1)
+
+    work = tmp_path / "work"
+    script = "echo up; while [ ! -e go ]; do sleep 0.05; done; echo on; while [ ! -e end ]; do sleep 0.05; done"
+    process = launch(quota, tmp_path, "sh", "-c", script)
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    quota.pace = 600.0
+    reported_again()
+    (work / "go").touch()
+    until(quota, lambda: b"on" in (tmp_path / "attempt-1" / "log").read_bytes())
+    reported_again()
+    assert quota.outputs["log"] == b"up\n"
+    (work / "end").touch()
+    assert process.wait(60) == 0
+    assert quota.outputs["log"] == b"up\non\n"
+
+
+def test_troubles_on_the_way_are_got_over(quota: Quota, tmp_path: Path) -> None:
+    busy = (503, {"code": "busy", "detail": "later"})
+    proxy = (502, {})
+    quota.troubles = {
+        "claim": [busy, (404, {}), proxy],
+        "outputs": [(429, {"code": "log_too_fast", "detail": "slower"}), proxy],
+        "report": [busy],
+    }
+    process = launch(quota, tmp_path, "sh", "-c", "echo here")
+    assert process.wait(60) == 0
+    assert quota.outputs["log"] == b"here\n"
+    assert quota.end() is not None
+
+
+def test_an_expired_token_is_renewed_by_a_report(quota: Quota, tmp_path: Path) -> None:
+    expired = (401, {"code": "token_expired", "detail": "too old"})
+    quota.troubles = {"outputs": [expired, expired], "report": [(200, {"heartbeat": 0.2, "token": "third"})]}
+    process = launch(quota, tmp_path, "sh", "-c", "echo here")
+    assert process.wait(60) == 0
+    assert quota.outputs["log"] == b"here\n"
+    assert quota.tokens[-1] == "Bearer third"
+    assert all(report["started_at"] for report in quota.reports), "no report takes anything back"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (409, {"code": "claimed", "detail": "another launcher"}),
+        (410, {"code": "attempt_ended", "detail": "over"}),
+    ],
+)
+def test_a_worker_that_is_not_wanted_starts_nothing(quota: Quota, tmp_path: Path, answer: tuple[int, Any]) -> None:
+    quota.troubles = {"claim": [answer]}
+    process = launch(quota, tmp_path, "touch", "started")
+    assert process.wait(60) == 1
+    assert answer[1]["detail"] in (tmp_path / "errors").read_text()
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_worker_whose_attempt_is_over_ends_and_sends_nothing_more(quota: Quota, tmp_path: Path) -> None:
+    process = launch(quota, tmp_path, "sh", "-c", "trap '' TERM; echo up; sleep 600")
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    over = (410, {"code": "attempt_ended", "detail": "over"})
+    quota.troubles = {"orders": [over], "report": [over] * 100, "outputs": [over] * 100}
+    quota.order(known="wake")
+    process.wait(60)
+    assert quota.end() is None
+
+
+def test_a_sigterm_before_there_is_an_order_ends_the_launcher(quota: Quota, tmp_path: Path) -> None:
+    quota.down.set()
+    process = launch(quota, tmp_path)
+    until(quota, lambda: b"SigBlk:\t0000000000014003" in Path(f"/proc/{process.pid}/status").read_bytes())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 1
+    assert "the machine is stopping" in (tmp_path / "errors").read_text()
+
+
+def test_an_end_that_cannot_be_read_is_reported_without_the_details(quota: Quota, tmp_path: Path) -> None:
+    invalid = (422, {"code": "invalid", "detail": "no"})
+    done = threading.Event()
+
+    def trouble() -> None:
+        until(quota, lambda: (tmp_path / "attempt-1" / "status.json").exists())
+        quota.troubles = {"report": [invalid]}
+        done.set()
+
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    process = launch(quota, tmp_path, "sh", "-c", "sleep 0.5; exit 4")
+    assert process.wait(60) == 4
+    thread.join()
+    end = quota.end()
+    assert end is not None
+    assert end["exit_code"] == 4
+
+
+def test_an_address_that_is_none_is_said(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(FOLDER), "--remote"],
+        env={"MAKEWAY_ATTEMPT_URL": "ftp://x", "MAKEWAY_JOB_DIR": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"no http address" in done.stderr
+
+
+class Kept:
+    """A service that keeps a log, for the sender alone."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, bytes, bool]] = []
+        self.known = 0
+
+    def append(self, kind: str, offset: int, data: bytes, dropped: bool) -> int:
+        self.sent.append((offset, data, dropped))
+        if offset > self.known and not dropped:
+            raise Rejected(409, "out_of_place", "missing", {"expected": self.known})
+        self.known = max(self.known, offset + len(data))
+        return self.known
+
+
+def attempt(tmp_path: Path, **order: Any) -> Attempt:
+    made = Attempt({"attempt": 1, "directory": str(tmp_path), **order})
+    assert made.claim()
+    return made
+
+
+def test_what_a_long_log_dropped_is_left_out(tmp_path: Path) -> None:
+    made, kept = attempt(tmp_path), Kept()
+    (tmp_path / "attempt-1" / "log").write_bytes(b"head")
+    (tmp_path / "attempt-1" / "log.10").write_bytes(b"tail")
+    sender = LogSender(made, kept)  # type: ignore[arg-type]
+    sender.send()
+    assert kept.sent == [(0, b"head", False), (10, b"tail", True)]
+    (tmp_path / "attempt-1" / "log.10").write_bytes(b"tail, and more")
+    sender.send()
+    assert kept.sent[2:] == [(14, b", and more", False)]
+
+
+def test_a_sender_goes_back_to_what_the_service_knows(tmp_path: Path) -> None:
+    made, kept = attempt(tmp_path), Kept()
+    (tmp_path / "attempt-1" / "log").write_bytes(b"0123456789")
+    sender = LogSender(made, kept)  # type: ignore[arg-type]
+    sender._sent = 7
+    sender.send()
+    assert kept.sent == [(7, b"789", False), (0, b"0123456789", False)]
+
+
+def test_a_gang_sends_whole_lines_until_its_end(tmp_path: Path) -> None:
+    made, kept = attempt(tmp_path, gang=2), Kept()
+    (tmp_path / "attempt-1" / "log").write_bytes(b"[0] one\n[0] tw")
+    sender = LogSender(made, kept)  # type: ignore[arg-type]
+    sender.send()
+    assert kept.sent == [(0, b"[0] one\n", False)]
+    sender.send(final=True)
+    assert kept.sent[1:] == [(8, b"[0] tw", False)]
+
+
+@pytest.mark.parametrize(
+    ("progress", "step", "saved_at"),
+    [
+        ({"step": 3, "saved_at": 5}, 3, 5.0),
+        ({"step": True, "saved_at": True}, None, None),
+        ({"step": "3", "saved_at": "now"}, None, None),
+        ({"step": 2**60, "saved_at": 1e300}, None, None),
+        ({"step": [1], "saved_at": -1}, None, None),
+        ([], None, None),
+    ],
+)
+def test_whatever_a_job_writes_a_report_can_be_read(
+    tmp_path: Path, progress: Any, step: int | None, saved_at: float | None
+) -> None:
+    made = attempt(tmp_path)
+    (tmp_path / "attempt-1" / "progress.json").write_text(json.dumps(progress))
+    status = {"exit_code": -9, "ended_at": 5.0, "noticed": False, "message": "a\0b\udc80" * 3000}
+    status |= dict.fromkeys(("killed", "acknowledged", "completed", "timed_out"), False)
+    report = _report(made, status)
+    assert (report["step"], report["saved_at"]) == (step, saved_at)
+    assert len(report["exit"]["message"]) == 4000
+    assert "\0" not in report["exit"]["message"]
+    json.dumps(report).encode()
+
+
+def test_pauses_grow_and_differ() -> None:
+    pause = Pause()
+    seconds = [pause.next() for _ in range(12)]
+    assert seconds[0] < 1
+    assert max(seconds) <= remote.LONGEST_PAUSE * 1.5
+    assert min(seconds[6:]) >= remote.LONGEST_PAUSE / 2
+    assert pause.next(100.0) >= 50
+    assert len(set(seconds)) == len(seconds)
+
+
+def test_answers_mean_what_they_say(quota: Quota) -> None:
+    service = Service(quota.url, "first")
+    cases: list[tuple[int, Any, type[OSError]]] = [
+        (410, {"code": "attempt_ended", "detail": "over"}, Over),
+        (422, {"code": "invalid", "detail": "no"}, Rejected),
+        (404, {}, Away),
+        (401, {"code": "unauthorized", "detail": "no"}, Away),
+        (500, {"code": "internal", "detail": "no"}, Away),
+        (503, {"code": "busy", "detail": "later"}, Away),
+        (200, [], Away),
+    ]
+    for status, answer, kind in cases:
+        quota.troubles = {"report": [(status, answer)]}
+        with pytest.raises(kind) as raised:
+            service.post("report", {})
+        if isinstance(raised.value, Away):
+            assert raised.value.wait == (1.0 if status == 503 else 0.0)
+    assert service.post("report", {})["heartbeat"] == 0.2
+    quota.down.set()
+    with pytest.raises(Away, match="does not answer"):
+        service.post("report", {})
+    quota.down.clear()
+    assert service.post("report", {})["heartbeat"] == 0.2, "a connection that broke is opened again"
+    service.close()
+
+
+def test_a_file_that_came_damaged_is_fetched_again(quota: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "FETCH_SECONDS", 0.0)
+    with pytest.raises(OSError, match="cannot be fetched"):
+        Remote(Service(quota.url, "t"), {}).content({"digest": "0" * 64, "path": "a.txt"})

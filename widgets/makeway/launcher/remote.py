@@ -1,0 +1,304 @@
+"""Speak the attempt protocol: fetch order and files, follow orders, report, and send log, result and exception.
+
+The service may be away for minutes: the work goes on, and what it has not taken is kept in the attempt's files and
+sent later. Orders become the files and signals that a service on the same machine would write and send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .attempt import Attempt, read_json, write_json
+from .service import Away, Over, Rejected, Service
+
+HELD = 25.0
+"""Seconds for which a request for orders is held"""
+PART = 512 * 1024
+"""Bytes of an output that are sent at once"""
+EVERY = 1.0
+"""Seconds between two looks for output and progress"""
+LONGEST_PAUSE = 10.0
+"""Seconds between two tries while the service is away, at most (half as much more by chance)"""
+ORDERS_PAUSE = 3.0
+"""The same for orders: a notice that waits there has a deadline"""
+FINISH_SECONDS = 900.0
+"""Seconds for which a launcher tries to report an end"""
+FETCH_SECONDS = 600.0
+"""Seconds for which it tries to fetch a file"""
+OUTPUTS = {"result": "result.pkl", "error": "error.json"}
+
+
+class Remote:
+    """The service elsewhere; see `transport.Transport` for what each method guarantees."""
+
+    def __init__(self, service: Service, environ: dict[str, str]) -> None:
+        self._service = service
+        self._environ = environ
+        self._instance = os.urandom(16).hex()
+        self._heartbeat = 10.0
+        self._pace = EVERY
+        self._worker = 0
+        self._done = threading.Event()
+        self._over = False
+        """Whether the service has ended the attempt"""
+        self._log: LogSender | None = None
+        self._threads: list[threading.Thread] = []
+
+    def order(self) -> dict[str, Any]:
+        """Claim the worker and return its order; Over if it has another launcher or no attempt any more.
+
+        OSError on a SIGTERM while the service is away: nothing was started.
+        """
+        pause = Pause()
+        while True:
+            try:
+                start = self._service.post("claim", {"instance": self._instance})
+                break
+            except Rejected as error:
+                raise Over(str(error)) from error
+            except Away as error:
+                if signal.SIGTERM in signal.sigpending():
+                    raise OSError("the machine is stopping") from error
+                time.sleep(pause.next(error.wait))
+        self._heartbeat = float(start["heartbeat"])
+        self._worker = int(start["worker"])
+        return _order(start, self._environ)
+
+    def content(self, entry: dict[str, Any]) -> bytes:
+        """Fetch a file and check that it is the one that was submitted."""
+        pause, ends = Pause(), time.monotonic() + FETCH_SECONDS
+        while True:
+            try:
+                data = self._service.file(entry["digest"])
+                if hashlib.sha256(data).hexdigest() == entry["digest"]:
+                    return data
+                raise Away("the file came damaged")
+            except Rejected as error:
+                raise OSError(errno.EIO, str(error.strerror), entry["path"]) from error
+            except Away as error:
+                if time.monotonic() > ends:
+                    raise OSError(errno.EIO, f"the file cannot be fetched ({error})", entry["path"]) from error
+                time.sleep(pause.next(error.wait))
+
+    def begin(self, attempt: Attempt) -> None:
+        """Follow orders in one thread; report and send the log in another."""
+        self._log = LogSender(attempt, self._service)
+        for work in (self._follow, self._send):
+            thread = threading.Thread(target=work, args=(attempt,), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
+        """Send result, exception and the rest of the log, then how it ended; give up after FINISH_SECONDS."""
+        self._done.set()
+        for thread in self._threads[1:]:  # the first waits for orders, and ends with the process
+            thread.join(30.0)
+        ends = time.monotonic() + FINISH_SECONDS
+        for kind, name in OUTPUTS.items():
+            if kind == "error" or self._worker == 0:
+                self._until_taken(attempt, partial(self._send_file, attempt, kind, name, note), ends)
+        log = self._log or LogSender(attempt, self._service)
+        self._until_taken(attempt, partial(log.send, final=True), ends)
+        report = _report(attempt, status)
+        try:
+            self._until_taken(attempt, partial(self._tell, report), ends)
+        except Rejected:  # what the job wrote about itself cannot be read: its end can
+            end = {key: report["exit"][key] for key in ("exit_code", "ended_at")}
+            with contextlib.suppress(Rejected):
+                self._until_taken(attempt, partial(self._tell, {"exit": end}), ends)
+
+    def _until_taken(self, attempt: Attempt, work: Callable[[], object], ends: float) -> None:
+        """Do something until the service has taken it, the attempt is over, or time is up."""
+        pause = Pause()
+        while not self._over and time.monotonic() < ends:
+            try:
+                if self._service.expired:
+                    self._renew(attempt)
+                work()
+                return
+            except Over:
+                self._over = True
+            except Away as error:
+                time.sleep(pause.next(error.wait))
+
+    def _follow(self, attempt: Attempt) -> None:
+        """Turn orders into the notice beside the attempt's files, and a signal to this process."""
+        known, pause = "", Pause(ORDERS_PAUSE)
+        while not self._done.is_set():
+            try:
+                orders = self._service.orders(known, HELD)
+            except Over:
+                self._over = True
+                self._notify(attempt, {"kill": True})
+                return
+            except (Away, Rejected) as error:
+                self._done.wait(pause.next(getattr(error, "wait", 0.0)))
+                continue
+            pause = Pause(ORDERS_PAUSE)
+            if orders.get("known") != known:
+                known = str(orders.get("known"))
+                notice = {"kill": True} if orders.get("stop") else orders.get("notice")
+                if isinstance(notice, dict):
+                    self._notify(attempt, notice)
+
+    def _notify(self, attempt: Attempt, notice: dict[str, Any]) -> None:
+        if self._done.is_set():
+            return
+        with contextlib.suppress(OSError):
+            write_json(attempt.path("notice.json"), notice)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _send(self, attempt: Attempt) -> None:
+        """Report whenever something changed, and as a heartbeat; send the log as it grows."""
+        assert self._log is not None
+        last: dict[str, Any] = {}
+        due, log_due, pause = 0.0, 0.0, Pause()
+        while not self._done.wait(EVERY):
+            try:
+                report, now = _report(attempt, None), time.monotonic()
+                if report != last or now >= due or self._service.expired:
+                    self._tell(report)
+                    last, due = report, now + self._heartbeat
+                if now >= log_due:
+                    self._log.send()
+                    log_due = now + self._pace
+                pause = Pause()
+            except Over:
+                return  # the other thread hears the same, and ends the job
+            except Rejected:
+                last, due = report, time.monotonic() + self._heartbeat
+            except Away as error:
+                self._done.wait(pause.next(error.wait))
+
+    def _tell(self, report: dict[str, Any]) -> None:
+        receipt = self._service.post("report", report)
+        self._heartbeat = _time(receipt.get("heartbeat")) or self._heartbeat
+        self._pace = _time(receipt.get("pace")) or EVERY
+
+    def _renew(self, attempt: Attempt) -> None:
+        """Get a new token by a report; the next try shows whether that went well."""
+        with contextlib.suppress(Away, Rejected):
+            self._tell(_report(attempt, None))
+
+    def _send_file(self, attempt: Attempt, kind: str, name: str, note: Callable[[str], None]) -> None:
+        """Send a result or an exception, part by part, from where the service knows it."""
+        if not os.path.isfile(attempt.path(name)):
+            return
+        with open(attempt.path(name), "rb") as file:
+            try:
+                at = self._service.append(kind, 0, file.read(PART), False)
+                while file.seek(at) == at and (data := file.read(PART)):
+                    at = self._service.append(kind, at, data, False)
+            except Rejected as error:
+                note(f"the {kind} was not kept: {error.strerror}")
+
+
+class LogSender:
+    """Sends an attempt's log from its files, which may lack their middle."""
+
+    def __init__(self, attempt: Attempt, service: Service) -> None:
+        self._attempt = attempt
+        self._service = service
+        self._sent = 0
+        self._whole_lines = int(attempt.order.get("gang") or 1) > 1
+
+    def send(self, *, final: bool = False) -> None:
+        """Send what is new; in a gang whole lines, unless it is the end."""
+        while True:
+            start, data = self._read()
+            if self._whole_lines and not final and len(data) < PART:
+                data = data[: data.rfind(b"\n") + 1]
+            if not data:
+                return
+            try:
+                self._sent = self._service.append("log", start, data, start > self._sent)
+            except Rejected as error:
+                expected = error.numbers.get("expected")
+                self._sent = int(expected) if isinstance(expected, int) else start + len(data)
+
+    def _read(self) -> tuple[int, bytes]:
+        """Return the next bytes that are still there, and where they begin."""
+        pieces = []
+        for name in os.listdir(self._attempt.home):
+            if re.fullmatch(r"log(\.\d{1,18})?", name):
+                pieces.append((int(name[4:] or 0), name))
+        for start, name in sorted(pieces):
+            with contextlib.suppress(FileNotFoundError), open(self._attempt.path(name), "rb") as file:
+                begin = max(self._sent, start)
+                file.seek(begin - start)
+                if data := file.read(PART):
+                    return begin, data
+        return self._sent, b""
+
+
+class Pause:
+    """Growing pauses between tries, with some chance in them, so that workers do not come back all at once."""
+
+    def __init__(self, longest: float = LONGEST_PAUSE) -> None:
+        self._seconds = 0.5
+        self._longest = longest
+
+    def next(self, least: float = 0.0) -> float:
+        """Return the next pause in seconds."""
+        seconds, self._seconds = self._seconds, min(self._longest, self._seconds * 2)
+        return max(least, seconds) * (0.5 + random.random())
+
+
+def _order(start: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
+    """Return the order of a launcher: what the service answered, and what the machine's own environment says."""
+    env = {"MAKEWAY_GPUS": f"{start['gpus']:g}", **json.loads(environ.get("MAKEWAY_WORKER_ENV") or "{}")}
+    return {
+        **start,
+        "directory": environ.get("MAKEWAY_JOB_DIR") or os.getcwd(),
+        "checkpoints": environ.get("MAKEWAY_CHECKPOINT_DIR"),
+        "termination_file": environ.get("MAKEWAY_TERMINATION_FILE"),
+        "workers": [{"env": env}],
+        "progress": {"step": start["step"], "saved_at": start["saved_at"]} if start["saved_at"] is not None else {},
+    }
+
+
+def _report(attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
+    """Return how far the worker is, and (with a status) how it ended; the job may have written anything there."""
+    progress = read_json(attempt.path("progress.json"))
+    report: dict[str, Any] = {
+        "started_at": _time(read_json(attempt.path("running.json")).get("at")),
+        "step": _step(progress.get("step")),
+        "saved_at": _time(progress.get("saved_at")),
+        "noticed": os.path.exists(attempt.path("stop.json")),
+    }
+    if status is not None:
+        report["noticed"] = bool(status["noticed"])
+        report["exit"] = {
+            **{key: bool(status[key]) for key in ("killed", "acknowledged", "completed", "timed_out")},
+            "exit_code": int(status["exit_code"]),
+            "ended_at": _time(status["ended_at"]) or 0.0,
+            "message": _text(str(status["message"] or ""))[:4000],
+        }
+    return report
+
+
+def _time(value: object) -> float | None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value) if 0 <= value < 1e11 else None
+
+
+def _step(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

@@ -1,0 +1,165 @@
+"""Send requests of a worker to the service, with the standard library alone: one connection for each thread.
+
+Used by `remote.py`. A request is sent once; what it means that there was no answer is for the caller to decide.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+TIMEOUT = 20.0
+"""Seconds for one answer; a held request adds its own wait."""
+
+
+class Away(OSError):
+    """The service did not answer, or cannot now; `wait` are the seconds after which it wants to be asked again."""
+
+    def __init__(self, why: str, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class Over(OSError):
+    """The attempt is over for the service: it takes nothing more, and the worker has to end."""
+
+
+class Rejected(OSError):
+    """The service refuses this request, and will again."""
+
+    def __init__(self, status: int, code: str, detail: str, numbers: dict[str, Any]) -> None:
+        super().__init__(status, detail)
+        self.status = status
+        self.code = code
+        self.numbers = numbers
+
+
+class Reply(NamedTuple):
+    """An answer as it came."""
+
+    status: int
+    body: bytes
+    wait: float
+
+
+class Service:
+    """The service as one worker reaches it: its own address, and a token that the service replaces in time."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"MAKEWAY_ATTEMPT_URL is no http address: {url!r}")
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._path = parts.path.rstrip("/")
+        self._threads = threading.local()
+        self.token = token
+        self.expired = False
+        """Whether the token has expired; a report gets a new one."""
+
+    def file(self, digest: str) -> bytes:
+        """Return the content of a file of the job."""
+        return self._checked(self._send("GET", f"files/{digest}", {}, None, "", TIMEOUT))
+
+    def orders(self, known: str, wait: float) -> dict[str, Any]:
+        """Return the orders for the worker, as soon as they are not `known`, or after `wait` seconds."""
+        query = {"known": known, "wait": wait}
+        return _object(self._checked(self._send("GET", "orders", query, None, "", TIMEOUT + wait)))
+
+    def post(self, what: str, value: dict[str, Any]) -> dict[str, Any]:
+        """Send JSON and return the JSON that is answered."""
+        body = json.dumps(value).encode()
+        found = _object(self._checked(self._send("POST", what, {}, body, "application/json", TIMEOUT)))
+        if isinstance(found.get("token"), str):
+            self.token, self.expired = found["token"], False
+        return found
+
+    def append(self, kind: str, offset: int, data: bytes, dropped: bool) -> int:
+        """Send bytes of an output; return how far the service knows it."""
+        query = {"offset": offset, "dropped": str(dropped).lower()}
+        reply = self._send("POST", f"outputs/{kind}", query, data, "application/octet-stream", TIMEOUT)
+        end = _object(self._checked(reply)).get("end")
+        if not isinstance(end, int):
+            raise Away("the answer cannot be read")
+        return end
+
+    def _send(
+        self, method: str, what: str, query: dict[str, Any], body: bytes | None, kind: str, timeout: float
+    ) -> Reply:
+        """Send one request; again on a new connection if the one that was kept open had been closed meanwhile."""
+        path = f"{self._path}/{what}" + (f"?{urlencode(query)}" if query else "")
+        headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = kind
+        kept = getattr(self._threads, "connection", None) is not None
+        while True:
+            try:
+                return self._exchange(method, path, body, headers, timeout)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.close()
+                if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
+                    raise Away(f"the service does not answer: {error or type(error).__name__}") from error
+                kept = False
+
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float) -> Reply:
+        connection = self._connection(timeout)
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        data = response.read()
+        if response.will_close:
+            self.close()
+        return Reply(response.status, data, _seconds(response.headers.get("Retry-After")))
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
+        if connection is None:
+            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            connection = self._threads.connection = kind(self._host, self._port, timeout=timeout)
+        connection.timeout = timeout
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout)
+        return connection
+
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        connection = getattr(self._threads, "connection", None)
+        self._threads.connection = None
+        if connection is not None:
+            connection.close()
+
+    def _checked(self, reply: Reply) -> bytes:
+        """Return the body of a good answer; raise what another one means."""
+        if 200 <= reply.status < 300:
+            return reply.body
+        try:
+            problem = json.loads(reply.body)
+            code, detail, numbers = str(problem["code"]), str(problem["detail"]), dict(problem.get("numbers") or {})
+        except (ValueError, KeyError, TypeError):
+            code, detail, numbers = "", f"status {reply.status}", {}
+        if code == "token_expired":
+            self.expired = True
+            raise Away(detail)
+        if code in ("attempt_ended", "claimed"):
+            raise Over(detail)
+        if reply.status in (400, 404, 409, 413, 422) and code:
+            raise Rejected(reply.status, code, detail, numbers)
+        # Others may come from a proxy while the service is away, or from one with another secret.
+        raise Away(detail, reply.wait)
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Return the JSON of an answer; Away for what is none, as a proxy may answer while the service is away."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise Away("the answer cannot be read")
+    return value
+
+
+def _seconds(text: str | None) -> float:
+    return float(text) if text and text.isdigit() else 0.0
