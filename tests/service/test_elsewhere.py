@@ -142,9 +142,7 @@ async def test_a_sigterm_is_a_notice_and_the_job_is_not_to_blame(tmp_path: Path)
         log = await service.log(job)
         assert "makeway: notice: the machine is stopping" in log
         decisions = await service.run.client("ana").job_events(job.id)
-        assert any(
-            "had to end because far-1 or Makeway was stopped; saved at step 5" in each.message for each in decisions
-        )
+        assert any("was stopped on far-1, not by Makeway; saved at step 5" in each.message for each in decisions)
         job = await service.run.job(job.id, "running")
         assert job.failures == 0
         await service.run.client("ana").cancel(job.id)

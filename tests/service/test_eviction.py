@@ -119,3 +119,56 @@ async def test_a_crash_while_saving_leaves_the_checkpoint_before(tmp_path: Path)
         last = await log_of(run, job, 3)
         assert "goes on after 10" in last, "the one that crashed is not there"
         assert "done True" in last
+
+
+SAVES = """
+import time
+from makeway import checkpoint
+begin = checkpoint.step_of(checkpoint.latest())
+print("begins after step", begin, flush=True)
+while not checkpoint.requested():
+    time.sleep(0.02)
+with checkpoint.saving(begin + 5) as folder:
+    (folder / "state").write_text("saved")
+checkpoint.stop()
+"""
+
+
+async def test_a_job_that_saved_because_makeway_stopped_goes_on_at_the_next_start(tmp_path: Path) -> None:
+    async with running(tmp_path) as run:
+        job = await run.submit("ana", "saves", python(SAVES), profile="gpu1")
+        await run.until(lambda: log_of(run, job), "it waits for its notice")
+    for attempt in range(2, 7):  # more often than losses are allowed: these are none
+        async with running(tmp_path) as run:
+            again = await run.job(job.id, "running")
+            assert (again.attempt, again.failures) == (attempt, 0)
+            requeued = (await told(run, job, "requeue"))[-1]
+            said = f"“saves” of ana had to end because Makeway was stopped; saved at step {5 * attempt - 5}. "
+            assert requeued.message == said + "It waits for GPUs again and goes on from there."
+
+            async def goes_on(n: int = attempt) -> bool:
+                return f"begins after step {5 * n - 5}" in await log_of(run, job, n)
+
+            await run.until(goes_on, "it goes on from its checkpoint")
+
+
+async def test_a_job_that_ends_with_0_because_makeway_stopped_has_not_succeeded(tmp_path: Path) -> None:
+    handler = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); "
+    quits = f"{handler}print('up', flush=True); time.sleep(600)"
+    async with running(tmp_path) as run:
+        job = await run.submit("ana", "quits", python(quits), profile="gpu1")
+        await run.until(lambda: log_of(run, job), "it is up")
+    async with running(tmp_path) as run:
+        assert (await run.job(job.id, "running")).attempt == 2
+
+
+@pytest.mark.parametrize("ends", ["exit 75", "exit 0", "exit 3"])
+async def test_a_job_that_stops_its_own_launcher_is_started_again_a_few_times_only(tmp_path: Path, ends: str) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2, MAKEWAY_MAX_FAILURES_LOST=2) as run:
+        script = f"trap '{ends}' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
+        job = await run.submit("ana", "stops", ["sh", "-c", script], profile="gpu1", max_failures=5)
+        done = await run.job(job.id, "failed")
+        assert [each.outcome for each in done.attempts] == ["lost", "lost", "failed"]
+        assert done.reason is not None
+        assert "was stopped on virtual-1, not by Makeway, 3 times in all" in done.reason.message
+        assert "“stops” of ana was stopped on virtual-1, not by Makeway" in (await told(run, job, "requeue"))[0].message

@@ -174,6 +174,15 @@ def test_a_job_that_is_lost_again_ends_where_there_is_no_other_node() -> None:
     assert lost(job, NODES[:1]).state == "failed"
 
 
+def test_a_job_goes_on_on_the_only_node_until_it_was_lost_too_often() -> None:
+    job = row(state="running")
+    for _ in range(2):
+        job = lost(job, NODES[:1])
+        assert (job.state, to_avoid(job.lost_on)) == ("pending", ()), "there is no other node to go to"
+        job = job._replace(state="running", placement=(Place("n1", (0,), (1000,)),))
+    assert lost(job, NODES[:1]).state == "failed"
+
+
 def test_a_job_says_why_its_attempt_is_still_starting() -> None:
     job = row()
     seen = AttemptSeen(*KEY, Phase.STARTING, waiting_reason="image_pull", message="The image is pulled.", since=12.0)

@@ -267,8 +267,9 @@ class Loop:
             if stop_jobs and leads:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
-                now, names = self.clock(), self._names(rows)
-                await self._commit(reconcile(rows, seen, now=now, lost_budget=self.lost_budget, names=names), now)
+                now, names, budget = self.clock(), self._names(rows), self.lost_budget
+                ended = reconcile(rows, seen, now=now, lost_budget=budget, names=names, stopping=True)
+                await self._commit(ended, now)
                 await self.world.rows()
             if leads:
                 await self._keep_histories(self.clock(), at_once=True)

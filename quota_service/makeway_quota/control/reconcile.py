@@ -24,14 +24,21 @@ MOST_LOST_ON = 8
 
 
 def reconcile(
-    rows: Mapping[str, Workload], seen: Seen, *, now: float, lost_budget: int, names: Names = IDS
+    rows: Mapping[str, Workload],
+    seen: Seen,
+    *,
+    now: float,
+    lost_budget: int,
+    names: Names = IDS,
+    stopping: bool = False,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
-    `lost_budget` is how often a job is started again that was lost without a cause that is known.
+    `lost_budget` is how often a job is started again that was lost without a cause that is known. `stopping`: the
+    service has just stopped all jobs, because it ends itself.
     """
     change_set = ChangeSet()
-    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget))
+    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget), stopping)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
@@ -75,6 +82,11 @@ class Losses:
         """
         return row.infra_failures >= self._budget and (len(set(lost_on)) > 1 or len(self._ready) < 2)
 
+    def remembered(self, row: Workload, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes of a job's losses, the only ready node once at most: it cannot be avoided."""
+        lost_on = (*row.lost_on, *nodes)
+        return tuple(dict.fromkeys(lost_on)) if len(self._ready) < 2 else lost_on[-MOST_LOST_ON:]
+
 
 def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:
     """Return the report with times that are possible: jobs write what they like, and nodes have clocks of their own."""
@@ -113,10 +125,12 @@ class _Reports:
     now: float
     names: Names
     losses: Losses
+    stopping: bool
 
     def ended(self, row: Workload, seen: AttemptSeen) -> None:
         """End or requeue a job whose attempt is over or lost."""
-        finished = seen.exit_code == 0 and not seen.acknowledged and (row.notice is None or seen.completed)
+        noticed = row.notice is not None or seen.noticed
+        finished = seen.exit_code == 0 and not seen.acknowledged and (seen.completed or not noticed)
         job = _job(row)
         if row.cancel_requested:
             self._finish(row, seen, "cancelled", outcomes.cancelled(job, row.size))
@@ -127,6 +141,8 @@ class _Reports:
             self._evicted(row, seen, row.notice)
         elif seen.phase is Phase.LOST:
             self._lost(row, seen)
+        elif seen.noticed and not seen.timed_out:
+            self._stopped(row, seen)
         elif row.failures < row.max_failures and not seen.timed_out:
             message = outcomes.failed_and_retried(job, _cause(seen), row.max_failures - row.failures - 1)
             self._requeue(row, seen, "failed", "retry", message, {"failures": row.failures + 1})
@@ -175,18 +191,34 @@ class _Reports:
             return outcomes.PREEMPT_TEST
         return outcomes.preemptor(notice.by_owner, notice.by_team and self.names.team(notice.by_team))
 
+    def _stopped(self, row: Workload, seen: AttemptSeen) -> None:
+        """Requeue a job that got a notice which is in no row; it counts as a loss unless Makeway itself stops."""
+        progress = _saved(row, seen, self.now)
+        if self.stopping:
+            message = outcomes.stopped_with_makeway(_job(row), progress)
+            self._requeue(row, seen, "preempted", "made_way", message, {}, progress.lost)
+        else:
+            nodes = _nodes(row)
+            message = outcomes.stopped_by_others(_job(row), nodes, progress)
+            self._count(row, seen, message, outcomes.stopped_for_good(_job(row), nodes, row.infra_failures + 1))
+
     def _lost(self, row: Workload, seen: AttemptSeen) -> None:
-        """Requeue a job that was lost; it ends only where it was lost too often without a node to blame."""
-        nodes = sorted({place.node for place in row.placement})
+        """Requeue a job that was lost."""
+        nodes = _nodes(row)
+        message = outcomes.lost(_job(row), nodes, _saved(row, seen, self.now))
+        self._count(row, seen, message, outcomes.lost_for_good(_job(row), nodes, row.infra_failures + 1))
+
+    def _count(self, row: Workload, seen: AttemptSeen, message: str, for_good: str) -> None:
+        """Requeue a job after a loss; it ends only where it was lost too often without a node to blame."""
+        nodes = _nodes(row)
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
         if self.losses.count(row, seen):
-            fields |= {"infra_failures": row.infra_failures + 1, "lost_on": (*row.lost_on, *nodes)[-MOST_LOST_ON:]}
+            fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
         if "lost_on" in fields and self.losses.end(row, (*row.lost_on, *nodes)):
-            self._finish(row, seen, "failed", outcomes.lost_for_good(_job(row), nodes, row.infra_failures + 1))
-            return
-        progress = _saved(row, seen, self.now)
-        message = outcomes.lost(_job(row), nodes, progress)
-        self._requeue(row, seen, "lost", "node_failed", message, fields, progress.lost)
+            self._finish(row, seen, "failed", for_good)
+        else:
+            lost = _saved(row, seen, self.now).lost
+            self._requeue(row, seen, "lost", "node_failed", message, fields, lost)
 
     def _requeue(
         self,
@@ -258,6 +290,10 @@ def _cause(seen: AttemptSeen) -> str:
     if seen.exit_code is None:
         return "exit code unknown"
     return f"killed by signal {-seen.exit_code}" if seen.exit_code < 0 else f"exit code {seen.exit_code}"
+
+
+def _nodes(row: Workload) -> list[str]:
+    return sorted({place.node for place in row.placement})
 
 
 def _job(row: Workload) -> str:

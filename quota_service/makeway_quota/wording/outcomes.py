@@ -94,6 +94,27 @@ def lost(job: str, nodes: Sequence[str], progress: SavedWork) -> str:
     return f"{job} vanished from {_nodes(nodes)} without a report and is started again; {progress.with_loss}."
 
 
+def stopped_with_makeway(job: str, progress: SavedWork) -> str:
+    """Return that a job had to end because Makeway stopped."""
+    return f"{job} had to end because Makeway was stopped; {_kept(progress)}. {_goes_on(progress)}"
+
+
+def stopped_by_others(job: str, nodes: Sequence[str], progress: SavedWork) -> str:
+    """Return that something other than Makeway told a job to stop."""
+    return f"{job} was stopped on {_nodes(nodes)}, not by Makeway; {_kept(progress)}. {_goes_on(progress)}"
+
+
+def stopped_for_good(job: str, nodes: Sequence[str], times: int) -> str:
+    """Return that a job was stopped too often."""
+    return (
+        f"{job} was stopped on {_nodes(nodes)}, not by Makeway, {count(times, 'time')} in all: it is not tried again."
+    )
+
+
+def _kept(progress: SavedWork) -> str:
+    return progress.with_loss if progress.lost else str(progress)
+
+
 def lost_for_good(job: str, nodes: Sequence[str], times: int) -> str:
     """Return that a job was lost too often."""
     return f"{job} vanished from {_nodes(nodes)}, {count(times, 'time')} in all, and is not tried again."
