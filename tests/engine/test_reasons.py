@@ -6,6 +6,12 @@ from dataclasses import replace
 
 import pytest
 from makeway_quota.engine import Node
+from makeway_quota.engine.cycle.preemptors import replace_preemptors
+from makeway_quota.engine.index.cluster import Cluster
+from makeway_quota.engine.index.queues import PendingQueues
+from makeway_quota.engine.plan_builder import PlanBuilder
+from makeway_quota.engine.rules.victims.preemptor import Preemptor, Right
+from makeway_quota.engine.rules.victims.sets import whole
 from worlds import World
 
 
@@ -129,3 +135,23 @@ def test_foreign_pods_and_cpu_count() -> None:
     code, message = world.reason("j2")
     assert code == "fragmented"
     assert message.startswith("3 GPUs of pool p are free, but on no node together with 2 cores and 100 MiB of memory;")
+
+
+@pytest.mark.parametrize("right", ["reservation", "own_policy", "own_team"])
+def test_a_victim_whose_gpus_another_team_got_is_not_said_to_make_way_for_its_own(right: Right) -> None:
+    world = World().pool("p", gpus=1).team("a", 1).team("b", 1).profile("one", 1).run("victim", "a", "one", "p-1")
+    world.submit("mine", "a", "one", priority=1).submit("theirs", "b", "one")
+    cluster = Cluster(world.snapshot())
+    mine, theirs = ((queue, w) for queue in PendingQueues(cluster).open() for w in queue.members())
+    builder, victim = PlanBuilder(cluster), cluster.allocations["victim"]
+    preemptor = Preemptor(cluster, mine[1], mine[0].need, mine[0].account, victim.pool, right)
+    cluster.evict(victim)
+    builder.evict(preemptor, [whole(victim)])
+    assert builder.evicted["victim"].facts[0].code != "reclaim"
+    cluster.nominate(theirs[1], theirs[0].need, victim.parts)
+    builder.nominate(theirs[1], theirs[0], victim.pool)
+    replace_preemptors(builder)
+    evict = builder.evicted["victim"]
+    assert (evict.preemptor, evict.rule) == ("theirs", "reclaim")
+    assert "a's own jobs" not in world.say(evict)
+    assert world.say(evict).startswith("b's job theirs of b-user needs 1 GPU within its reservation;")

@@ -16,7 +16,9 @@ from ..plan import Evict, Fact, Facts, Move, Number
 from ..plan_builder import PlanBuilder, preemptor_values
 from ..snapshot import from_milli
 
-_OWN_TEAM = frozenset({"reclaim_own_team", "reclaim_own_limit", "preempt_in_team", "yield_in_team"})
+_OWN_TEAM = frozenset(
+    {"reclaim_own_team", "reclaim_own_policy", "reclaim_own_limit", "preempt_in_team", "yield_in_team"}
+)
 """Codes of evictions by a preemptor of the victim's own team"""
 
 _Victim = TypeVar("_Victim", Evict, Move)
