@@ -23,8 +23,10 @@ class Record(NamedTuple):
 
 
 class UsageLedger:
-    """The usage of all rows that were added. The counts equal `usage_by_team` of the same world,
-    but for devices that a divided node's work still holds in a pool that it does not count in."""
+    """The usage of all rows that were added, equal to `usage_by_team` of the same world.
+
+    One exception: of a workload that holds devices of several pools on one node, only those of one pool count.
+    """
 
     def __init__(self, document: Document, assignment: PoolAssignment) -> None:
         self._document = document
@@ -42,7 +44,7 @@ class UsageLedger:
             self._totals[node.pool] = self._totals.get(node.pool, 0) + usable(node)
 
     def use(self, assignment: PoolAssignment) -> set[str]:
-        """Take new nodes; return those whose pools or devices changed: their rows must be counted again."""
+        """Use new nodes; return those whose pools or devices changed, whose rows must be counted again."""
         before = self._devices
         self._assign(assignment)
         return {name for name in before.keys() | self._devices.keys() if before.get(name) != self._devices.get(name)}
@@ -57,7 +59,7 @@ class UsageLedger:
             self._count(record, 1)
 
     def remove(self, id: str) -> None:
-        """Count a workload no longer."""
+        """Stop counting a workload."""
         record = self._records.pop(id, None)
         if record is not None:
             self._count(record, -1)

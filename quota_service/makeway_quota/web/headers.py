@@ -1,4 +1,4 @@
-"""Set the headers of every answer: a strict content policy, and whether it may be cached."""
+"""Set the headers of every response: a strict Content Security Policy, and whether it may be cached."""
 
 from __future__ import annotations
 

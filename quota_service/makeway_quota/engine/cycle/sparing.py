@@ -21,7 +21,7 @@ from ..rules.victims.preemptor import order_of
 from ..snapshot import Workload
 
 _MOST_REPLACED = 8
-"""Up to so many nominations of a pool are all placed anew to spare one victim."""
+"""Up to so many nominations of a pool are all withdrawn and placed again to spare one victim."""
 _Nomination = tuple[Workload, Queue, tuple[Part, ...]]
 Eviction = tuple[str, str, int]
 """A victim, its preemptor, and the number of workers that go on."""

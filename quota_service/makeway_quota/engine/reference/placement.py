@@ -12,29 +12,29 @@ from ..request import Need, Shape, need_of
 from ..snapshot import GPU, Node, Workload
 from .cluster import Cluster, Left, Part
 
-Ground = Mapping[str, Left]
-"""What is left on the nodes of one pool, by name, in order."""
+Room = Mapping[str, Left]
+"""What is free on the nodes of one pool: by name, in the order of the inventory."""
 
 
 def find(cluster: Cluster, pool: str, need: Need, later: bool = False) -> tuple[Part, ...]:
     """Return a placement for the least number of workers, on what is free now or in the future; empty if none.
 
-    `pack` keeps the most useful free GPUs for the mix of workloads that the pool serves (packing.py; in the future, on
-    the node with the fewest untouched devices), `spread` uses the node with the most. A gang gets as few nodes as
-    possible, all of it or nothing.
+    The strategy `pack` leaves the free GPUs that are most useful to the pool's mix of workloads (packing.py); with
+    `later`, it takes the node with the fewest free whole devices. `spread` takes the node with the most. A gang gets as
+    few nodes as possible, and is placed as a whole or not at all.
     """
-    ground = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
+    room = {name: cluster.left(name, later) for name in cluster.nodes_of(pool) if cluster.usable(name)}
     pack = cluster.pools[pool].strategy == "pack"
     if need.least > 1:
-        found = _gang(cluster, ground, need, later)
+        found = _gang(cluster, room, need, later)
     elif pack and not later and not need.avoid and (mix := _mix(cluster, pool)):
-        return _packed(cluster, ground, need, mix)
+        return _packed(cluster, room, need, mix)
     else:
-        name = _one(cluster, ground, need, pack)
+        name = _one(cluster, room, need, pack)
         found = [(name, 1)] if name else []
     parts: list[Part] = []
     for name, many in found:
-        devices = list(ground[name].devices)
+        devices = list(room[name].devices)
         idle = cluster.free(name).devices if later else None
         parts += [Part(len(parts) + at, name, *pick(need, devices, idle)) for at in range(many)]
     return tuple(parts)
@@ -46,26 +46,26 @@ def count_workers(cluster: Cluster, pool: str, need: Need, later: bool) -> int:
     return sum(cluster.left(name, later).workers(need) for name in nodes)
 
 
-def _able(cluster: Cluster, ground: Ground, need: Need) -> list[str]:
-    return [name for name, left in ground.items() if cluster.suits(name, need) and left.workers(need)]
+def _able(cluster: Cluster, room: Room, need: Need) -> list[str]:
+    return [name for name, left in room.items() if cluster.suits(name, need) and left.workers(need)]
 
 
-def _one(cluster: Cluster, ground: Ground, need: Need, pack: bool) -> str | None:
-    order = {name: at for at, name in enumerate(ground)}
+def _one(cluster: Cluster, room: Room, need: Need, pack: bool) -> str | None:
+    order = {name: at for at, name in enumerate(room)}
 
     def key(name: str) -> tuple[int, int, int]:
-        left = ground[name]
+        left = room[name]
         best = min((each for each in left.devices if each >= need.gpus), default=0) if 0 < need.gpus < GPU else 0
         return best, left.whole if pack else -left.whole, order[name]
 
-    return min(_able(cluster, ground, need), key=key, default=None)
+    return min(_able(cluster, room, need), key=key, default=None)
 
 
-def _gang(cluster: Cluster, ground: Ground, need: Need, later: bool) -> list[tuple[str, int]]:
-    """Take the node with the most workers, until one is enough for the rest: then the tightest of those."""
-    position = {name: at for at, name in enumerate(ground)}
-    idle = {name: cluster.free(name).whole for name in ground} if later else {n: g.whole for n, g in ground.items()}
-    able = [(ground[name].workers(need), name) for name in _able(cluster, ground, need)]
+def _gang(cluster: Cluster, room: Room, need: Need, later: bool) -> list[tuple[str, int]]:
+    """Take the node with room for the most workers, until some have room for the rest: then the one with the least."""
+    position = {name: at for at, name in enumerate(room)}
+    idle = {name: cluster.free(name).whole for name in room} if later else {n: g.whole for n, g in room.items()}
+    able = [(room[name].workers(need), name) for name in _able(cluster, room, need)]
     able.sort(key=lambda each: (-each[0], idle[each[1]], position[each[1]]))
     found: list[tuple[str, int]] = []
     missing = need.least
@@ -78,8 +78,8 @@ def _gang(cluster: Cluster, ground: Ground, need: Need, later: bool) -> list[tup
     return found if not missing else []
 
 
-def _packed(cluster: Cluster, ground: Ground, need: Need, mix: dict[Shape, int]) -> tuple[Part, ...]:
-    nodes = cluster.nodes_of(cluster.nodes[next(iter(ground))].pool) if ground else []
+def _packed(cluster: Cluster, room: Room, need: Need, mix: dict[Shape, int]) -> tuple[Part, ...]:
+    nodes = cluster.nodes_of(cluster.nodes[next(iter(room))].pool) if room else []
     if not nodes:
         return ()
     packing = Packing([_empty(cluster, cluster.nodes[name]) for name in nodes], rounded(mix))
@@ -93,7 +93,7 @@ def _packed(cluster: Cluster, ground: Ground, need: Need, mix: dict[Shape, int])
     name = nodes[best[0]]
     if 0 < need.gpus < GPU:
         return (Part(0, name, (best[1],), need.gpus),)
-    return (Part(0, name, *pick(need, list(ground[name].devices))),)
+    return (Part(0, name, *pick(need, list(room[name].devices))),)
 
 
 def _empty(cluster: Cluster, node: Node) -> NodeCapacity:

@@ -19,7 +19,7 @@ Right = Literal["reservation", "own_policy", "own_team", "fair_share"]
 
 @dataclass(frozen=True, slots=True)
 class Preemptor:
-    """A workload that is entitled to GPUs of a pool that others hold."""
+    """A workload that may evict others in a pool, and the right by which it may."""
 
     cluster: Cluster
     workload: Workload
@@ -32,7 +32,7 @@ class Preemptor:
 
     @property
     def request(self) -> Request:
-        """Return the request, as it counts on quotas."""
+        """Return the request as it is charged to quotas."""
         return Request(self.levels, self.need.total)
 
 
@@ -86,7 +86,7 @@ Victims = tuple[Member, ...]
 
 
 def without(cluster: Cluster, victims: Iterable[Member], released: bool = False) -> Cluster:
-    """Return the cluster once these were evicted; `released`: and are gone, but for the places where gangs go on."""
+    """Return the cluster after these evictions; `released`: after the victims terminated, too (shrunk gangs go on)."""
     trial = cluster.copy()
     for member in victims:
         victim = member.allocation
@@ -103,7 +103,7 @@ def without(cluster: Cluster, victims: Iterable[Member], released: bool = False)
 
 
 def candidates(p: Preemptor) -> list[Allocation]:
-    """Return the workloads that the preemptor could evict before anything else is evicted, in order of terminating."""
+    """Return the workloads that the preemptor could evict before any eviction, least protected first."""
     able = [a for a in p.cluster.preemptible(p.pool) if _may_evict(p, a) and entitled(p, a, ())]
     return sorted(able, key=lambda a: order(p, a))
 
@@ -189,7 +189,7 @@ def items(member: Member) -> list[tuple[int, bool]]:
 
 
 def order(p: Preemptor, victim: Allocation) -> tuple[int, int, int, float, float, float, str]:
-    """Return the order of terminating, least protected first (rule 5.3); it ends in the id."""
+    """Return the sort key of a victim, least protected first (rule 5.3); it ends in the id."""
     cluster, workload = p.cluster, victim.workload
     started = workload.started_at if workload.started_at is not None else cluster.now
     cheapest = cluster.settings.victim_order == "cheapest"
@@ -211,7 +211,7 @@ def _lost(cluster: Cluster, victim: Allocation) -> float:
 
 
 def set_key(p: Preemptor, victims: Sequence[Member]) -> Key:
-    """Return the order of victim sets but for cascades: rules 5.5 and 5.4 (b) to (e), the best set first."""
+    """Return the sort key of a victim set, the best first, cascades ignored: rules 5.5 and 5.4 (b) to (e)."""
     evicted = [m for m in victims if m.kind >= 0]
     ordered = sorted(((m.kind, *order(p, m.allocation)) for m in victims), reverse=True)
     workers = sorted(((m.allocation.id, part.worker) for m in victims if m.kind == 0 for part in m.gone), reverse=True)

@@ -13,7 +13,7 @@ from .quota import allowed, counts, covering, over_capacity, static_quota
 from .victims import Preemptor, order
 
 MOST_REPLACED = 8
-"""Up to so many nominations are taken off all at once and placed anew."""
+"""Up to so many nominations are all withdrawn and placed again to spare one victim."""
 
 
 def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]) -> bool:
@@ -43,22 +43,22 @@ def withdraw_superfluous(decisions: Decisions, spared: set[tuple[str, str, int]]
 def replace_preemptors(decisions: Decisions) -> None:
     """Record the workload that got a victim's devices as its preemptor, where its own preemptor does not start."""
     cluster = decisions.cluster
-    heirs = [cluster.nominations[name] for name in decisions.nominated]
-    heirs += [cluster.running[name] for name in decisions.started]
-    served = {heir.id for heir in heirs}
-    for name, each in decisions.evicted.items():
-        if heirs and each.preemptor not in served:
+    served = [cluster.nominations[name] for name in decisions.nominated]
+    served += [cluster.running[name] for name in decisions.started]
+    ids = {each.id for each in served}
+    for name, eviction in decisions.evicted.items():
+        if served and eviction.preemptor not in ids:
             victim = cluster.running[name]
-            heir = min(heirs, key=lambda heir: _distance(victim, heir))
-            decisions.evicted[name] = replace(each, preemptor=heir.id)
+            nearest = min(served, key=lambda each: _distance(victim, each))
+            decisions.evicted[name] = replace(eviction, preemptor=nearest.id)
 
 
-def _distance(victim: Allocation, heir: Allocation) -> tuple[object, ...]:
-    """Return the order of those that may have got a victim's devices; the age decides where several did."""
-    elsewhere = heir.pool != victim.pool
-    other_nodes = {part.node for part in heir.parts}.isdisjoint(part.node for part in victim.parts)
-    other_devices = _devices(heir).isdisjoint(_devices(victim))
-    return elsewhere, other_devices, other_nodes, *age(heir.workload)
+def _distance(victim: Allocation, other: Allocation) -> tuple[object, ...]:
+    """Return the order in which to look for what got a victim's devices: the same devices, nodes, pool; then by age."""
+    elsewhere = other.pool != victim.pool
+    other_nodes = {part.node for part in other.parts}.isdisjoint(part.node for part in victim.parts)
+    other_devices = _devices(other).isdisjoint(_devices(victim))
+    return elsewhere, other_devices, other_nodes, *age(other.workload)
 
 
 def _devices(allocation: Allocation) -> set[tuple[str, int]]:

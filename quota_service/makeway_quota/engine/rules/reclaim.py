@@ -41,7 +41,7 @@ from .victims.trial import PoolTrial, allowed_without, evict, place, restore
 _SHARED = ("reservation", "fair_share")
 """Rights by which equivalent preemptors have the same candidates: their rankings are shared."""
 _MOST_RETURNS = 64
-"""The number of sets that are checked for a member that would return at once."""
+"""At most so many sets are checked for a member that would return at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def reclaim(preemptor: Preemptor, returns: bool = True) -> Choice | None:
     capped = not allowed(preemptor.cluster, preemptor.account, preemptor.pool, preemptor.amount, True)
     one = preemptor.need.least == 1 and not capped
     if one and preemptor.right in _SHARED:
-        return _by_node(preemptor, returns)  # quick enough without that check
+        return _by_node(preemptor, returns)  # without candidates() first: the ranking is quicker
     if not preemptor.candidates() or _impossible(preemptor):
         return None
     return _by_node(preemptor, returns) if one else _in_pool(preemptor, capped, returns)
@@ -92,8 +92,8 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
     first: Choice | None = None
     tried: list[frozenset[tuple[str, int]]] = []
     for victims in sets:
-        leaving = _leaving(victims) if tried else None  # most often the first set will do
-        if leaving is not None and any(fewer <= leaving for fewer in tried):
+        evicted = _evicted_workers(victims) if tried else None  # most often the first set will do
+        if evicted is not None and any(fewer <= evicted for fewer in tried):
             continue
         choice = _evicted(preemptor, victims)
         if choice is None:
@@ -103,13 +103,13 @@ def _take(preemptor: Preemptor, sets: Iterable[Victims], returns: bool) -> Choic
         for victim in choice.victims:
             restore(preemptor, victim)
         first = first or choice
-        tried.append(_leaving(victims) if leaving is None else leaving)
+        tried.append(_evicted_workers(victims) if evicted is None else evicted)
         if len(tried) == _MOST_RETURNS:
             break
     return _evicted(preemptor, first.victims) if first else None
 
 
-def _leaving(victims: Victims) -> frozenset[tuple[str, int]]:
+def _evicted_workers(victims: Victims) -> frozenset[tuple[str, int]]:
     """Return the workers that are evicted, by id and number; -1 where none of a victim's nodes is in the inventory."""
     return frozenset((v.allocation.workload.id, at) for v in victims for at in [p.worker for p in v.gone] or [-1])
 
@@ -177,7 +177,7 @@ def _sets_by_node(preemptor: Preemptor, kind: type[NodeVictims]) -> Iterator[Vic
 
 
 def _ranking(preemptor: Preemptor, kind: type[NodeVictims]) -> Ranking:
-    """Return what was learned for an earlier preemptor that is alike in all that matters."""
+    """Return the nodes by their best set; equivalent preemptors share one ranking."""
 
     def best_on(preemptor: Preemptor, node: NodeState, candidates: list[Allocation]) -> Scored | None:
         return kind(preemptor, node, candidates).best()
@@ -201,7 +201,7 @@ def _in_pool(preemptor: Preemptor, capped: bool, returns: bool) -> Choice | None
         return _take(preemptor, _all_sets(preemptor, candidates), returns)
     trial = PoolTrial(preemptor)
     found = node_by_node(preemptor, trial) if preemptor.need.least > 1 and not capped else ()
-    found = found or _walk(preemptor, candidates, trial)
+    found = found or _greedy(preemptor, candidates, trial)
     parts = place(preemptor) if found else ()
     if parts:
         return Choice(in_order_of_items(preemptor, found), parts)
@@ -219,8 +219,8 @@ def _all_sets(preemptor: Preemptor, candidates: list[Allocation]) -> list[Victim
     return sorted(filter(partial(in_legal_order, preemptor), found), key=partial(key, preemptor))
 
 
-def _walk(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
-    """Evict the first set found: extra workers of elastic gangs, one workload, then one candidate after the other."""
+def _greedy(preemptor: Preemptor, candidates: list[Allocation], trial: PoolTrial) -> Victims:
+    """Evict the first set that is enough: extra workers of elastic gangs, one workload, else one after another."""
     steps = in_order(preemptor, (step for a in candidates for step in steps_of(a)))
 
     def counts_on_the_limit(allocation: Allocation) -> bool:
@@ -258,10 +258,10 @@ def _least_way(preemptor: Preemptor, allocation: Allocation, trial: PoolTrial) -
     known: dict[frozenset[tuple[str, int]], bool] = {}
 
     def fits(victims: Victims) -> bool:
-        leaving = _leaving(victims)
-        if leaving not in known:
-            known[leaving] = trial.fits_without(victims)
-        return known[leaving]
+        evicted = _evicted_workers(victims)
+        if evicted not in known:
+            known[evicted] = trial.fits_without(victims)
+        return known[evicted]
 
     for way in sorted(legal, key=partial(key, preemptor)):
         fewer = one_less(way) if way[0].kind == SHRINK else shrinks
