@@ -267,3 +267,28 @@ def test_a_preemptor_over_quota_starts_on_no_held_gpus_of_another_pool(limit: in
     assert [start.id for start in world.release().step().start] == ["high"]
     world.end("s1", "s2", "s3")
     assert [start.id for start in world.step().start] == ["big"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("weight", ["Medium", "None"])
+def test_a_higher_priority_without_gpus_ends_no_hold_of_its_team(weight: str, engine: str) -> None:
+    """It never evicts, so that the workload that waited too long would not be preempted for it."""
+    world = World().pool("p", gpus=4, cpu=4000).team("a", reserved=4, weight=weight).team("b")
+    world.profile("two", 2).profile("three", 3).profile("cores", 0, cpu=3000).profile("busy", 2, cpu=2000)
+    world.run("s", "b", "busy", "p-1", preemptible=False).submit("late", "a", "three")
+    world.now += DAY
+    world.engine = ENGINES[engine]
+    plan = world.submit("urgent", "a", "cores", priority=1).submit("b1", "b", "two").step()
+    assert not plan.start
+    assert world.reason("b1")[0] == "held"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_non_preemptible_job_is_held_for_whatever_its_teams_priorities(engine: str) -> None:
+    world = World().pool("p", gpus=4).team("a", reserved=4).team("b").profile("two", 2).profile("three", 3)
+    world.run("s", "b", "two", "p-1", preemptible=False).submit("late", "a", "three", preemptible=False)
+    world.now += DAY
+    world.engine = ENGINES[engine]
+    plan = world.submit("urgent", "a", "three", priority=1).submit("b1", "b", "two").step()
+    assert not plan.start
+    assert world.reason("b1")[0] == "held"

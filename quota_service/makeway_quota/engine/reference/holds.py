@@ -154,8 +154,10 @@ def starving(cluster: Cluster, waiting: Iterable[Queue]) -> list[tuple[Queue, Wo
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: str, team: Iterable[Queue]) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
-    return cluster.settings.in_team_preemption and any(
+    may_be_preempted = cluster.settings.in_team_preemption and not queue.guaranteed
+    return may_be_preempted and any(
         other.priority > queue.priority
+        and other.need.total
         and not other.guaranteed
         and pool in other.pools
         and full_rank(cluster, other, pool) <= full_rank(cluster, queue, pool)

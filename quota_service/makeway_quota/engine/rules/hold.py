@@ -175,10 +175,11 @@ def starving(cluster: Cluster, queues: Iterable[Queue]) -> list[tuple[Queue, Wor
 
 def would_be_preempted_in_team(cluster: Cluster, queue: Queue, pool: PoolState, team: Iterable[Queue]) -> bool:
     """Whether a job of the same team waits that would preempt this one as soon as it ran (engine rule 5.7)."""
-    if not cluster.settings.in_team_preemption:
+    if not cluster.settings.in_team_preemption or queue.non_preemptible:
         return False
     return any(
         other.priority > queue.priority
+        and other.total
         and not other.non_preemptible
         and pool in other.pools
         and rank(other, pool) <= rank(queue, pool)
