@@ -31,9 +31,9 @@ FOR_ADMINS = ["custom:makeway:manage", "custom:makeway:admin"]
 GROUPS_SECONDS = 5
 """Seconds for which the Hub keeps a user's Unix groups before it reads them again."""
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
-"""The variables of the Hub's environment that the service gets beside those of OWN."""
-OWN = ("MAKEWAY_", "AWS_")
-"""Beginnings of the names of the service's settings, and of the credentials of its object storage."""
+"""Variables of the Hub's environment that the service gets, too."""
+PASSED_ON_PREFIXES = ("MAKEWAY_", "AWS_")
+"""The same, by prefix: the service's settings, and region, endpoint and credentials of its object storage."""
 
 
 def configure(c: Any, settings: Settings | None = None) -> Settings:
@@ -170,7 +170,7 @@ def watch_services_closely(seconds: int = 1) -> None:
 
 
 def _service_environment(settings: Settings) -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if key.startswith(OWN) or key in PASSED_ON}
+    env = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON_PREFIXES) or key in PASSED_ON}
     env.update(
         MAKEWAY_STATE_DIR=str(settings.state.root),
         MAKEWAY_MODE=settings.mode,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.models import FileIn
-from makeway_quota.artifacts.base import ORPHAN_AGE, ArtifactsAway, put_bytes, whole
+from makeway_quota.artifacts.base import ORPHAN_AGE, ArtifactsUnavailable, put_bytes, whole
 from makeway_quota.artifacts.bucket import ArtifactBucket
 from makeway_quota.artifacts.choice import chosen
 from makeway_quota.main import main
@@ -69,7 +69,7 @@ def test_uploads_of_one_content_on_two_pages_are_seen_together(bucket: str) -> N
 
 def test_a_bucket_that_is_not_there_stops_the_start(environment: dict[str, str], tmp_path: Path) -> None:
     place = ArtifactBucket("s3://not-there")
-    with pytest.raises(ArtifactsAway, match="no such bucket; create it, or correct its name"):
+    with pytest.raises(ArtifactsUnavailable, match="no such bucket; create it, or correct its name"):
         whole(place, "0" * 64)
     with pytest.raises(StoreError, match=r"s3://not-there cannot be used: there is no such bucket"):
         open_store(f"sqlite:///{tmp_path / 'db.sqlite'}", place)

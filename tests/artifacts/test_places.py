@@ -119,11 +119,11 @@ def test_writers_of_the_same_content_do_not_disturb_each_other(place: Place) -> 
     assert whole(place.artifacts, digest(data)) == data
 
 
-def test_only_what_is_old_is_removed_and_a_writer_makes_it_young(place: Place) -> None:
+def test_only_what_is_old_is_removed_and_a_writer_refreshes_it(place: Place) -> None:
     artifacts = place.artifacts
     name = put(artifacts, b"content")
     [[stored]] = [part for part in artifacts.listed() if part]
-    assert not artifacts.remove(stored, artifacts.now() - ORPHAN_AGE), "it is young"
+    assert not artifacts.remove(stored, artifacts.now() - ORPHAN_AGE), "it is recent"
     place.age(2 * ORPHAN_AGE)
     [[old]] = [part for part in artifacts.listed() if part]
     put(artifacts, b"content")  # between a list and a removal
@@ -160,7 +160,7 @@ def test_a_writer_that_is_killed_leaves_no_content(place: Place) -> None:
     with pytest.raises(Unreadable, match="missing"):
         whole(place.artifacts, content)
     [rest] = [stored for part in place.artifacts.listed() for stored in part]
-    assert rest.digest == "", "the rest of the write is no content"
+    assert rest.digest == "", "what the write left is no content"
     now = place.artifacts.now()
     rest = rest._replace(at=now)  # moto has a fixed date
     assert not place.artifacts.remove(rest, now - ORPHAN_AGE), "it could still be written"

@@ -13,7 +13,7 @@ import pytest
 from makeway_quota.artifacts.base import ORPHAN_AGE, Stored, Unreadable, whole
 from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.store import Store, StoreError, open_store
-from makeway_quota.store.errors import FilesAway, FileUnreadable
+from makeway_quota.store.errors import FilesUnavailable, FileUnreadable
 from makeway_quota.store.records import Change, FilesOf
 from makeway_quota.store.tables import blobs
 from sqlalchemy import func, select
@@ -143,7 +143,7 @@ def test_a_folder_that_is_away_loses_no_content_and_takes_none(store: Store, fol
     for mount_point in (False, True):
         if mount_point:
             folder.mkdir()  # as where nothing is mounted
-        with pytest.raises(FilesAway, match="cannot be read now"):
+        with pytest.raises(FilesUnavailable, match="cannot be read now"):
             store.files("j1")
         with pytest.raises(StoreError, match="not there or not mounted"):
             store.add_workload(job("j2"), BUNDLE, now=0.0)
@@ -164,7 +164,7 @@ def test_a_content_that_cannot_be_read_now_is_not_lost(store: Store, folder: Pat
     [path] = contents(folder)
     path.unlink()
     path.mkdir()
-    with pytest.raises(FilesAway, match=r"big\.bin.*Is a directory"):
+    with pytest.raises(FilesUnavailable, match=r"big\.bin.*Is a directory"):
         store.files("j1")
 
 

@@ -1,7 +1,8 @@
-"""Keep contents by their SHA-256: the protocol between the store and the place where large contents are.
+"""The protocol of content-addressed storage, in which the store keeps large file contents by their SHA-256.
 
-A content is there whole or not at all, whatever happens to its writer, and is verified whenever it is read. It is
-removed only when it is old: between `put` and the row that refers to it a content is young.
+A content is stored as a whole or not at all, whatever happens to its writer, and is verified whenever it is read. Only
+contents that were neither written nor refreshed for a while are removed, because the row that refers to a content is
+written after it.
 """
 
 from __future__ import annotations
@@ -15,57 +16,57 @@ DIGEST = re.compile(r"^[0-9a-f]{64}$")
 CHUNK = 2**20
 """Bytes of a content that are in memory at a time when it is read"""
 ORPHAN_AGE = 86_400.0
-"""Seconds for which a content without a row is kept: its row may be about to be written"""
+"""Seconds for which a content to which no row refers is kept: its row may be about to be written"""
 
 
 class Unreadable(Exception):
     """A content is missing or damaged; the sentence says which."""
 
 
-class ArtifactsAway(OSError):
-    """The place cannot be reached or used now, so that nothing is known about its contents; the sentence says why."""
+class ArtifactsUnavailable(OSError):
+    """The storage is unavailable, so that nothing is known about its contents; the sentence says why."""
 
 
 class Stored(NamedTuple):
-    """A content, or the rest of a broken write (`digest` is empty), as `Artifacts.listed` finds it."""
+    """A content, or what an interrupted write left (`digest` is empty), as `Artifacts.listed` finds it."""
 
     digest: str
     place: str
     size: int
     at: float
-    """when it was written or made young, by the clock of the place (Unix seconds)"""
+    """when it was written or refreshed, by the storage's own clock (Unix seconds)"""
 
 
 class Artifacts(Protocol):
-    """A place for contents that all replicas share. Blocking and thread-safe; any method may raise OSError."""
+    """A storage of contents that all replicas share. Blocking and thread-safe; any method may raise OSError."""
 
     @property
     def where(self) -> str:
         """What and where it is, for messages: `the folder /srv/artifacts`."""
 
     def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
-        """Write a content, or make it young where it is there; Unreadable if the chunks are not that content.
+        """Write a content, or refresh the one that is there; Unreadable if the chunks are not that content.
 
         Any number of writers may put the same content at once.
         """
 
     def read(self, digest: str) -> Iterator[bytes]:
-        """Yield a content in chunks, the last one only if the whole is right; Unreadable otherwise."""
+        """Yield a content in chunks, the last one only if the digest is right; Unreadable otherwise."""
 
     def listed(self) -> Iterator[list[Stored]]:
-        """Yield all contents and the rests of broken writes, part by part."""
+        """Yield all contents and what interrupted writes left, page by page."""
 
     def remove(self, stored: Stored, before: float) -> bool:
-        """Remove something listed that was not written or made young since `before` (Unix seconds); whether it went."""
+        """Remove an entry unless it was written or refreshed since `before` (Unix seconds); return whether it went."""
 
     def now(self) -> float:
         """Return the time by the clock of `Stored.at`."""
 
     def set_up(self, used: bool) -> None:
-        """Make the place ready; OSError with a sentence where it is not, as where it is gone although it is `used`."""
+        """Prepare the storage; OSError with a sentence where that fails, or where it is gone though `used` by rows."""
 
     def check(self) -> None:
-        """Raise ArtifactsAway unless the place can be reached."""
+        """Raise ArtifactsUnavailable unless the storage is available."""
 
 
 def checked(digest: str) -> str:

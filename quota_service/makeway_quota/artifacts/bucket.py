@@ -1,9 +1,9 @@
 """Keep large contents in a bucket of S3-compatible object storage (extra `s3`).
 
-Every upload has a key of its own, `PREFIX/SHA-256/RANDOM`, which is never written twice: so a content that is removed
-because it is old is never one that another writer has just made young, for which S3 has no lock. Keys that a newer
-upload of the same content supersedes go with the old ones. Credentials, region and endpoint come from the environment
-or the files of the AWS SDK.
+Every upload has a key of its own, `PREFIX/SHA-256/RANDOM`, which is never written twice: refreshing a content is a new
+upload, so that removing an old one needs no lock, which S3 has not. Uploads that a newer one of the same content
+supersedes are removed like leftovers. Credentials, region and endpoint come from the environment or the files of the
+AWS SDK.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from botocore.exceptions import (
     NoRegionError,
 )
 
-from .base import CHUNK, ORPHAN_AGE, ArtifactsAway, Stored, Unreadable, checked, verified
+from .base import CHUNK, ORPHAN_AGE, ArtifactsUnavailable, Stored, Unreadable, checked, verified
 
 log = logging.getLogger("makeway.artifacts")
 
 PART = 8 * 2**20
-"""Bytes of one request of an upload, and of what is in memory of it"""
+"""Bytes of one part of a multipart upload, which is what is in memory of a content"""
 YOUNG = ORPHAN_AGE / 2
-"""Seconds for which an upload stands in for another of the same content: it is kept for at least as long again"""
+"""Seconds for which an upload is refreshed by doing nothing: it is kept for at least as long again"""
 TRIES = 3
-"""Lists before a reader believes that a content is missing: the key that it found may have been superseded"""
+"""Attempts of a reader to find a content: the key that it found may have been superseded and removed"""
 
 OPTIONS = Config(
     connect_timeout=5,
@@ -69,7 +69,7 @@ class ArtifactBucket:
             self._client = client or boto3.session.Session().client("s3", config=OPTIONS)
 
     def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
-        """Upload a content, unless there is a young upload of it."""
+        """Upload a content, unless there is a recent upload of it."""
         with self._explained():
             newest, now = self._newest(checked(digest))
             if newest is not None and newest.size == size and newest.at > now - YOUNG:
@@ -82,7 +82,7 @@ class ArtifactBucket:
         yield from verified(digest, self._downloaded(checked(digest)))
 
     def listed(self) -> Iterator[list[Stored]]:
-        """Yield uploads, superseded ones and those that were broken off as rests of broken writes."""
+        """Yield uploads; superseded and incomplete ones as what interrupted writes left."""
         with self._explained():
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
             held: list[Stored] = []  # the uploads of a page's last content: the next page may have more of them
@@ -91,10 +91,10 @@ class ArtifactBucket:
                 held = [stored for stored in found if stored.digest == found[-1].digest]
                 yield _superseded(found[: len(found) - len(held)])
             yield _superseded(held)
-            yield self._broken_off()
+            yield self._incomplete()
 
     def remove(self, stored: Stored, before: float) -> bool:
-        """Remove an upload that is older than `before` (Unix seconds); whether it went."""
+        """Remove an upload that is older than `before` (Unix seconds); return whether it went."""
         if stored.at >= before:
             return False
         key, _, upload = stored.place.partition("?")
@@ -111,17 +111,17 @@ class ArtifactBucket:
             return _date(self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1))
 
     def set_up(self, used: bool) -> None:
-        """Check that the bucket can be used; a storage that is away for a while hinders no start."""
+        """Check that the bucket can be used; a storage that does not answer now keeps no service from starting."""
         try:
             self.check()
-        except ArtifactsAway as error:
+        except ArtifactsUnavailable as error:
             if isinstance(error.__cause__, (ConnectionError, HTTPClientError)):
                 log.warning("%s", error)
             else:
                 raise
 
     def check(self) -> None:
-        """Raise ArtifactsAway unless the bucket can be listed."""
+        """Raise ArtifactsUnavailable unless the bucket can be listed."""
         self.now()
 
     def _newest(self, digest: str) -> tuple[Stored | None, float]:
@@ -156,8 +156,8 @@ class ArtifactBucket:
             return None
         return Stored(digest, entry["Key"], entry["Size"], entry["LastModified"].timestamp()) if name else None
 
-    def _broken_off(self) -> list[Stored]:
-        """Return the uploads that were never completed."""
+    def _incomplete(self) -> list[Stored]:
+        """Return the multipart uploads that were never completed."""
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
         return [
             Stored("", f"{each['Key']}?{each['UploadId']}", 0, each["Initiated"].timestamp())
@@ -168,11 +168,11 @@ class ArtifactBucket:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn the errors of the SDK into ArtifactsAway with a sentence."""
+        """Turn the errors of the SDK into ArtifactsUnavailable with a sentence."""
         try:
             yield
         except (ClientError, BotoCoreError, boto3.exceptions.Boto3Error) as error:
-            raise ArtifactsAway(f"{self.where} cannot be used: {_sentence(error)}") from error
+            raise ArtifactsUnavailable(f"{self.where} cannot be used: {_sentence(error)}") from error
 
 
 class _Reader(io.RawIOBase):
@@ -201,7 +201,7 @@ class _Reader(io.RawIOBase):
 
 
 def _superseded(found: list[Stored]) -> list[Stored]:
-    """Return uploads; those with a newer one of the same content are marked as rests, which no row keeps."""
+    """Return uploads, all but the newest of each content without their digest, so that no row keeps them."""
     newest: dict[str, Stored] = {}
     for stored in found:
         known = newest.get(stored.digest)

@@ -1,4 +1,4 @@
-"""Choose the place of large contents by the settings; called when the service opens its store."""
+"""Choose the storage of large contents by the settings; called when the service opens its store."""
 
 from __future__ import annotations
 

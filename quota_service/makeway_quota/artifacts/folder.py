@@ -1,8 +1,8 @@
 """Keep large contents in a folder: one file each, named by its SHA-256.
 
 A content is written to a temporary name, synced and renamed before a row refers to it, so that a row never refers to
-half a file. `put` makes one that is there young again. The folder may be shared by the replicas on several machines.
-Its file `lock` is made once, by `set_up`: a folder without it is not mounted, and says nothing about contents.
+half a file. `put` refreshes one that is there by its modification time. The folder may be shared by the replicas on
+several machines. Its file `lock` is made once, by `set_up`: a folder without it counts as not mounted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .base import CHUNK, DIGEST, ArtifactsAway, Stored, Unreadable, checked, verified
+from .base import CHUNK, DIGEST, ArtifactsUnavailable, Stored, Unreadable, checked, verified
 
 LOCK = "lock"
 
@@ -31,7 +31,7 @@ class ArtifactFolder:
         return f"the folder {self.root}"
 
     def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
-        """Write a content, or make it young where it is there and whole."""
+        """Write a content, or refresh the one that is there if it is whole."""
         path = self._path(digest)
         self.check()
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -64,7 +64,7 @@ class ArtifactFolder:
             raise Unreadable("its content is missing") from None
 
     def listed(self) -> Iterator[list[Stored]]:
-        """Yield the contents and the rests of broken writes, folder by folder."""
+        """Yield the contents and what interrupted writes left, folder by folder."""
         try:
             folders = sorted(path for path in self.root.iterdir() if path.is_dir())
         except FileNotFoundError:
@@ -74,7 +74,7 @@ class ArtifactFolder:
                 yield [found for path in sorted(folder.iterdir()) if (found := self._stored(path)) is not None]
 
     def remove(self, stored: Stored, before: float) -> bool:
-        """Remove a content that was not written or made young since `before` (Unix seconds); whether it went."""
+        """Remove an entry unless it was written or refreshed since `before` (Unix seconds); return whether it went."""
         path = self.root / stored.place
         with self._locked(), suppress(FileNotFoundError):  # renamed or removed meanwhile
             if path.stat().st_mtime < before:
@@ -83,17 +83,17 @@ class ArtifactFolder:
         return False
 
     def now(self) -> float:
-        """Return the time by the clock that stamps the files here (Unix seconds), which may be a server's."""
+        """Return the time by the clock that stamps the files (Unix seconds), which may be a file server's."""
         with self._locked():
             os.utime(self.root / LOCK)
             return (self.root / LOCK).stat().st_mtime
 
     def set_up(self, used: bool) -> None:
-        """Make the folder and its lock; OSError where that fails, or where the folder is gone although it is `used`."""
+        """Make the folder and its lock; OSError where that fails, or where it is gone though `used` by rows."""
         if self._is_set_up():
             return
         if used:
-            raise ArtifactsAway(
+            raise ArtifactsUnavailable(
                 f"{self.where} is not there or not mounted; mount or restore it, or, "
                 f"if its contents are lost, create it with an empty file “{LOCK}”: jobs with such files then fail"
             )
@@ -101,12 +101,12 @@ class ArtifactFolder:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.root / LOCK).touch(0o600)
         except OSError as error:
-            raise ArtifactsAway(f"{self.where} cannot be made: {error.strerror or error}") from error
+            raise ArtifactsUnavailable(f"{self.where} cannot be made: {error.strerror or error}") from error
 
     def check(self) -> None:
-        """Raise ArtifactsAway unless the folder can be reached."""
+        """Raise ArtifactsUnavailable unless the folder can be reached."""
         if not self._is_set_up():
-            raise ArtifactsAway(f"{self.where} is not there or not mounted: it has no file “{LOCK}”")
+            raise ArtifactsUnavailable(f"{self.where} is not there or not mounted: it has no file “{LOCK}”")
 
     def _is_set_up(self) -> bool:
         try:
@@ -131,7 +131,7 @@ class ArtifactFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the folder's lock, so that no process removes what another one has just made young."""
+        """Hold the folder's lock, so that no process removes what another one has just refreshed."""
         self.check()
         with open(self.root / LOCK, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

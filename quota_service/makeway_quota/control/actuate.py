@@ -24,7 +24,7 @@ from ..backends.base import (
 )
 from ..backends.remote import RemoteBackend
 from ..engine.snapshot import ADMITTED
-from ..store.errors import FilesAway, FileUnreadable, NotLeading
+from ..store.errors import FilesUnavailable, FileUnreadable, NotLeading
 from ..store.records import Change, Notice, Workload
 from ..store.store import Store
 from ..wording import IDS, Names, outcomes
@@ -169,7 +169,7 @@ class Actuator:
         key = (row.id, row.attempt)
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
-        except FilesAway as error:
+        except FilesUnavailable as error:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)
             started.postponed.add(key)

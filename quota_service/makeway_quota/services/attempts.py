@@ -22,7 +22,7 @@ from makeway_api.models.attempts import (
 
 from ..control.worker_channel import WorkerChannel
 from ..engine.snapshot import ADMITTED
-from ..store.errors import FilesAway, FileUnreadable
+from ..store.errors import FilesUnavailable, FileUnreadable
 from ..store.outputs import Kind, OutOfPlace, TooLong
 from ..store.records import Notice, Workload
 from ..store.worker_reports import AlreadyClaimed, WorkerKey
@@ -96,7 +96,7 @@ class AttemptService:
         first = await self._context.call(_first, chunks)
         if isinstance(first, FileUnreadable):
             raise refuse(str(first), "file_lost", 404) from first
-        if isinstance(first, FilesAway):
+        if isinstance(first, FilesUnavailable):
             raise busy("The place of large files cannot be reached: try again.", "files_away", 503, 5.0) from first
         return self._rest(key, first, chunks)
 
@@ -184,11 +184,11 @@ def _is_of(row: Workload | None, key: WorkerKey) -> bool:
     return row is not None and row.kind == "job" and row.attempt == key[1] and row.state in ADMITTED
 
 
-def _first(chunks: Iterator[bytes]) -> bytes | FileUnreadable | FilesAway:
+def _first(chunks: Iterator[bytes]) -> bytes | FileUnreadable | FilesUnavailable:
     """Return the first chunk, or why there is none."""
     try:
         return next(chunks, b"")
-    except (FileUnreadable, FilesAway) as error:
+    except (FileUnreadable, FilesUnavailable) as error:
         return error
 
 

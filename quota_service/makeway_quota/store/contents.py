@@ -11,7 +11,7 @@ from sqlalchemy import select
 from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes
 from . import reads
 from .database import Database
-from .errors import FilesAway, FileUnreadable, StoreError
+from .errors import FilesUnavailable, FileUnreadable, StoreError
 from .records import File
 from .tables import blobs
 
@@ -58,7 +58,7 @@ class Contents:
         return digest
 
     def read(self, name: str, digest: str) -> bytes:
-        """Return a content that `place` wrote; FileUnreadable and FilesAway with `name`."""
+        """Return a content that `place` wrote; FileUnreadable and FilesUnavailable with `name`."""
         return self._read(name, None, digest)
 
     def outside(self, data: bytes) -> bool:
@@ -66,7 +66,7 @@ class Contents:
         return self._artifacts is not None and len(data) >= self._large
 
     def files(self, id: str) -> tuple[File, ...]:
-        """Return the files of a submission, by path; FileUnreadable and FilesAway name one."""
+        """Return the files of a submission, by path; FileUnreadable and FilesUnavailable name one."""
         with self._database.read() as connection:
             found = reads.files_of(connection, id)
         return tuple(File(path, self._read(path, data, digest), executable) for path, data, executable, digest in found)
@@ -79,7 +79,7 @@ class Contents:
     def chunks(self, id: str, digest: str) -> Iterator[bytes] | None:
         """Return the content of one file of a submission in chunks, None if it has no such file.
 
-        The chunks raise FileUnreadable and FilesAway; the last one comes only if the whole is right.
+        The chunks raise FileUnreadable and FilesUnavailable; the last one comes only if the whole is right.
         """
         with self._database.read() as connection:
             found = reads.content_of(connection, id, digest)
@@ -89,9 +89,9 @@ class Contents:
         return iter([data]) if data is not None else self._chunks(path, digest)
 
     def collect(self, now: float) -> Collected:
-        """Remove the contents without a row that are older than ORPHAN_AGE at `now` and by the clock of their place.
+        """Remove the contents without a row that are older than ORPHAN_AGE at `now` and by the storage's own clock.
 
-        OSError while the place cannot be reached.
+        OSError while the storage is unavailable.
         """
         removed = left = left_bytes = 0
         artifacts = self._artifacts
@@ -109,7 +109,7 @@ class Contents:
         return Collected(removed, left, left_bytes)
 
     def set_up(self) -> Contents:
-        """Make the place of large contents ready and return this object.
+        """Prepare the storage of large contents and return this object.
 
         StoreError where that fails, or where it is gone although rows refer to contents in it.
         """
@@ -124,7 +124,7 @@ class Contents:
         return self
 
     def probe(self) -> None:
-        """Check whether the place of large contents can be reached, for `failure`."""
+        """Check whether the storage of large contents is available, for `failure`."""
         try:
             if self._artifacts is not None:
                 self._artifacts.check()
@@ -133,7 +133,7 @@ class Contents:
             self._failed = str(error)
 
     def failure(self) -> str | None:
-        """Return what is wrong with the place of large contents, or None; it waits for nothing."""
+        """Return what `probe` found wrong with the storage of large contents, or None."""
         return self._failed
 
     def _used(self, names: Sequence[str]) -> set[str]:
@@ -158,10 +158,10 @@ class Contents:
     def _chunks(self, path: str, digest: str) -> Iterator[bytes]:
         if self._artifacts is None:
             where = "MAKEWAY_ARTIFACTS_DIR, MAKEWAY_ARTIFACTS_S3"
-            raise FileUnreadable(path, f"it is in a place that this service does not know ({where})")
+            raise FileUnreadable(path, f"it is in a folder or bucket that this service does not know ({where})")
         try:
             yield from self._artifacts.read(digest)
         except Unreadable as error:
             raise FileUnreadable(path, str(error)) from error
         except OSError as error:
-            raise FilesAway(path, str(error)) from error
+            raise FilesUnavailable(path, str(error)) from error

@@ -60,7 +60,7 @@ class FileUnreadable(StoreError):
         super().__init__(f"The file “{path}” of the job is lost ({why}). Submit the job again with its files.")
 
 
-class FilesAway(StoreError):
+class FilesUnavailable(StoreError):
     """The content of a submitted file cannot be read now; it may be there later."""
 
     def __init__(self, path: str, why: str) -> None:

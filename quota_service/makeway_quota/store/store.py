@@ -186,7 +186,7 @@ class Store:
             return pages.workload_page(connection, kind, owner, teams, states, limit, cursor)
 
     def files(self, id: str) -> tuple[File, ...]:
-        """Return the files of a submission, by path; FileUnreadable (gone or damaged) and FilesAway name one."""
+        """Return the files of a submission, by path; FileUnreadable (gone or damaged) and FilesUnavailable name one."""
         return self.contents.files(id)
 
     def attempts(self, id: str) -> list[Attempt]:
