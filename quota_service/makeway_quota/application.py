@@ -166,7 +166,7 @@ async def _components(
     if isinstance(backend, RemoteBackend):
         if not settings.ticket_secret:
             raise ValueError(
-                "The tokens of workers elsewhere are signed with a secret that all replicas share and that outlives "
+                "The tokens of remote workers are signed with a secret that all replicas share and that outlives "
                 "the service: set MAKEWAY_TICKET_SECRET."
             )
         backend.connect(channel)

@@ -1,4 +1,4 @@
-"""Define the messages between the service and the workers that are no processes of it (`/attempts/…`).
+"""Define the messages between the service and remote workers (`/attempts/…`).
 
 The launcher reads and writes them as plain JSON, with the standard library. Unknown fields are ignored on both sides,
 so that a service and a launcher of different releases understand each other.
@@ -19,17 +19,20 @@ Step = Annotated[int, Field(ge=-MOST, le=MOST)]
 
 
 class Claim(Wire):
-    """The first request of a launcher: its own random name."""
+    """The first request of a launcher."""
 
-    instance: str = Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")
+    instance: str = Field(
+        pattern=r"^[A-Za-z0-9_-]{8,64}$",
+        description="random name of the launcher; another one of this worker is refused",
+    )
 
 
 class WorkerFile(Wire):
-    """A file to lay out below the working directory; its content is fetched by its digest."""
+    """A file to write below the working directory; its content is fetched by its digest."""
 
-    path: str
+    path: str = Field(description="below the working directory")
     executable: bool
-    digest: str
+    digest: str = Field(description="SHA-256 of the content")
 
 
 class WorkerStart(Wire):
@@ -46,12 +49,12 @@ class WorkerStart(Wire):
     command: list[str]
     env: dict[str, str]
     files: list[WorkerFile]
-    grace: float
-    signal: str
-    time_limit: float | None
+    grace: float = Field(description="seconds to save after a SIGTERM without a notice")
+    signal: str = Field(description="sent to the job with a notice")
+    time_limit: float | None = Field(description="seconds after which the launcher ends the job")
     log_limit: int = Field(description="bytes")
     step: int | None = Field(description="of the newest checkpoint of an earlier attempt")
-    saved_at: float | None
+    saved_at: float | None = Field(description="when that checkpoint was saved, in Unix seconds")
     heartbeat: float = Field(description="seconds between two reports")
     token: str = Field(description="replaces the token of the request")
 
@@ -59,22 +62,22 @@ class WorkerStart(Wire):
 class WorkerExit(Wire):
     """How a worker ended."""
 
-    exit_code: int = Field(ge=-1000, le=1000)
+    exit_code: int = Field(ge=-1000, le=1000, description="of the command; negative for a signal")
     ended_at: Time
-    killed: bool = False
-    acknowledged: bool = False
-    completed: bool = False
-    timed_out: bool = False
-    message: str = Field("", max_length=4000)
+    killed: bool = Field(False, description="it was killed at the deadline of its notice")
+    acknowledged: bool = Field(False, description="it ended by itself after a notice: exit 75, or `checkpoint.stop()`")
+    completed: bool = Field(False, description="it reported a result, or the end of its `checkpoint.loop()`")
+    timed_out: bool = Field(False, description="its time limit ended it")
+    message: str = Field("", max_length=4000, description="how it ended, in a sentence for its owner")
 
 
 class WorkerReportIn(Wire):
-    """How far a worker is. Sent every few seconds, and last with `exit`."""
+    """The heartbeat of a worker, with its progress; the last one has `exit`."""
 
     started_at: Time | None = None
-    step: Step | None = None
-    saved_at: Time | None = None
-    noticed: bool = False
+    step: Step | None = Field(None, description="of its newest checkpoint")
+    saved_at: Time | None = Field(None, description="when that checkpoint was saved, in Unix seconds")
+    noticed: bool = Field(False, description="it has got its notice")
     exit: WorkerExit | None = None
 
 
@@ -82,8 +85,8 @@ class ReportReceipt(Wire):
     """The answer to a report."""
 
     heartbeat: float = Field(description="seconds until the next report is due")
-    pace: float = Field(description="seconds between two pieces of the log")
-    token: str | None = Field(None, description="replaces the token of the request, where that ends soon")
+    pace: float = Field(description="seconds between two uploads of the log")
+    token: str | None = Field(None, description="replaces the token of the request, if that expires soon")
 
 
 class WorkerNotice(Wire):
@@ -99,14 +102,14 @@ class WorkerNotice(Wire):
 
 
 class WorkerOrders(Wire):
-    """The orders for a worker; `known` is sent along with the next request, which is answered when they differ."""
+    """The orders for a worker, which its launcher polls."""
 
-    known: str
+    known: str = Field(description="version of the orders: sent with the next request, which waits until they differ")
     notice: WorkerNotice | None = None
-    stop: bool = False
+    stop: bool = Field(False, description="the worker has to end now, without saving")
 
 
 class OutputReceipt(Wire):
-    """How far an output is known."""
+    """How much of an output is stored."""
 
-    end: int
+    end: int = Field(description="offset of the next byte to send")
