@@ -11,8 +11,6 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from .plugin import Devices, Plugin
-
 FOLDER = Path("/var/lib/kubelet/device-plugins")
 RESOURCE = "nvidia.com/gpu"
 RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -44,6 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C and return the exit status."""
     wanted = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    try:
+        from .plugin import Devices, Plugin
+    except ModuleNotFoundError as missing:
+        install = "pip install 'makeway[device-plugin]'"
+        print(f"makeway-device-plugin needs makeway[device-plugin] ({missing}): {install}.", file=sys.stderr)
+        return 1
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -50,26 +48,40 @@ class Devices:
     """The virtual GPUs of a node and their health.
 
     A file that lists the indices of broken devices, one a line, makes them unhealthy; every `look` reads it again.
+    While it cannot be read, all devices keep their health.
     """
 
     def __init__(self, count: int, unhealthy_file: Path | None = None) -> None:
         self.count = count
         self._file = unhealthy_file
         self._unhealthy: frozenset[int] = frozenset()
+        self._problem: str | None = None
         self._changed = threading.Condition()
         self.look()
 
     def look(self) -> None:
         """Read which devices are unhealthy, and wake the streams if that has changed."""
-        found: frozenset[int] = frozenset()
-        if self._file is not None:
-            with suppress(FileNotFoundError):
-                found = frozenset(int(word) for word in re.findall(r"^\d+$", self._file.read_text(), re.MULTILINE))
+        found = self._listed()
         with self._changed:
             if found != self._unhealthy:
                 log.info("unhealthy devices: %s", ", ".join(map(str, sorted(found))) or "none")
                 self._unhealthy = found
                 self._changed.notify_all()
+
+    def _listed(self) -> frozenset[int]:
+        """Return the indices in the file; other lines, and devices that do not exist, count for nothing."""
+        problem, found = None, frozenset[int]()
+        try:
+            lines = set(self._file.read_bytes().splitlines()) if self._file is not None else set()
+            found = frozenset(index for index in range(self.count) if str(index).encode() in lines)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            problem, found = f"{self._file} cannot be read: {error.strerror}", self._unhealthy
+        if problem is not None and problem != self._problem:
+            log.warning("%s; all devices keep their health", problem)
+        self._problem = problem
+        return found
 
     def follow(self, alive: Callable[[], bool]) -> Iterator[ListAndWatchResponse]:
         """Yield the list now and after every change, as long as the stream is `alive`."""

@@ -115,6 +115,31 @@ def test_broken_devices_are_reported_and_come_back(folder: Path, unhealthy: Path
     kubelet.stop()
 
 
+def test_a_file_that_cannot_be_read_changes_no_health(unhealthy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unhealthy.write_text("1\n")
+    devices = Devices(2, unhealthy)
+    unhealthy.unlink()
+    unhealthy.mkdir()
+    for _ in range(2):
+        devices.look()
+    assert next(devices.follow(lambda: True)).devices == [device(0), device(1, UNHEALTHY)]
+    assert [record.message.partition(" cannot be read")[0] for record in caplog.records] == [str(unhealthy)]
+    unhealthy.rmdir()
+    unhealthy.write_bytes(b"\xff\n" + b"9" * 5000 + b"\n0\n")
+    devices.look()
+    assert next(devices.follow(lambda: True)).devices == [device(0, UNHEALTHY), device(1)]
+
+
+def test_a_missing_extra_is_named() -> None:
+    program = (
+        "import sys; sys.modules['grpc'] = None; from makeway_device_plugin.__main__ import main; sys.exit(main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("pip install 'makeway[device-plugin]'.\n")
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("words", [["--count", "0"], ["--count", "x"], ["--count", "1025"], ["--resource", "gpu"]])
 def test_wrong_options_are_refused_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
