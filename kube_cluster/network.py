@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
 from .commands import run, succeeds
-from .folder import Folder, locked_registry
+from .folder import Folder, folders, locked_registry
 from .problems import KubeProblem
 
 MOST_CLUSTERS = 32
@@ -71,6 +71,9 @@ def create(folder: Folder) -> Network:
             taken = any(network.nodes.overlaps(one) or network.pods.overlaps(one) for one in used)
             if taken or (Path("/sys/class/net") / network.bridge).exists():
                 continue
+            for other in folders():  # a cluster that was killed before it made this bridge, or after it removed it
+                if other.facts().get("network") == number:
+                    other.record(network=None)
             folder.record(network=number)
             if succeeds(["ip", "link", "add", network.bridge, "type", "bridge"]):
                 run(["ip", "address", "add", f"{network.host}/24", "dev", network.bridge])
@@ -97,6 +100,14 @@ def add_node(network: Network, node: int, others: list[int]) -> None:
         for here, there in ((node, other), (other, node)):
             route = [str(network.pods_of(there)), "via", network.address(there)]
             run(["ip", "-n", network.namespace(here), "route", "replace", *route])
+
+
+def release(folder: Folder) -> None:
+    """Remove the network of a cluster, if it has one; another cluster may have its number from then on."""
+    with locked_registry():
+        if (number := folder.facts().get("network")) is not None:
+            remove(Network(number))
+            folder.record(network=None)
 
 
 def remove(network: Network) -> None:

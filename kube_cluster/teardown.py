@@ -26,11 +26,9 @@ def remove(folder: Folder) -> None:
         if not folder.path.exists():
             return
         processes.kill_marked(folder)
-        facts = folder.facts()
-        for group in facts.get("cgroups", []):
+        for group in folder.facts().get("cgroups", []):
             cgroups.remove(Path(group))
-        if (number := facts.get("network")) is not None:
-            network.remove(network.Network(number))
+        network.release(folder)
         if left := mounts(folder):
             raise KubeProblem(f"These mounts of the cluster in {folder.path} are left: {left}. `umount` them first.")
         # Never into another file system: a mount that was overlooked may hold data of others.

@@ -14,6 +14,7 @@ import pytest
 
 from kube_cluster import cgroups, images, network, node, processes, teardown
 from kube_cluster import folder as folder_module
+from kube_cluster.cluster import why_no_node
 from kube_cluster.folder import Folder, folders, registry
 from kube_cluster.problems import KubeProblem
 from kube_cluster.progress import Progress
@@ -98,6 +99,24 @@ def test_networks_of_clusters_do_not_overlap() -> None:
     assert not [pair for at, pair in enumerate(nets) for other in nets[:at] if pair.overlaps(other)]
     assert found[3].pods_of(2) == IPv4Network("10.131.2.0/24")
     assert all(len(one.port(99)) <= 15 for one in found), "a longer name is no name of a device"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(why_no_node() is not None, reason=str(why_no_node()))
+def test_a_killed_cluster_leaves_the_network_of_the_next_one_alone() -> None:
+    first, second = Folder.create(), Folder.create()
+    theirs = network.create(first)
+    network.remove(theirs)  # and its owner and guard were killed, so that the folder still has the number
+    ours = network.create(second)
+    try:
+        assert ours == theirs
+        teardown.remove(first)
+        assert (Path("/sys/class/net") / ours.bridge).exists()
+    finally:
+        teardown.remove(second)
+        first.disown()
+        second.disown()
+    assert not (Path("/sys/class/net") / ours.bridge).exists()
 
 
 def test_a_node_without_root_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
