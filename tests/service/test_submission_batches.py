@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from makeway_quota.services import submission_batches
-from makeway_quota.services.submission_batches import SubmissionBatcher
+from makeway_quota.services.submission_batches import LONGEST_PACE, PACE, SubmissionBatcher, pace
 
 
 class FakeStore:
@@ -46,3 +46,9 @@ async def test_the_next_transaction_waits_for_its_time(monkeypatch: pytest.Monke
     (_, first), (at, second) = store.written
     assert (first, second) == (["a"], ["b", "c"])
     assert at - begin > 0.4
+
+
+def test_transactions_that_take_longer_start_less_often() -> None:
+    assert pace(0.0) == PACE
+    assert pace(0.003) == pytest.approx(0.015)
+    assert pace(3.0) == LONGEST_PACE

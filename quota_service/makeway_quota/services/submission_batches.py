@@ -17,6 +17,13 @@ PACE = 0.008
 """Seconds from the beginning of one transaction to the next, at least. One costs as much as a few submissions; a
 client that waits for each answer before it sends the next submission hardly notices."""
 
+SHARE = 0.2
+"""The part of the time that writing may take: one that takes 4 ms, on a busy machine, starts every 20 ms and holds
+what arrived in between."""
+
+LONGEST_PACE = 0.02
+"""Seconds from the beginning of one transaction to the next, at most, unless one takes longer."""
+
 Files = Sequence[tuple[str, bytes, bool]] | FilesOf
 
 
@@ -54,7 +61,7 @@ class SubmissionBatcher:
         while self._waiting:
             if (pause := self._not_before - loop.time()) > 0:
                 await asyncio.sleep(pause)
-            self._not_before = loop.time() + PACE
+            began = loop.time()
             batch, self._waiting = self._waiting[:MOST_AT_ONCE], self._waiting[MOST_AT_ONCE:]
             add = partial(self._store.add_workloads, [submission for submission, _ in batch], now=self._clock())
             answers: list[Workload | Exception]
@@ -62,6 +69,7 @@ class SubmissionBatcher:
                 answers = [*await loop.run_in_executor(self._thread, add)]
             except Exception as error:
                 answers = [error] * len(batch)
+            self._not_before = began + pace(loop.time() - began)
             for (_, future), answer in zip(batch, answers, strict=True):
                 if future.done():  # the request was cancelled; the submission stands
                     continue
@@ -69,3 +77,8 @@ class SubmissionBatcher:
                     future.set_exception(answer)
                 else:
                     future.set_result(answer)
+
+
+def pace(took: float) -> float:
+    """Return the seconds from the beginning of a transaction, which took so many seconds, to that of the next."""
+    return max(PACE, min(LONGEST_PACE, took / SHARE))
