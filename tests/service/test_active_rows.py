@@ -53,3 +53,44 @@ async def test_an_older_version_changes_no_group() -> None:
     active.committed([row("j-1", "ops", "bo", 4)])
     active.follow()
     assert [r.team for r in active.of(["rnd", "ops"], "")] == ["rnd"]
+
+
+async def test_rows_as_of_a_moment_stay_as_they_were() -> None:
+    random, active = Random(11), ActiveRows()
+
+    async def read() -> Iterable[Workload]:
+        return [row(f"j-{at}", "rnd", "ana", 1) for at in range(20)]
+
+    await active.read(read)
+    version = 1
+    for _ in range(60):
+        then, as_of = dict(active.copy()), active.as_of_now()
+        assert active.are_current(as_of)
+        assert active.are_current(active.copy())
+        for _ in range(random.randrange(12)):
+            version += 1
+            state = random.choice(["pending", "running", "succeeded"])
+            active.committed([row(f"j-{random.randrange(30)}", "rnd", "ana", version, state)])
+            active.follow()
+            assert not active.are_current(as_of)
+        assert dict(as_of) == then
+        assert len(as_of) == len(then)
+        for id in (f"j-{at}" for at in range(30)):
+            assert as_of.get(id) == then.get(id)
+            assert (id in as_of) == (id in then)
+
+
+async def test_only_the_last_rows_as_of_a_moment_are_current() -> None:
+    active = ActiveRows()
+
+    async def read() -> Iterable[Workload]:
+        return [row("j-1", "rnd", "ana", 5)]
+
+    await active.read(read)
+    first, second = active.as_of_now(), active.as_of_now()
+    assert not active.are_current(first)
+    assert active.are_current(second)
+    assert not active.are_current(dict(second))
+    active.committed([row("j-1", "ops", "bo", 4)])
+    active.follow()
+    assert active.are_current(second), "an older version changes nothing"

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
+
+
+class RowsAsOf(Mapping[str, Workload]):
+    """The rows as they were when this was made. Not a copy: only what changed since is kept beside them."""
+
+    def __init__(self, found: Mapping[str, Workload]) -> None:
+        self._found = found
+        self.before: dict[str, Workload | None] = {}
+        """What changed since, as it was; None for rows that were not there."""
+
+    def __getitem__(self, id: str) -> Workload:
+        if id not in self.before:
+            return self._found[id]
+        row = self.before[id]
+        if row is None:
+            raise KeyError(id)
+        return row
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (id for id in self._found if id not in self.before)
+        yield from (id for id, row in self.before.items() if row is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class ActiveRows:
@@ -29,6 +53,7 @@ class ActiveRows:
         self._committed: deque[Sequence[Workload]] = deque()
         self._reading = asyncio.Lock()
         self._copy: dict[str, Workload] | None = None
+        self._as_of: RowsAsOf | None = None
 
     def committed(self, changed: Sequence[Workload]) -> None:
         """Take what a commit changed, in the thread that wrote."""
@@ -55,8 +80,15 @@ class ActiveRows:
             self._copy = dict(self.found or {})
         return self._copy
 
-    def is_copy(self, rows: object) -> bool:
-        """Whether these are the rows as they are now."""
+    def as_of_now(self) -> Mapping[str, Workload]:
+        """Return the rows as they are now, without a copy; valid until the next call."""
+        self._as_of = RowsAsOf(self.found or {})
+        return self._as_of
+
+    def are_current(self, rows: object) -> bool:
+        """Whether these are the rows as they are now, from `copy` or `as_of_now`."""
+        if isinstance(rows, RowsAsOf):
+            return rows is self._as_of and not rows.before
         return rows is not None and rows is self._copy
 
     def follow(self) -> list[tuple[Workload | None, Workload]]:
@@ -76,6 +108,8 @@ class ActiveRows:
                 else:
                     found.pop(row.id, None)
                 self._index(known, row)
+                if self._as_of is not None:
+                    self._as_of.before.setdefault(row.id, known)
                 taken.append((known, row))
         return taken
 

@@ -158,7 +158,7 @@ class Loop:
             self.servers.stop({})
         if self.backend.shared:
             self.world.see(await self.backend.observe(self.world.since))
-        rows = await self.world.rows()
+        rows = await self.world.rows_as_of_now()
         if time.monotonic() - self._drained_at > DRAIN_EVERY:
             self._drained_at = time.monotonic()
             self.world.changes(rows, self.clock())
@@ -198,7 +198,7 @@ class Loop:
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
-        rows = await self.world.rows()
+        rows = await self.world.rows_as_of_now()
         planned_at = time.perf_counter()
         plan = await self._planner.plan(rows, now, explain)
         names = self._names(rows)

@@ -142,6 +142,14 @@ class World:
         await self._follow()
         return self._active.found or {}
 
+    async def rows_as_of_now(self) -> Mapping[str, Workload]:
+        """Return `rows` without a copy, as they are now also after later commits: valid until the next call.
+
+        For the loop alone: another reader's call would end what it holds.
+        """
+        await self._follow()
+        return self._active.as_of_now()
+
     async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
         """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
         rows = await self.rows_now()
@@ -181,7 +189,7 @@ class World:
         self, rows: Mapping[str, Workload], now: float, whole: bool = False, reader: str = "cycle"
     ) -> EngineChanges:
         """Return what changed since the reader's last call; everything, if `whole` or if that is not known."""
-        if not self._active.is_copy(rows):
+        if not self._active.are_current(rows):
             return EngineChanges(self.snapshot(rows, now), True)
         changes = self._view.changes(self._snapshot(rows, now, self._view), reader)
         if whole or changes.whole:
@@ -190,7 +198,7 @@ class World:
 
     def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
         """Return the world as the engine sees it."""
-        known = self._view if self._active.is_copy(rows) else EngineView(self.durations)
+        known = self._view if self._active.are_current(rows) else EngineView(self.durations)
         return _with(self._snapshot(rows, now, known), known)
 
     def proposed(self, rows: Mapping[str, Workload], now: float, document: Document) -> Callable[[], Snapshot]:
