@@ -48,10 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="one benchmark; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample as JSON")
+    parser.add_argument(
+        "--soak",
+        type=Path,
+        metavar="FILE",
+        help="read the soak from `python -m benchmarks.soak --json FILE`, run before",
+    )
     wanted = parser.parse_args(arguments)
     found: list[Measured] = []
     for name, measure in BENCHMARKS.items():
-        if not wanted.only or name in wanted.only:
+        if name == "soak" and wanted.soak:
+            found += soak.report(soak.read(wanted.soak))
+        elif not wanted.only or name in wanted.only:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
             found += measure()
     print(report(found))

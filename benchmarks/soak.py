@@ -211,6 +211,11 @@ def measure() -> Iterator[Measured]:
     yield from report(run(DAYS, JOBS, KEPT_DAYS))
 
 
+def read(file: Path) -> list[Day]:
+    """Return the days that `--json` wrote."""
+    return [Day(**day) for day in json.loads(file.read_text(encoding="utf-8"))]
+
+
 def report(found: Sequence[Day]) -> Iterator[Measured]:
     """Compare the last day with the day on which the oldest jobs were removed for the first time."""
     full, end = found[KEPT_DAYS], found[-1]
