@@ -134,7 +134,7 @@ class Application:
 
 
 def store_of(settings: ServiceSettings) -> Store:
-    """Open the database of the settings, with its large files where they say."""
+    """Open the database and the storage of large files that the settings name."""
     artifacts = chosen(settings.artifacts_dir, settings.artifacts_s3)
     return open_store(settings.db_url, artifacts, settings.large_file_bytes)
 

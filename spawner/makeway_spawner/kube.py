@@ -35,7 +35,7 @@ class MakewayKubeSpawner(LeaseMixin, KubeSpawner):  # type: ignore[misc]
         return 30  # KubeSpawner's default is one second, too short for a kernel to save anything
 
     async def get_pod_manifest(self) -> Any:
-        """Return the manifest with the lease in it; from here on the pod's own events fill the pending page."""
+        """Return the pod manifest with the lease in it; from here on the pod's own events fill the pending page."""
         if self._progress is not None:
             self._progress.close()
         if self._lease is not None:
@@ -56,5 +56,5 @@ class MakewayKubeSpawner(LeaseMixin, KubeSpawner):  # type: ignore[misc]
         own.priority_class_name = chosen or own.priority_class_name
 
     def get_env(self) -> dict[str, str]:
-        """Return the notebook's variables without device numbers, which the container runtime sets."""
+        """Return the notebook's variables without device numbers, which the device plugin sets."""
         return pod.environment(super().get_env(), self._lease)

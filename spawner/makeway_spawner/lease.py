@@ -31,9 +31,9 @@ GONE = frozenset({404, 410})
 class LeaseMixin(SpawnForm):
     """A spawner that starts no server without a lease and keeps no lease without a server."""
 
-    renew_seconds = Float(5.0, min=0.1, help="Seconds between renewals of a lease; at most a third of its life.").tag(
-        config=True
-    )
+    renew_seconds = Float(
+        5.0, min=0.1, help="Seconds between renewals of a lease; at most a third of its duration."
+    ).tag(config=True)
     wait_seconds = Float(20.0, min=0.1, help="Seconds of one long poll for a pending lease.").tag(config=True)
     patience_seconds = Float(
         120.0, min=0.0, help="Seconds after which a pending start gives up on a quota service that does not answer."

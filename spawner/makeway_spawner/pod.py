@@ -29,9 +29,9 @@ def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
 
 
 def devices(lease: Lease, resource: str) -> dict[str, str]:
-    """Return the extended resource of a lease's GPUs, requests and limits alike; nothing for a lease without GPUs.
+    """Return the extended resource for a lease's GPUs, as request and limit alike; nothing for a lease without GPUs.
 
-    Kubernetes takes whole devices only: ValueError for a fraction, which `LeaseMixin` refuses before the lease.
+    Extended resources are integers: ValueError for a fraction, which `LeaseMixin` refuses before the lease.
     """
     if not lease.gpus.is_integer():
         raise ValueError(f"{resource} is handed out in whole devices, and the lease has {lease.gpus:g}")
@@ -52,7 +52,7 @@ def compute(lease: Lease) -> dict[str, float | int]:
 
 
 def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return required node affinity terms that also ask for the granted node.
+    """Return required node affinity terms that also require the granted node.
 
     Terms are alternatives ("or"), so the node goes into each of them; a term of its own would let the pod run
     anywhere that another term allows.
@@ -68,7 +68,7 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
-    """Return the variables without device numbers, which the container runtime sets; none are visible without GPUs."""
+    """Return the variables without device numbers, which the device plugin sets; without GPUs no device is visible."""
     found = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
     if lease is None or not lease.gpus:
         found["NVIDIA_VISIBLE_DEVICES"] = "void"

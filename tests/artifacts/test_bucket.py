@@ -36,7 +36,7 @@ def test_an_address_that_is_no_bucket_is_refused(environment: dict[str, str], ad
 
 
 def test_a_folder_and_a_bucket_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="set MAKEWAY_ARTIFACTS_DIR or MAKEWAY_ARTIFACTS_S3"):
+    with pytest.raises(ValueError, match="unset MAKEWAY_ARTIFACTS_DIR or MAKEWAY_ARTIFACTS_S3"):
         chosen(tmp_path, "s3://bucket")
 
 
@@ -160,4 +160,4 @@ async def test_a_job_gets_its_large_files_from_the_bucket(bucket: str, tmp_path:
         contents = run.service.components.store.contents
         make_older(bucket, 2 * ORPHAN_AGE)
         assert contents.collect(run.service.components.clock()).left == 1
-        assert (await run.service.services.audit.ready()).checks["files"] == "there"
+        assert (await run.service.services.audit.ready()).checks["files"] == "available"

@@ -49,10 +49,10 @@ async def test_a_job_whose_files_are_away_starts_when_they_are_back(
             store.contents.probe()
             health = await run.service.services.audit.ready()
             assert not health.ok
-            assert health.checks["files"] == "the place of large files cannot be reached"
+            assert health.checks["files"] == "the storage of large files is unavailable"
             (tmp_path / "away").rename(folder)
             store.contents.probe()
-            assert (await run.service.services.audit.ready()).checks["files"] == "there"
+            assert (await run.service.services.audit.ready()).checks["files"] == "available"
             assert (await run.job(copy.id, "succeeded", "failed")).state.value == "succeeded"
             assert run.service.components.world.failure is None
     said = [r.getMessage() for r in caplog.records if "is started later" in r.getMessage()]

@@ -14,12 +14,15 @@ def chosen(folder: Path | None, s3: str) -> Artifacts | None:
         return None if folder is None else ArtifactFolder(folder)
     if folder is not None:
         raise ValueError(
-            "Large files are in a folder or in a bucket: set MAKEWAY_ARTIFACTS_DIR or MAKEWAY_ARTIFACTS_S3."
+            "Large files are kept in a folder or in a bucket, not in both: unset MAKEWAY_ARTIFACTS_DIR or "
+            "MAKEWAY_ARTIFACTS_S3."
         )
     try:
         from .bucket import ArtifactBucket
     except ModuleNotFoundError as error:
-        raise ValueError(f"MAKEWAY_ARTIFACTS_S3 needs makeway[s3] ({error}): pip install 'makeway[s3]'.") from None
+        raise ValueError(
+            f"MAKEWAY_ARTIFACTS_S3 needs the extra `s3` of the package makeway ({error}): install it."
+        ) from None
     try:
         return ArtifactBucket(s3)
     except ValueError as error:

@@ -22,7 +22,7 @@ SESSION_LIVE = ("pending", "starting", "running", "checkpointing")
 
 
 class Leases:
-    """The renewals that this process saw; every lease begins fresh with it, and with each term."""
+    """The renewals that this process saw; at its start, and at the start of a term, every lease counts as renewed."""
 
     def __init__(
         self, seconds: float, servers: HubServers | None = None, clock: Callable[[], float] = time.monotonic
@@ -55,7 +55,7 @@ class Leases:
         return renewed
 
     def written(self, times: Mapping[str, float | None]) -> None:
-        """Count the leases as renewed now whose time in the database is another than when it was read last.
+        """Count as renewed now the leases whose time in the database has changed since it was read last.
 
         The times are compared with each other only, never with a clock.
         """
@@ -67,10 +67,10 @@ class Leases:
     def reconcile(self, rows: Iterable[Workload], now: float) -> ChangeSet:
         """Return the ends of the leases whose servers are gone; the Hub confirms some of them first."""
         change_set = ChangeSet()
-        late = self._late(rows)
+        expired = self._expired(rows)
         if self._servers is not None:
-            self._servers.keep({(row.owner, row.server) for row, _ in late})
-        for row, since in late:
+            self._servers.keep({(row.owner, row.server) for row, _ in expired})
+        for row, since in expired:
             state = "unreachable" if self._servers is None else self._servers.state((row.owner, row.server), since)
             if state == "unknown":
                 continue
@@ -83,8 +83,8 @@ class Leases:
             )
         return change_set
 
-    def _late(self, rows: Iterable[Workload]) -> list[tuple[Workload, float]]:
-        """Return the sessions that were not renewed in time, each with the moment when its lease ran out.
+    def _expired(self, rows: Iterable[Workload]) -> list[tuple[Workload, float]]:
+        """Return the sessions whose lease has expired, each with the moment when it did.
 
         A session that is seen for the first time counts as renewed.
         """
@@ -92,12 +92,12 @@ class Leases:
         self._unwritten.clear()  # the leader has them already
         live = {row.id: row for row in rows if row.kind == "session"}
         self._renewed = {id: at for id, at in self._renewed.items() if id in live}
-        late = []
+        expired = []
         for id, row in live.items():
             ends = self._renewed.setdefault(id, now) + self.seconds
             if now > ends:
-                late.append((row, ends))
-        return late
+                expired.append((row, ends))
+        return expired
 
 
 def end_session(row: Workload, now: float, code: str, message: str) -> Change:

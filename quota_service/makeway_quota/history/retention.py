@@ -218,7 +218,7 @@ class Retention:
         return total
 
     async def _collect_artifacts(self, now: float) -> Collected:
-        """Remove the large files that no workload refers to; a place that cannot be reached hinders nothing else."""
+        """Remove the large files that no workload refers to; while their storage is unavailable, the rest goes on."""
         try:
             return await self._call(self._store.contents.collect, now)
         except OSError as error:

@@ -122,7 +122,7 @@ class AuditService:
             ok=bool(cycles and not broken and not away and not failure),
             checks={
                 "database": "cannot be written" if broken else "writes",
-                "files": "the place of large files cannot be reached" if away else "there",
+                "files": "the storage of large files is unavailable" if away else "available",
                 "loop": failure or loop,
                 "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
