@@ -142,7 +142,8 @@ def _not_in_team(choice: Choice, profile: Profile, table: OfferTable) -> str:
     if choice.team not in table.teams:
         teams = ", ".join(table.teams) or "none"
         return f"{table.user} is not a member of the team {choice.team}. Teams to choose from: {teams}."
-    return f"{_team(table, choice.team)} cannot use {profile.title or profile.name}: its queue is not open."
+    title = profile.title or profile.name
+    return f"{_team(table, choice.team)} cannot use {title}: the policy does not open this profile to the team."
 
 
 def _team(table: OfferTable, name: str | None) -> str:

@@ -27,7 +27,7 @@ class Mark:
 
     @classmethod
     def of(cls, pid: int) -> Mark | None:
-        """Read the mark of a process; None for one that has none, is gone, or may not be looked at."""
+        """Return the mark of a process; None if it has none, is gone, or may not be read."""
         try:
             entries = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
         except OSError:
@@ -41,7 +41,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The little of /proc/PID/stat that is needed; start_time is in clock ticks since the boot."""
+    """The fields of /proc/PID/stat that are needed; `start_time` is in clock ticks since the boot."""
 
     state: str
     parent: int
@@ -49,7 +49,7 @@ class Stat:
 
     @classmethod
     def of(cls, pid: int) -> Stat | None:
-        """Read it; None when there is no such process."""
+        """Return the fields of a process; None when there is no such process."""
         try:
             fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
@@ -103,7 +103,7 @@ class Process:
         return not poll.poll(0)
 
     def send(self, number: int) -> None:
-        """Send a signal; to one that is gone, nothing."""
+        """Send a signal, if the process is still there."""
         with suppress(ProcessLookupError):
             if self.fd is not None:
                 signal.pidfd_send_signal(self.fd, number)
@@ -124,7 +124,7 @@ class Process:
 def sweep(marks: Mapping[Mark, int]) -> set[Mark]:
     """Kill every process that carries one of the marks and belongs to its account, with its children.
 
-    Answers the marks of which something is still there after two seconds (a process that the kernel cannot end now).
+    Return the marks of which processes are left after two seconds (those that the kernel cannot end now).
     """
     ends = time.monotonic() + SWEEP_SECONDS
     while True:
@@ -138,7 +138,7 @@ def sweep(marks: Mapping[Mark, int]) -> set[Mark]:
 
 
 def _carriers(marks: Mapping[Mark, int]) -> Iterable[tuple[int, int, Mark]]:
-    """Find (pid, start time, mark) of all that carry a mark, and of those below them, which may have dropped it."""
+    """Return (pid, start time, mark) of processes with a mark, and of descendants, which may have dropped it."""
     stats = {pid: stat for pid in _pids() if (stat := Stat.of(pid)) is not None and not stat.dead}
     found: dict[int, Mark] = {}
     for pid in stats:

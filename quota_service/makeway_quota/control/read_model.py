@@ -90,7 +90,7 @@ class _Counts:
     workloads: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, row: Workload, sign: int) -> None:
-        """Count a row, or with -1 count it no longer."""
+        """Count a row (1), or stop counting it (-1)."""
         self.workloads[row.kind, row.state] += sign
         team = row.team or ""
         if row.state == "pending":
@@ -272,7 +272,7 @@ class ReadModels:
 
 
 def use_of(node: NodeSeen, rows: Sequence[Workload]) -> NodeUse:
-    """Count what is used and free on the devices of a node; a device never has less than nothing free."""
+    """Return what is used and free on the devices of a node; overbooked devices have 0 free."""
     taken = dict.fromkeys(node.devices, 0)
     used = 0
     for row in rows:

@@ -1,4 +1,4 @@
-"""What-if: plan one more request without applying the plan: when it would start, its victims, or why not."""
+"""Plan one more request without applying the plan: when it would start, its victims, or why it would not (what-if)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class WhatIf:
             preemptible=preemptible,
             submitted_at=self.snapshot.now,
         )
-        incremental = self._stands(request.non_preemptible)
+        incremental = self._engine_for(request.non_preemptible)
         incremental.change([request])
         try:
             plan = incremental.plan(self.snapshot.now)
@@ -111,7 +111,7 @@ class WhatIf:
         finally:
             incremental.change((), [ASKING])
 
-    def _stands(self, non_preemptible: bool) -> IncrementalEngine:
+    def _engine_for(self, non_preemptible: bool) -> IncrementalEngine:
         """Return the engine for requests of this kind; it is built once."""
         if non_preemptible not in self._incremental:
             shown = self._shown[non_preemptible] = {id for id in self._workloads if self._matters(id, non_preemptible)}
@@ -125,10 +125,11 @@ class WhatIf:
         workload = self._workloads.get(id)
         if workload is None:
             return False
-        return workload.state in ADMITTED or self._preemptors[id] > 0 or _first(workload, non_preemptible)
+        return workload.state in ADMITTED or self._preemptors[id] > 0 or _served_before(workload, non_preemptible)
 
 
-def _first(workload: Workload, non_preemptible: bool) -> bool:
+def _served_before(workload: Workload, non_preemptible: bool) -> bool:
+    """Whether a pending workload may be served before a request of this kind."""
     if workload.state != "pending":
         return False
     return not non_preemptible or workload.non_preemptible or bool(workload.nomination)
