@@ -1,4 +1,4 @@
-"""Places of large contents for tests, and what a test does behind their back."""
+"""Storages of large contents for tests, which tests also change from outside."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCOUNT = "123456789012"
 
 @dataclass(slots=True)
 class Place:
-    """A place, and what a test does behind its back."""
+    """A storage, and how a test changes it from outside."""
 
     artifacts: Artifacts
     age: Callable[[float], None]
@@ -42,7 +42,7 @@ def make_older(bucket: str, seconds: float) -> None:
 
 
 def of_folder(root: Path) -> Place:
-    """Return a folder as a place."""
+    """Return a folder as a storage."""
 
     def files() -> list[Path]:
         return [path for path in root.glob("??/*") if path.is_file()]
@@ -60,7 +60,7 @@ def of_folder(root: Path) -> Place:
 
 
 def of_bucket(name: str) -> Place:
-    """Return a bucket as a place."""
+    """Return a bucket as a storage."""
 
     def overwrite(data: bytes) -> None:
         for key in list(keys(name)):
