@@ -76,13 +76,18 @@ def key() -> str:
     return total.hexdigest()[:16]
 
 
+def are_built() -> bool:
+    """Whether the programs are in the cache."""
+    return (cache() / key() / "pause").exists()
+
+
 def built() -> Path:
     """Return the folder of the programs; build them first if they are not in the cache."""
     place = cache() / key()
-    if not (place / "pause").exists():
+    if not are_built():
         cache().mkdir(parents=True, exist_ok=True)
         with _one_builder() as lock:
-            if not (place / "pause").exists():  # the builder that held the lock may have built them
+            if not are_built():  # the builder that held the lock may have built them
                 _build(place, lock)
     return place
 
@@ -111,6 +116,7 @@ def _build(place: Path, lock: IO[str]) -> None:
 
 def _modules(go: Path, lock: IO[str]) -> None:
     progress = Progress("Downloading the Go modules of Kubernetes (1.2 GB on disk)")
+    progress.show(0, 1)
     done = subprocess.run(
         [go, "mod", "download"],
         cwd=SOURCES,
