@@ -116,20 +116,33 @@ def _build(place: Path, lock: IO[str]) -> None:
 
 def _modules(go: Path, lock: IO[str]) -> None:
     progress = Progress("Downloading the Go modules of Kubernetes (1.2 GB on disk)")
-    progress.show(0, 1)
-    done = subprocess.run(
-        [go, "mod", "download"],
+    sums = (SOURCES / "go.sum").read_text(encoding="utf-8").splitlines()
+    total = len([line for line in sums if "/go.mod " not in line])
+    said: list[str] = []
+    downloaded = 0
+    progress.show(0, total)
+    with subprocess.Popen(
+        [go, "mod", "download", "-x"],
         cwd=SOURCES,
         env=_environ(),
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         pass_fds=[lock.fileno()],
-    )
-    if done.returncode:
+    ) as download:
+        assert download.stderr
+        for line in download.stderr:
+            downloaded += re.search(r"\.zip: 200\b", line) is not None
+            if line.startswith("# get "):
+                progress.show(downloaded, total)
+            else:
+                said.append(line)
+    if download.returncode:
+        progress.end("failed")
         raise KubeProblem(
             "The Go modules of Kubernetes could not be downloaded: connect this machine to the network, or name a "
-            f"mirror of yours in GOPROXY, and run the same command again.\n{done.stderr.strip()[-1500:]}"
+            f"mirror of yours in GOPROXY, and run the same command again.\n{''.join(said).strip()[-1500:]}"
         )
     progress.end()
 
