@@ -1,4 +1,4 @@
-"""`makeway-quota`: serve, plan, simulate, snapshot, policy and upgrade-db, for operators."""
+"""`makeway-quota`: serve, plan, simulate, snapshot, nodes, policy and upgrade-db, for operators."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.add_argument("--format", choices=["yaml", "json"], default="yaml")
     snapshot.set_defaults(run=_snapshot)
 
+    _add_nodes(commands)
     _add_simulate(commands)
 
     policy = commands.add_parser("policy", help="work on policy documents without a running service")
@@ -87,6 +88,16 @@ def _parser() -> argparse.ArgumentParser:
     upgrade.add_argument("--config", help="a Python file of settings")
     upgrade.set_defaults(run=_upgrade)
     return parser
+
+
+def _add_nodes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    nodes = commands.add_parser("nodes", help="list the nodes of a Kubernetes cluster as the service sees them")
+    nodes.add_argument("--kubeconfig", type=Path, help="default: KUBECONFIG, else the service account of this pod")
+    nodes.add_argument("--context", default="", help="of the kubeconfig (its current one)")
+    nodes.add_argument("--policy", metavar="FILE", help="a policy document with pools; without it, all are in one pool")
+    nodes.add_argument("--resource", default="nvidia.com/gpu", help="of the GPUs, without --policy (nvidia.com/gpu)")
+    nodes.add_argument("--tolerate", action="append", default=[], metavar="TAINT", help="key, key=value:NoSchedule …")
+    nodes.set_defaults(run=_nodes)
 
 
 def _add_simulate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -128,6 +139,17 @@ def _plan(args: argparse.Namespace) -> int:
     status = plan_command("/dev/stdin" if args.file == "-" else args.file, args.format, output, args.engine)
     print(output.getvalue(), end="", file=sys.stderr if status else sys.stdout)
     return status
+
+
+def _nodes(args: argparse.Namespace) -> int:
+    from .backends.kubernetes.listing import nodes_command
+    from .backends.kubernetes.nodes import toleration
+    from .policy import read
+
+    document = read(Path(args.policy).read_text(encoding="utf-8"), args.policy) if args.policy else None
+    tolerations = [toleration(text) for text in args.tolerate]
+    print(nodes_command(document, args.resource, args.kubeconfig, args.context, tolerations))
+    return 0
 
 
 def _policy_validate(args: argparse.Namespace) -> int:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from leftovers import left
 from pods import PODS, wait_until
 
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
+from kube_cluster.network import NAMESPACES
 from kube_cluster.node import Node
 from kube_cluster.problems import NotHere
+from kube_cluster.processes import marked
 
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
 FOLDERS = ("/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/etc/cni", "/etc/kubernetes", "/run/containerd")
@@ -20,9 +21,14 @@ MORE_FOLDERS = ("/usr/libexec/kubernetes", "/opt/cni", "/run/flannel", "/var/lib
 
 
 def machine() -> list[str]:
-    """Return what any cluster could change on the machine outside of what bears its name."""
+    """Return what a cluster could leave on the machine: settings, folders, devices, namespaces, groups and mounts."""
     found = [f"{name} = {Path('/proc/sys', name).read_text().strip()}" for name in SYSCTLS]
-    return found + [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
+    found += [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
+    found += [str(path) for path in sorted(Path("/sys/class/net").glob("mwkube*"))]
+    found += [str(path) for path in sorted(NAMESPACES.glob("mwkube*"))]
+    found += [str(path) for path in sorted(Path("/sys/fs/cgroup").glob("*/**/makeway-*"))]
+    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
+    return found + [line for line in mounts if "makeway-kube" in line]
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +37,10 @@ def control_plane() -> Iterator[Cluster]:
     before = machine()
     with Cluster.start() as cluster:
         yield cluster
-        facts = cluster.folder.facts()
-        assert len(left(cluster.folder, facts)) > 4
+        folder = cluster.folder
     assert machine() == before
-    assert left(cluster.folder, facts) == []
+    assert not marked(folder)
+    assert not folder.path.exists()
 
 
 @pytest.fixture(scope="session")

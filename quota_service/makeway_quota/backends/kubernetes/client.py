@@ -1,0 +1,174 @@
+"""Send requests to one cluster's API server, in plain dictionaries; streams are lines of JSON.
+
+Used by the informers and by whatever creates and deletes pods. A refusal is an `ApiRefusal` with what the API server
+said; no answer at all is a `Silence`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+
+from .connection import Connection
+
+Object = dict[str, Any]
+
+REQUEST_SECONDS = 30.0
+TOKEN_SECONDS = 60.0
+"""How long a token is used before its file is read again."""
+GONE = 410
+
+
+class ApiRefusal(Exception):
+    """The API server refused a request; `reason` is its one word for why, such as AlreadyExists."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"the Kubernetes API server refused the request ({status} {reason}): {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after = retry_after
+        """seconds after which the API server wants to be asked again, where it says so"""
+
+
+class Silence(Exception):
+    """The API server could not be reached, or did not answer in time."""
+
+
+class ApiClient:
+    """One cluster's API server as the owner of the connection's credentials sees it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        request_seconds: float = REQUEST_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.connection = connection
+        self.requests = 0
+        """requests that were sent, watches included"""
+        self.bytes_read = 0
+        """of answers and watches, as they arrive decompressed"""
+        self._seconds = request_seconds
+        self._clock = clock
+        self._token = connection.token
+        self._token_read = -TOKEN_SECONDS
+        limits = httpx2.Limits(max_connections=50, max_keepalive_connections=20)
+        self._http = httpx2.AsyncClient(
+            base_url=connection.server,
+            verify=connection.context,
+            timeout=request_seconds,
+            trust_env=False,
+            limits=limits,
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        """Return an object, or one page of a list."""
+        return await self._send("GET", path, query=query)
+
+    async def create(self, path: str, body: Object) -> Object:
+        """Create an object in the list of this path and return it as it was stored."""
+        return await self._send("POST", path, body)
+
+    async def merge(self, path: str, change: Object) -> Object:
+        """Change the given fields of an object and return it."""
+        return await self._send("PATCH", path, change, kind="application/merge-patch+json")
+
+    async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
+        """Delete an object; with `uid` only that very one. Return whether there was such an object."""
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
+        try:
+            await self._send("DELETE", path, body)
+        except ApiRefusal as refusal:
+            if refusal.status == 404 or (uid and refusal.status == 409):
+                return False
+            raise
+        return True
+
+    @asynccontextmanager
+    async def stream(self, path: str, query: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a stream and yield its lines; Silence when nothing arrives for `silence` seconds."""
+        timeout = httpx2.Timeout(self._seconds, read=silence)
+        self.requests += 1
+        try:
+            async with self._http.stream(
+                "GET", path, params=dict(query), headers=self._headers(), timeout=timeout
+            ) as answer:
+                if answer.status_code >= 400:
+                    raise refusal_of(answer.status_code, await answer.aread(), answer.headers.get("Retry-After"))
+                yield self._lines(answer)
+        except httpx2.HTTPError as error:
+            raise Silence(_why(error)) from error
+
+    async def _lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
+        rest = b""
+        async for chunk in answer.aiter_bytes():
+            self.bytes_read += len(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                if line:
+                    yield line
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        query: Mapping[str, str] | None = None,
+        kind: str = "application/json",
+    ) -> Object:
+        self.requests += 1
+        headers = self._headers() | ({"Content-Type": kind} if body is not None else {})
+        content = None if body is None else orjson.dumps(body)
+        try:
+            answer = await self._http.request(method, path, params=query, content=content, headers=headers)
+        except httpx2.HTTPError as error:
+            raise Silence(_why(error)) from error
+        self.bytes_read += len(answer.content)
+        if answer.status_code >= 400:
+            raise refusal_of(answer.status_code, answer.content, answer.headers.get("Retry-After"))
+        found: Object = orjson.loads(answer.content)
+        return found
+
+    def _headers(self) -> dict[str, str]:
+        if (file := self.connection.token_file) is not None and self._clock() - self._token_read >= TOKEN_SECONDS:
+            self._token = _token(file) or self._token
+            self._token_read = self._clock()
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
+
+def refusal_of(status: int, content: bytes, retry_after: str | None = None) -> ApiRefusal:
+    """Return the refusal that an answer is: a Status of Kubernetes, or whatever a proxy in between wrote."""
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    try:
+        said = orjson.loads(content)
+        return ApiRefusal(status, str(said.get("reason") or ""), str(said.get("message") or ""), seconds)
+    except (ValueError, AttributeError):
+        return ApiRefusal(status, "", content[:300].decode(errors="replace").strip(), seconds)
+
+
+def _token(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+def _why(error: httpx2.HTTPError) -> str:
+    if isinstance(error, httpx2.TimeoutException):
+        return "the Kubernetes API server does not answer"
+    return f"the Kubernetes API server cannot be reached: {error or type(error).__name__}"

@@ -1,0 +1,256 @@
+"""Keep the objects of one list of the API server in memory: read once, page by page, then followed by a watch.
+
+Only what `project` makes of an object is kept. A watch that ends is resumed where it was; one whose past the API
+server has forgotten (410) is replaced by a new list, during which the known objects stay. Failures are repeated after
+growing pauses with jitter. A watch on which nothing arrives, not even the API server's bookmarks, counts as dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import orjson
+
+from .client import GONE, ApiClient, ApiRefusal, Object, Silence
+
+log = logging.getLogger("makeway.kubernetes")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of an informer, in seconds, and the number of objects in one page of a list."""
+
+    watch: float = 240.0
+    """after which the API server ends a watch; up to a quarter more, so that watches do not end together"""
+    silence: float = 90.0
+    """without a byte, after which a watch counts as dead; the API server sends a bookmark every minute"""
+    first_pause: float = 0.5
+    longest_pause: float = 30.0
+    resync: float = 3600.0
+    """after which everything is listed again, in case that a watch left something out"""
+    page: int = 500
+
+
+USUAL = Timing()
+
+
+@dataclass(slots=True)
+class InformerCounts:
+    """What an informer did so far; for metrics and tests."""
+
+    lists: int = 0
+    pages: int = 0
+    watches: int = 0
+    events: int = 0
+    bookmarks: int = 0
+    expired: int = 0
+    """lists and watches whose resource version the API server had forgotten"""
+    failures: int = 0
+
+
+class Informer(Generic[T]):
+    """The objects of one list by key: `namespace/name`, or the name of those without a namespace.
+
+    `changed` are the keys that changed or are gone since the last `take`. `synced` is whether a list was complete.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        project: Callable[[Object], T | None],
+        *,
+        query: dict[str, str] | None = None,
+        wake: Callable[[], None] = lambda: None,
+        gone: Callable[[T], None] = lambda last: None,
+        timing: Timing = USUAL,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """`project` returns None for objects that are not kept; `query` has the selectors of the list.
+
+        `gone` is called with what was made of an object's last state when it is there no more.
+        """
+        self.objects: dict[str, T] = {}
+        self.synced = False
+        self.counts = InformerCounts()
+        self.problem = ""
+        """why the API server cannot be followed at the moment"""
+        self.heard_at: float | None = None
+        """when the API server was last heard of (monotonic)"""
+        self._client = client
+        self._path = path
+        self._project = project
+        self._query = query or {}
+        self._wake = wake
+        self._gone = gone
+        self._timing = timing
+        self._clock = clock
+        self._jitter = jitter
+        self._changed: set[str] = set()
+        self._version = ""
+        self._listed_at = 0.0
+        self._failures = 0
+        self._synced = asyncio.Event()
+
+    def take(self) -> set[str]:
+        """Return the keys that changed or are gone since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    async def wait_synced(self) -> None:
+        """Return once the first list is complete."""
+        await self._synced.wait()
+
+    async def run(self) -> None:
+        """Follow the list until cancelled."""
+        while True:
+            try:
+                if not self._version or self._clock() - self._listed_at >= self._timing.resync:
+                    await self._list()
+                began = self._clock()
+                await self._watch()
+                if self._clock() - began < self._timing.first_pause:
+                    await self._pause(1)  # something in between ends watches at once
+                self._failures = 0
+            except (ApiRefusal, Silence) as error:
+                await self._fail(error)
+            except (KeyError, TypeError, ValueError) as error:
+                log.exception("%s: an answer that was not understood", self._path)
+                await self._fail(Silence(f"the Kubernetes API server answered what is not understood: {error!r}"))
+
+    async def _pause(self, failures: int, least: float = 0.0) -> None:
+        pause = min(self._timing.longest_pause, self._timing.first_pause * 2.0 ** min(failures - 1, 20))
+        await asyncio.sleep(max(least, pause * (0.5 + self._jitter())))
+
+    async def _fail(self, error: ApiRefusal | Silence) -> None:
+        """Pause after a failure; an expired version leads to a new list, at once the first time."""
+        self.counts.failures += 1
+        self._failures += 1
+        wanted = 0.0
+        if isinstance(error, ApiRefusal):
+            wanted = error.retry_after or 0.0
+            if error.status == GONE:
+                self.counts.expired += 1
+                self._version = ""
+                if self._failures == 1:
+                    return
+        if str(error) != self.problem:
+            log.warning("%s is not followed at the moment: %s", self._path, error)
+            self.problem = str(error)
+        await self._pause(self._failures, wanted)
+
+    # -- listing
+
+    async def _list(self) -> None:
+        """Read all pages; the objects that are in none of them are gone."""
+        found: set[str] = set()
+        query = {**self._query, "limit": str(self._timing.page)}
+        self.counts.lists += 1
+        while True:
+            page = await self._page(query)
+            self._heard()
+            for item in page.get("items") or ():
+                key = key_of(item)
+                self._put(key, self._project(item))
+                found.add(key)
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                break
+            query["continue"] = metadata["continue"]
+        for key in self.objects.keys() - found:
+            self._gone(self.objects[key])
+            self._put(key, None)
+        self._version = metadata["resourceVersion"]
+        self._listed_at = self._clock()
+        if not self.synced:
+            self.synced = True
+            self._synced.set()
+            self._wake()
+
+    async def _page(self, query: dict[str, str]) -> Object:
+        """Return the next page; the whole list at once where the API server has forgotten the first pages' version."""
+        self.counts.pages += 1
+        try:
+            return await self._client.get(self._path, query)
+        except ApiRefusal as refusal:
+            if refusal.status != GONE or "continue" not in query:
+                raise
+            self.counts.expired += 1
+            for name in ("continue", "limit"):
+                query.pop(name, None)
+            return await self._client.get(self._path, query)
+
+    # -- watching
+
+    async def _watch(self) -> None:
+        """Follow one watch to its end; ApiRefusal where the API server ends it with an error."""
+        seconds = self._timing.watch * (1.0 + 0.25 * self._jitter())
+        query = {
+            **self._query,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(max(1, int(seconds))),
+        }
+        self.counts.watches += 1
+        try:
+            async with asyncio.timeout(seconds + self._timing.silence):
+                async with self._client.stream(self._path, query, self._timing.silence) as lines:
+                    async for line in lines:
+                        self._event(line)
+        except TimeoutError:
+            raise Silence("the Kubernetes API server did not end a watch when it should") from None
+
+    def _event(self, line: bytes) -> None:
+        """Take one event of a watch; ApiRefusal where it is the error that ends the watch."""
+        event = orjson.loads(line)
+        kind, item = event["type"], event["object"]
+        self._heard()
+        if kind == "ERROR":
+            code = int(item.get("code") or 0)
+            raise ApiRefusal(code, str(item.get("reason") or ""), str(item.get("message") or ""))
+        self._failures = 0
+        self._version = item["metadata"]["resourceVersion"]
+        if kind == "BOOKMARK":
+            self.counts.bookmarks += 1
+            return
+        self.counts.events += 1
+        value = self._project(item)
+        if kind == "DELETED" and value is not None:
+            self._gone(value)
+        self._put(key_of(item), None if kind == "DELETED" else value)
+
+    def _heard(self) -> None:
+        self.heard_at = self._clock()
+        if self.problem:
+            log.info("%s is followed again", self._path)
+            self.problem = ""
+
+    def _put(self, key: str, value: T | None) -> None:
+        """Keep what was made of an object, or drop it; only what differs counts as a change."""
+        if value is None:
+            if self.objects.pop(key, None) is None:
+                return
+        elif self.objects.get(key) == value:
+            return
+        else:
+            self.objects[key] = value
+        self._changed.add(key)
+        if self.synced:
+            self._wake()
+
+
+def key_of(item: Object) -> str:
+    """Return the key of an object: its namespace and name, or its name alone."""
+    metadata = item["metadata"]
+    namespace = metadata.get("namespace")
+    return f"{namespace}/{metadata['name']}" if namespace else str(metadata["name"])

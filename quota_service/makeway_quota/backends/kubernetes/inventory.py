@@ -1,0 +1,139 @@
+"""Keep the nodes of one cluster as the control loop needs them, from informers on nodes and on pods.
+
+Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs are not foreign, and
+those of sessions are holders; everything else counts by what it requests, until its containers have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from ..base import NodeSeen
+from .client import ApiClient
+from .informer import USUAL, Informer, Timing
+from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, repelling
+from .pod_requests import PodShare, project_share
+
+GPU = 1000
+HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""The pods that hold something of a node."""
+
+
+class KubernetesInventory:
+    """The nodes of one cluster that are in a pool, by name. `open` returns once they are complete."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        selectors: Sequence[NodeSelector],
+        instance: str = "",
+        wake: Callable[[], None] = lambda: None,
+        timing: Timing = USUAL,
+    ) -> None:
+        """`instance` is the installation whose pods are ours."""
+        self._selectors = tuple(selectors)
+        share = partial(project_share, instance=instance)
+        self.nodes: Informer[ClusterNode] = Informer(client, "/api/v1/nodes", project_node, wake=wake, timing=timing)
+        self.pods: Informer[PodShare] = Informer(
+            client, "/api/v1/pods", share, query={"fieldSelector": HELD}, wake=wake, timing=timing
+        )
+        self._on_node: dict[str, set[str]] = {}
+        """the keys of the pods on each node"""
+        self._node_of: dict[str, str] = {}
+        self._seen: dict[str, NodeSeen] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def synced(self) -> bool:
+        """Whether nodes and pods were read completely."""
+        return self.nodes.synced and self.pods.synced
+
+    @property
+    def problem(self) -> str:
+        """Why the API server cannot be followed at the moment; "" when it can."""
+        return self.nodes.problem or self.pods.problem
+
+    async def open(self) -> None:
+        """Start to follow the cluster and return once the first lists are complete."""
+        informers: tuple[Informer[Any], ...] = (self.nodes, self.pods)
+        self._tasks = [asyncio.create_task(informer.run()) for informer in informers]
+        await asyncio.gather(*(informer.wait_synced() for informer in informers))
+
+    async def close(self) -> None:
+        """Stop following."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+
+    def select(self, selectors: Sequence[NodeSelector]) -> None:
+        """Use these selectors from now on, as a policy document came into force."""
+        if tuple(selectors) != self._selectors:
+            self._selectors = tuple(selectors)
+            self._seen = {name: _seen(node, self._selectors, self._shares(name)) for name, node in self._all()}
+
+    def seen(self) -> Mapping[str, NodeSeen]:
+        """Return the nodes by name as they are now; those in no pool have the pool "" and no devices."""
+        changed = self.nodes.take()
+        for key in self.pods.take():
+            share = self.pods.objects.get(key)
+            before, now = self._node_of.get(key), share.node if share else None
+            changed.update(name for name in (before, now) if name is not None)
+            self._move(key, before, now)
+        for name in changed:
+            if (node := self.nodes.objects.get(name)) is not None:
+                self._seen[name] = _seen(node, self._selectors, self._shares(name))
+            else:
+                self._seen.pop(name, None)
+        return self._seen
+
+    def _all(self) -> list[tuple[str, ClusterNode]]:
+        return list(self.nodes.objects.items())
+
+    def _shares(self, node: str) -> list[PodShare]:
+        return [self.pods.objects[key] for key in sorted(self._on_node.get(node, ())) if key in self.pods.objects]
+
+    def _move(self, key: str, before: str | None, now: str | None) -> None:
+        if before == now:
+            return
+        if before is not None:
+            keys = self._on_node[before]
+            keys.discard(key)
+            if not keys:
+                del self._on_node[before]
+            del self._node_of[key]
+        if now is not None:
+            self._on_node.setdefault(now, set()).add(key)
+            self._node_of[key] = now
+
+
+def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence[PodShare]) -> NodeSeen:
+    """Return a node with what foreign pods hold of it, in the units of the control loop."""
+    selector = pool_of(node, selectors)
+    foreign: dict[str, int] = {}
+    for share in shares:
+        for resource, value in share.requests if not share.session else ():
+            foreign[resource] = foreign.get(resource, 0) + value
+    devices = node.room.get(selector.resource, 0) if selector else 0
+    return NodeSeen(
+        name=node.name,
+        pool=selector.pool if selector else "",
+        devices=tuple(range(devices)),
+        model=model_of(node),
+        cpu=node.room.get("cpu", 0),
+        memory=node.room.get("memory", 0),
+        ready=node.ready,
+        foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
+        foreign_cpu=foreign.get("cpu", 0),
+        foreign_memory=foreign.get("memory", 0),
+        cordoned=node.unschedulable or selector is None or bool(repelling(node, selector)),
+        labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
+        taints=tuple(str(taint) for taint in node.taints),
+        sessions=tuple(sorted(share.session for share in shares if share.session)),
+    )

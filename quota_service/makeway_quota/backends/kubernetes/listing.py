@@ -1,0 +1,86 @@
+"""`makeway-quota nodes`: print the nodes of a Kubernetes cluster as the service sees them, once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ...policy import Document
+from ..base import BackendError, NodeSeen
+from .client import ApiClient
+from .connection import connection
+from .inventory import GPU, KubernetesInventory
+from .nodes import NodeSelector, Toleration, selectors
+
+HEAD = ("NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE")
+SECONDS = 60.0
+"""How long the first lists may take."""
+
+
+def nodes_command(
+    document: Document | None, resource: str, kubeconfig: Path | None, context: str, tolerations: Sequence[Toleration]
+) -> str:
+    """Return a table of a cluster's nodes; without a document all of them are in one pool of this resource."""
+    chosen: Sequence[NodeSelector]
+    if document is not None:
+        chosen = selectors(document, tolerations)
+    else:
+        own = Toleration(key=resource, operator="Exists")
+        chosen = [NodeSelector("all", resource, {}, (own, *tolerations))]
+    return table(asyncio.run(_read(chosen, kubeconfig, context)))
+
+
+async def _read(chosen: Sequence[NodeSelector], kubeconfig: Path | None, context: str) -> list[NodeSeen]:
+    client = ApiClient(connection(kubeconfig, context))
+    inventory = KubernetesInventory(client, chosen)
+    try:
+        async with asyncio.timeout(SECONDS):
+            await inventory.open()
+        return sorted(inventory.seen().values(), key=lambda node: node.name)
+    except TimeoutError:
+        server = client.connection.server
+        raise BackendError(f"The nodes of {server} cannot be read: {inventory.problem or 'no answer'}.") from None
+    finally:
+        await inventory.close()
+        await client.close()
+
+
+def table(nodes: Sequence[NodeSeen]) -> str:
+    """Return one line for each node, and one for each pool."""
+    rows = [HEAD, *(_row(node) for node in nodes)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    pools = dict.fromkeys(node.pool for node in nodes if node.pool)
+    return "\n".join([*lines, "", *(_sum(pool, [node for node in nodes if node.pool == pool]) for pool in pools)])
+
+
+def _row(node: NodeSeen) -> tuple[str, ...]:
+    return (
+        node.name,
+        node.pool or "-",
+        str(len(node.devices)),
+        f"{node.foreign_gpus / GPU:g}",
+        node.model or "-",
+        f"{node.cpu / GPU:g}",
+        f"{node.memory / 1024:.0f}Gi",
+        state(node),
+    )
+
+
+def state(node: NodeSeen) -> str:
+    """Return whether a node takes work, and if not, why not."""
+    if not node.ready:
+        return "not ready"
+    if not node.pool:
+        return "in no pool"
+    if node.cordoned:
+        return f"takes no work: {', '.join(node.taints) or 'cordoned'}"
+    return "ready"
+
+
+def _sum(pool: str, nodes: Iterable[NodeSeen]) -> str:
+    usable = [node for node in nodes if node.ready and not node.cordoned]
+    gpus = sum(len(node.devices) for node in usable)
+    foreign = sum(node.foreign_gpus for node in usable) / GPU
+    return f"{pool}: {gpus} GPUs on {len(usable)} nodes that take work, {foreign:g} of them held by foreign pods."

@@ -1,0 +1,146 @@
+"""Keep of a node what its place in the inventory depends on, and decide which pool it is in and whether it takes work.
+
+Pure: no requests. Nodes are kept small, because there may be thousands; equal texts are kept once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from sys import intern
+from typing import Literal
+
+from ...policy import Document
+from .client import Object
+from .quantities import room
+
+NO_SCHEDULE = ("NoSchedule", "NoExecute")
+"""The effects that keep a pod away; PreferNoSchedule does not."""
+CORDON = "node.kubernetes.io/unschedulable"
+MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
+"""Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """A taint of a node."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """A toleration of pods; `key` "" with Exists tolerates every taint, `effect` "" every effect."""
+
+    key: str = ""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Whether pods with this toleration may go where the taint is."""
+        if self.effect and self.effect != taint.effect:
+            return False
+        if self.key != taint.key and not (self.key == "" and self.operator == "Exists"):
+            return False
+        return self.operator == "Exists" or self.value == taint.value
+
+
+def toleration(text: str) -> Toleration:
+    """Read a toleration written as taints are: `key`, `key=value`, `key:NoSchedule` or `key=value:NoSchedule`."""
+    rest, colon, effect = text.strip().partition(":")
+    key, equals, value = rest.partition("=")
+    if not key or (colon and effect not in (*NO_SCHEDULE, "PreferNoSchedule")):
+        raise ValueError(
+            f"{text!r} is not a taint to tolerate: expected key, key=value, key:effect or key=value:effect, where the "
+            "effect is NoSchedule, NoExecute or PreferNoSchedule."
+        )
+    return Toleration(key, "Equal" if equals else "Exists", value, effect)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """What is kept of a node: CPU in milli-cores, memory in MiB, everything else in whole devices."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    room: Mapping[str, int]
+    taints: tuple[Taint, ...] = ()
+    ready: bool = False
+    unschedulable: bool = False
+    """cordoned, or about to be removed"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelector:
+    """The nodes of one pool: those with all the labels. `resource` is what its devices are called there."""
+
+    pool: str
+    resource: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+
+    def selects(self, node: ClusterNode) -> bool:
+        """Whether a node has all the labels."""
+        return all(node.labels.get(name) == value for name, value in self.labels.items())
+
+
+def project_node(item: Object) -> ClusterNode:
+    """Return what is kept of a node."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
+    labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
+    offered = room(status.get("allocatable") or status.get("capacity"))
+    return ClusterNode(
+        name=intern(str(metadata["name"])),
+        uid=metadata.get("uid", ""),
+        labels=labels,
+        room={intern(name): value for name, value in offered.items()},
+        taints=tuple(
+            Taint(intern(one["key"]), intern(one.get("value") or ""), intern(one["effect"]))
+            for one in spec.get("taints") or ()
+        ),
+        ready=conditions.get("Ready") == "True" and conditions.get("NetworkUnavailable", "False") == "False",
+        unschedulable=bool(spec.get("unschedulable")) or "deletionTimestamp" in metadata,
+    )
+
+
+def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tuple[NodeSelector, ...]:
+    """Return the node selectors of a policy document, in its order.
+
+    A pool without labels selects no node, unless it is the only pool: then it selects all. `tolerations` are those
+    of every pool; each pool tolerates taints named like its own resource, as nodes with GPUs often have.
+    """
+    found = []
+    for pool in document.pools:
+        labels = document.pool_facts[pool.name].labels
+        if labels or len(document.pools) == 1:
+            own = Toleration(key=pool.resource, operator="Exists")
+            found.append(NodeSelector(pool.name, pool.resource, labels, (own, *tolerations)))
+    return tuple(found)
+
+
+def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> NodeSelector | None:
+    """Return the first selector of a node whose resource the node offers, else the first selector, else None."""
+    fitting = [selector for selector in candidates if selector.selects(node)]
+    return next((one for one in fitting if one.resource in node.room), fitting[0] if fitting else None)
+
+
+def repelling(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:
+    """Return the taints that keep the pods of a pool away from a node."""
+    return tuple(
+        taint
+        for taint in node.taints
+        if taint.effect in NO_SCHEDULE and not any(one.covers(taint) for one in selector.tolerations)
+    )
+
+
+def model_of(node: ClusterNode) -> str:
+    """Return the model of a node's GPUs, "" when no label tells it."""
+    return next((node.labels[name] for name in MODELS if node.labels.get(name)), "")

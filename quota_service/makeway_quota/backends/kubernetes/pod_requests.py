@@ -1,0 +1,103 @@
+"""Count what a pod requests, as the scheduler of Kubernetes counts it, and keep of foreign pods only that.
+
+Pure: no requests to the API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
+
+from .client import Object
+from .quantities import requests
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGER = "makeway"
+INSTANCE = "makeway/instance"
+"""The label with the installation that a pod belongs to, as several may share a cluster."""
+SESSION = "makeway/session"
+"""The label with the id of the session whose pod it is."""
+ENDED = ("Succeeded", "Failed")
+
+Requests = tuple[tuple[str, int], ...]
+"""Amounts by resource, in the order of the resources' names."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodShare:
+    """What a pod holds of its node. `session`: the pod of a session of ours, which is not foreign."""
+
+    node: str
+    requests: Requests
+    session: str = ""
+
+
+def project_share(item: Object, instance: str) -> PodShare | None:
+    """Return what a pod holds of its node; None while it holds nothing and for the pods of our jobs."""
+    spec, status = item.get("spec") or {}, item.get("status") or {}
+    node = spec.get("nodeName")
+    if not node or status.get("phase") in ENDED:
+        return None
+    labels = item["metadata"].get("labels") or {}
+    session = ""
+    if labels.get(MANAGED_BY) == MANAGER and labels.get(INSTANCE) == instance:
+        session = labels.get(SESSION, "")
+        if not session:
+            return None
+    asked = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
+    return PodShare(intern(node), _same(asked), session)
+
+
+@lru_cache(maxsize=4096)
+def _same(asked: Requests) -> Requests:
+    """Return equal requests as one object: most pods of a cluster are like others."""
+    return asked
+
+
+def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
+    """Return what a pod requests: its containers together, or its largest step of initialization, and overhead.
+
+    Containers that go on beside the others (sidecars) count in both. Where the pod as a whole states CPU or memory,
+    that counts; while a container is resized in place, the larger of what it asks for and what it still has.
+    """
+    given = {one["name"]: one.get("allocatedResources") for one in (status or {}).get("containerStatuses") or ()}
+    running: dict[str, int] = {}
+    for container in spec.get("containers") or ():
+        _add(running, _larger(_requests_of(container), requests(given.get(container.get("name")))))
+    beside: dict[str, int] = {}
+    step: dict[str, int] = {}
+    for container in spec.get("initContainers") or ():
+        asked = _requests_of(container)
+        if container.get("restartPolicy") == "Always":
+            _add(beside, asked)
+            step = _larger(step, beside)
+        else:
+            step = _larger(step, _sum([beside, asked]))
+    total = _larger(_sum([running, beside]), step)
+    total.update(requests((spec.get("resources") or {}).get("requests")))
+    _add(total, requests(spec.get("overhead")))
+    return total
+
+
+def _requests_of(container: Object) -> dict[str, int]:
+    """Return what a container requests; without a request of a resource, its limit is the request."""
+    resources = container.get("resources") or {}
+    return requests({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
+
+
+def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
+    for resource, value in more.items():
+        total[resource] = total.get(resource, 0) + value
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for part in parts:
+        _add(total, part)
+    return total
+
+
+def _larger(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}

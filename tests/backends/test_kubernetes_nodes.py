@@ -1,0 +1,264 @@
+"""Nodes and pods of Kubernetes in the service's own terms: quantities, pools, taints, and what pods request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from makeway_quota.backends.kubernetes.nodes import (
+    NodeSelector,
+    Taint,
+    Toleration,
+    pool_of,
+    project_node,
+    repelling,
+    selectors,
+    toleration,
+)
+from makeway_quota.backends.kubernetes.pod_requests import pod_requests, project_share
+from makeway_quota.backends.kubernetes.quantities import amount, number, room
+from makeway_quota.policy import read
+
+GPU = "nvidia.com/gpu"
+MIG = "nvidia.com/mig-1g.10gb"
+
+
+def node(**changes: Any) -> dict[str, Any]:
+    """Return a node as the API server has it, with changes to its spec and status."""
+    spec = {name: changes.pop(name) for name in ("taints", "unschedulable") if name in changes}
+    metadata = {"name": "n1", "uid": "u1", "labels": changes.pop("labels", {"gpu": "h100"}), **changes.pop("meta", {})}
+    offered = changes.pop("allocatable", {"cpu": "95500m", "memory": "1056770036Ki", GPU: "8", "pods": "110"})
+    conditions = changes.pop("conditions", {"Ready": "True", "MemoryPressure": "False"})
+    assert not changes
+    listed = [{"type": name, "status": status} for name, status in conditions.items()]
+    return {"metadata": metadata, "spec": spec, "status": {"allocatable": offered, "conditions": listed}}
+
+
+def container(name: str = "main", always: bool = False, limits: Any = None, **requests: str) -> dict[str, Any]:
+    """Return a container that requests these amounts."""
+    made: dict[str, Any] = {"name": name, "resources": {"requests": requests, "limits": limits or {}}}
+    return {**made, "restartPolicy": "Always"} if always else made
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "up", "down"),
+    [
+        ("cpu", "1", 1000, 1000),
+        ("cpu", "1500m", 1500, 1500),
+        ("cpu", "100u", 1, 0),
+        ("cpu", "0.25", 250, 250),
+        ("memory", "1Gi", 1024, 1024),
+        ("memory", "1G", 954, 953),
+        ("memory", "128974848", 123, 123),
+        ("memory", "1e3", 1, 0),
+        ("memory", "129M", 124, 123),
+        ("nvidia.com/gpu", "8", 8, 8),
+        ("nvidia.com/gpu", "1k", 1000, 1000),
+    ],
+)
+def test_quantities_are_exact_and_rounded_to_the_safe_side(resource: str, text: str, up: int, down: int) -> None:
+    assert amount(resource, text) == up
+    assert amount(resource, text, up=False) == down
+
+
+@pytest.mark.parametrize("text", ["", "much", "1 Gi", "1gi", "1e", "--1"])
+def test_what_is_no_quantity_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a quantity"):
+        number(text)
+
+
+def test_a_node_is_kept_in_the_units_of_the_service() -> None:
+    kept = project_node(node())
+    assert (kept.name, kept.uid, kept.ready, kept.unschedulable) == ("n1", "u1", True, False)
+    assert kept.room == {"cpu": 95500, "memory": 1032001, GPU: 8, "pods": 110}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready"),
+    [
+        ({"Ready": "True"}, True),
+        ({"Ready": "False"}, False),
+        ({"Ready": "Unknown"}, False),
+        ({}, False),
+        ({"Ready": "True", "NetworkUnavailable": "True"}, False),
+        ({"Ready": "True", "DiskPressure": "True"}, True),  # the node is tainted for that
+    ],
+)
+def test_conditions_say_whether_a_node_is_ready(conditions: dict[str, str], ready: bool) -> None:
+    assert project_node(node(conditions=conditions)).ready is ready
+
+
+def test_a_cordoned_or_deleted_node_takes_no_work() -> None:
+    assert project_node(node(unschedulable=True)).unschedulable
+    assert project_node(node(meta={"deletionTimestamp": "2026-01-01T00:00:00Z"})).unschedulable
+
+
+@pytest.mark.parametrize(
+    ("tolerated", "taint", "covers"),
+    [
+        (Toleration("a", "Exists"), Taint("a", "x", "NoSchedule"), True),
+        (Toleration("a", "Exists"), Taint("b", "x", "NoSchedule"), False),
+        (Toleration("a", "Equal", "x"), Taint("a", "x", "NoExecute"), True),
+        (Toleration("a", "Equal", "x"), Taint("a", "y", "NoExecute"), False),
+        (Toleration("a", "Exists", effect="NoSchedule"), Taint("a", "", "NoExecute"), False),
+        (Toleration("", "Exists"), Taint("a", "x", "NoSchedule"), True),
+        (Toleration(""), Taint("a", "", "NoSchedule"), False),
+    ],
+)
+def test_tolerations_are_those_of_kubernetes(tolerated: Toleration, taint: Taint, covers: bool) -> None:
+    assert tolerated.covers(taint) is covers
+
+
+def test_only_taints_that_are_not_tolerated_and_keep_pods_away_count() -> None:
+    taints = [
+        {"key": GPU, "value": "present", "effect": "NoSchedule"},
+        {"key": "prefer", "effect": "PreferNoSchedule"},
+        {"key": "team", "value": "x", "effect": "NoExecute"},
+    ]
+    kept = project_node(node(taints=taints))
+    selector = NodeSelector("h100", GPU, {"gpu": "h100"}, (Toleration(GPU, "Exists"),))
+    assert [str(taint) for taint in repelling(kept, selector)] == ["team=x:NoExecute"]
+    assert repelling(kept, replace(selector, tolerations=(*selector.tolerations, toleration("team=x")))) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "read_as"),
+    [
+        ("a", Toleration("a", "Exists")),
+        ("a=b", Toleration("a", "Equal", "b")),
+        ("a:NoSchedule", Toleration("a", "Exists", effect="NoSchedule")),
+        ("a.b/c=d:NoExecute", Toleration("a.b/c", "Equal", "d", "NoExecute")),
+    ],
+)
+def test_tolerations_are_written_as_taints_are(text: str, read_as: Toleration) -> None:
+    assert toleration(text) == read_as
+
+
+@pytest.mark.parametrize("text", ["", "=b", "a:Never", ":NoSchedule", "a:"])
+def test_a_toleration_that_is_none_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="expected key, key=value"):
+        toleration(text)
+
+
+def test_a_node_is_in_the_first_pool_that_selects_it_and_whose_resource_it_offers() -> None:
+    whole, parts = NodeSelector("whole", GPU, {"gpu": "h100"}), NodeSelector("parts", MIG, {"gpu": "h100"})
+    kept = project_node(node(allocatable={MIG: "7", GPU: "0"}))
+    assert pool_of(kept, [whole, parts]) == whole, "it offers 0 whole GPUs, so it is a node of whole GPUs"
+    assert pool_of(project_node(node(allocatable={MIG: "7"})), [whole, parts]) == parts
+    assert pool_of(project_node(node(allocatable={"cpu": "4"})), [whole, parts]) == whole
+    assert pool_of(project_node(node(labels={"gpu": "a100"})), [whole, parts]) is None
+
+
+POLICY = """
+version: 1
+pools:
+- {name: h100, nodes: {labels: {gpu: h100}}}
+- {name: slices, resource: nvidia.com/mig-1g.10gb, nodes: {labels: {gpu: mig}}}
+- {name: elsewhere}
+profiles: []
+policies: []
+"""
+
+
+def test_selectors_come_from_the_policy_document() -> None:
+    found = selectors(read(POLICY, "policy.yaml"), [toleration("batch")])
+    assert [(one.pool, one.resource, one.labels) for one in found] == [
+        ("h100", GPU, {"gpu": "h100"}),
+        ("slices", MIG, {"gpu": "mig"}),
+    ]
+    assert [one.key for one in found[1].tolerations] == [MIG, "batch"]
+    (only,) = selectors(read("version: 1\npools: [{name: all}]\nprofiles: []\npolicies: []\n", "policy.yaml"))
+    assert only.selects(project_node(node())), "a document's only pool has all nodes"
+
+
+@pytest.mark.parametrize(
+    ("spec", "cpu", "gpus"),
+    [
+        ({"containers": [container(cpu="1"), container("b", cpu="500m")]}, 1500, 0),
+        ({"containers": [container(limits={GPU: "2"}, cpu="1")]}, 1000, 2),
+        ({"containers": [container(cpu="1")], "initContainers": [container("i", cpu="3", **{GPU: "1"})]}, 3000, 1),
+        ({"containers": [container(cpu="1")], "initContainers": [container("i", cpu="500m")]}, 1000, 0),
+        # A sidecar goes on beside the containers, and beside the steps after it.
+        ({"containers": [container(cpu="1")], "initContainers": [container("s", always=True, cpu="1")]}, 2000, 0),
+        (
+            {
+                "containers": [container(cpu="1")],
+                "initContainers": [container("s", always=True, cpu="2"), container("i", cpu="2")],
+            },
+            4000,
+            0,
+        ),
+        (
+            {
+                "containers": [container(cpu="1")],
+                "initContainers": [container("i", cpu="2"), container("s", always=True, cpu="2")],
+            },
+            3000,
+            0,
+        ),
+        ({"containers": [container(cpu="1")], "overhead": {"cpu": "250m"}}, 1250, 0),
+        (
+            {
+                "containers": [container(cpu="1", **{GPU: "1"})],
+                "resources": {"requests": {"cpu": "4"}},
+                "overhead": {"cpu": "1"},
+            },
+            5000,
+            1,
+        ),
+        ({"containers": [{"name": "nothing"}]}, 0, 0),
+    ],
+)
+def test_a_pod_requests_what_the_scheduler_counts(spec: dict[str, Any], cpu: int, gpus: int) -> None:
+    found = pod_requests(spec)
+    assert (found.get("cpu", 0), found.get(GPU, 0)) == (cpu, gpus)
+
+
+def test_a_container_that_shrinks_counts_with_what_it_still_has() -> None:
+    status = {"containerStatuses": [{"name": "main", "allocatedResources": {"cpu": "4"}}]}
+    assert pod_requests({"containers": [container(cpu="1")]}, status) == {"cpu": 4000}
+
+
+def pod(node: str | None = "n1", phase: str = "Running") -> dict[str, Any]:
+    """Return a pod with one GPU."""
+    spec = {"containers": [container(**{GPU: "1"})], **({"nodeName": node} if node else {})}
+    return {"metadata": {"name": "p", "labels": {}}, "spec": spec, "status": {"phase": phase}}
+
+
+def test_foreign_pods_hold_what_they_request_until_their_containers_have_ended() -> None:
+    held = project_share(pod(), "here")
+    assert held is not None
+    assert (held.node, held.requests, held.session) == ("n1", ((GPU, 1),), "")
+    assert project_share(pod(node=None), "here") is None
+    assert project_share(pod(phase="Failed"), "here") is None
+    assert project_share(pod(phase="Succeeded"), "here") is None
+    leaving = pod()
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert project_share(leaving, "here") == held, "its containers still run"
+
+
+def test_pods_of_this_installation_are_not_foreign() -> None:
+    mine = {"app.kubernetes.io/managed-by": "makeway", "makeway/instance": "here"}
+    job, session, other = pod(), pod(), pod()
+    job["metadata"]["labels"] = mine
+    session["metadata"]["labels"] = {**mine, "makeway/session": "s-1"}
+    other["metadata"]["labels"] = {**mine, "makeway/instance": "there"}
+    assert project_share(job, "here") is None
+    found = project_share(session, "here")
+    assert found is not None
+    assert found.session == "s-1"
+    foreign = project_share(other, "here")
+    assert foreign is not None
+    assert foreign.session == ""
+
+
+def test_equal_requests_are_kept_once() -> None:
+    one, other = project_share(pod(), "here"), project_share(pod(), "here")
+    assert one is not None
+    assert other is not None
+    assert one.requests is other.requests
+
+
+def test_room_keeps_a_resource_of_which_nothing_is_left() -> None:
+    assert room({GPU: "0", "cpu": "1"}) == {GPU: 0, "cpu": 1000}
