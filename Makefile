@@ -28,9 +28,10 @@ setup: ## Install everything from the lock files (again: nothing to do, at once)
 run: setup ## Start the portal on this machine; KEEP=1 leaves jobs and notebooks running after Ctrl-C
 	@$(if $(KEEP),MAKEWAY_KEEP=1 )exec .venv/bin/python -m makeway_hub.embedded
 
-test: setup ## Run every test, the browser's too; installs Debian's chromium if it is missing
+test: setup ## Run every test, the browser's and Kubernetes' too; installs what is missing; BUILD_MINUTES=n limits the build
+	@.venv/bin/python scripts/set_up_kube.py --tests
 	@.venv/bin/python scripts/set_up.py --browser
-	@$(PYTEST) -n auto --dist loadgroup -q $(if $(CI),--durations=40) $(ARGS)
+	@.venv/bin/python scripts/run_tests.py $(if $(CI),--slowest 40) --build-minutes $(or $(BUILD_MINUTES),60) -- $(ARGS)
 
 check: setup ## Run the quick tests only (under 90 seconds)
 	@$(PYTEST) -n auto --dist loadgroup -q -m "$(QUICK)" $(ARGS)
@@ -39,10 +40,10 @@ kube: setup ## Start a Kubernetes cluster on this machine until Ctrl-C; SIMULATE
 	@.venv/bin/python scripts/set_up_kube.py
 	@exec .venv/bin/python -m kube_cluster up --simulated $(or $(SIMULATED),0) --gpus $(or $(GPUS),4)
 
-kube-test: setup ## Test the cluster of `make kube`; the first time, Kubernetes is built (a quarter of an hour)
+kube-test: setup ## Run only the tests on a Kubernetes cluster; the first time, it is built (a quarter of an hour)
 	@.venv/bin/python scripts/set_up_kube.py
 	@.venv/bin/python -m kube_cluster build
-	@$(PYTEST) -q -m kube tests/kube $(ARGS)
+	@$(PYTEST) -q -rs -m kube tests/kube $(ARGS)
 
 coverage: setup ## Check that the engine's own quick tests reach 98 % of its branches
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)

@@ -74,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     wanted = parser().parse_args(arguments)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # end as with Ctrl-C, so that the cluster is removed
+    # All end as Ctrl-C does, so that the cluster is removed; shells start background commands with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
         if wanted.verb == "up":

@@ -76,13 +76,18 @@ def key() -> str:
     return total.hexdigest()[:16]
 
 
+def are_built() -> bool:
+    """Whether the programs are in the cache."""
+    return (cache() / key() / "pause").exists()
+
+
 def built() -> Path:
     """Return the folder of the programs; build them first if they are not in the cache."""
     place = cache() / key()
-    if not (place / "pause").exists():
+    if not are_built():
         cache().mkdir(parents=True, exist_ok=True)
         with _one_builder() as lock:
-            if not (place / "pause").exists():  # the builder that held the lock may have built them
+            if not are_built():  # the builder that held the lock may have built them
                 _build(place, lock)
     return place
 
@@ -111,19 +116,33 @@ def _build(place: Path, lock: IO[str]) -> None:
 
 def _modules(go: Path, lock: IO[str]) -> None:
     progress = Progress("Downloading the Go modules of Kubernetes (1.2 GB on disk)")
-    done = subprocess.run(
-        [go, "mod", "download"],
+    sums = (SOURCES / "go.sum").read_text(encoding="utf-8").splitlines()
+    total = len([line for line in sums if "/go.mod " not in line])
+    said: list[str] = []
+    downloaded = 0
+    progress.show(0, total)
+    with subprocess.Popen(
+        [go, "mod", "download", "-x"],
         cwd=SOURCES,
         env=_environ(),
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
         pass_fds=[lock.fileno()],
-    )
-    if done.returncode:
+    ) as download:
+        assert download.stderr
+        for line in download.stderr:
+            downloaded += re.search(r"\.zip: 200\b", line) is not None
+            if line.startswith("# get "):
+                progress.show(downloaded, total)
+            else:
+                said.append(line)
+    if download.returncode:
+        progress.end("failed")
         raise KubeProblem(
             "The Go modules of Kubernetes could not be downloaded: connect this machine to the network, or name a "
-            f"mirror of yours in GOPROXY, and run the same command again.\n{done.stderr.strip()[-1500:]}"
+            f"mirror of yours in GOPROXY, and run the same command again.\n{''.join(said).strip()[-1500:]}"
         )
     progress.end()
 

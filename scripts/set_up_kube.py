@@ -1,14 +1,17 @@
 """Installs what the Kubernetes cluster of `make kube` needs: Go to build it, and Debian's packages for a real node.
 
-Run by `make kube` and `make kube-test` after `make setup`, with the environment's Python. What is there is left alone.
+Run by `make kube`, `make kube-test` and `make test` after `make setup`, with the environment's Python. What is there is
+left alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import set_up
@@ -60,11 +63,23 @@ class KubeSetUp(set_up.SetUp):
             # Another containerd, such as Docker's, must never be removed for Debian's.
             self.run(what, [apt, "install", "-q", "-y", "--no-install-recommends", "--no-remove", *missing])
 
+    def packages_or_skip(self) -> None:
+        """Install the packages, or say in one line that tests will be skipped without them."""
+        try:
+            self.packages()
+        except set_up.SetUpProblem as problem:
+            print(f"Tests with a real Kubernetes node will be skipped: {problem}", file=sys.stderr)
 
-def main() -> int:
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Set up and return the exit status."""
+    parser = argparse.ArgumentParser(prog="make kube", description="Install what the Kubernetes cluster needs.")
+    parser.add_argument("--tests", action="store_true", help="without the packages, tests are skipped; an error in CI")
+    wanted = parser.parse_args(arguments)
     setup = KubeSetUp(set_up.ROOT)
-    return set_up.exit_status("make kube", setup.go, setup.packages)
+    may_skip = wanted.tests and not os.environ.get("CI")
+    go = [] if programs.are_built() else [setup.go]
+    return set_up.exit_status("make kube", *go, setup.packages_or_skip if may_skip else setup.packages)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from leftovers import left
 from pods import PODS, wait_until
 
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
-from kube_cluster.network import NAMESPACES
 from kube_cluster.node import Node
 from kube_cluster.problems import NotHere
-from kube_cluster.processes import marked
 
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
 FOLDERS = ("/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/etc/cni", "/etc/kubernetes", "/run/containerd")
@@ -21,14 +20,9 @@ MORE_FOLDERS = ("/usr/libexec/kubernetes", "/opt/cni", "/run/flannel", "/var/lib
 
 
 def machine() -> list[str]:
-    """Return what a cluster could leave on the machine: settings, folders, devices, namespaces, groups and mounts."""
+    """Return what any cluster could change on the machine outside of what bears its name."""
     found = [f"{name} = {Path('/proc/sys', name).read_text().strip()}" for name in SYSCTLS]
-    found += [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
-    found += [str(path) for path in sorted(Path("/sys/class/net").glob("mwkube*"))]
-    found += [str(path) for path in sorted(NAMESPACES.glob("mwkube*"))]
-    found += [str(path) for path in sorted(Path("/sys/fs/cgroup").glob("*/**/makeway-*"))]
-    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
-    return found + [line for line in mounts if "makeway-kube" in line]
+    return found + [folder for folder in (*FOLDERS, *MORE_FOLDERS) if Path(folder).exists()]
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +31,10 @@ def control_plane() -> Iterator[Cluster]:
     before = machine()
     with Cluster.start() as cluster:
         yield cluster
-        folder = cluster.folder
+        facts = cluster.folder.facts()
+        assert len(left(cluster.folder, facts)) > 4
     assert machine() == before
-    assert not marked(folder)
-    assert not folder.path.exists()
+    assert left(cluster.folder, facts) == []
 
 
 @pytest.fixture(scope="session")

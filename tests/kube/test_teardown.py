@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from leftovers import left
 from pods import wait_until
 
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster, why_no_node
 from kube_cluster.folder import Folder
-from kube_cluster.network import NAMESPACES, Network
-from kube_cluster.processes import marked
 
 pytestmark = pytest.mark.kube
 
@@ -46,20 +44,8 @@ class Running:
         return found
 
     def left(self) -> list[str]:
-        """Return what is there of the cluster: processes, folders, devices, namespaces, cgroups and mounts."""
-        found = [f"process {pid}" for pid in marked(self.folder)]
-        places = [self.folder.path, *map(Path, self._facts.get("cgroups", []))]
-        if (number := self._facts.get("network")) is not None:
-            bridge = Network(number).bridge
-            devices = Path("/sys/class/net")
-            places += [devices / bridge, *devices.glob(f"{bridge}p*"), *NAMESPACES.glob(f"{bridge}-*")]
-            routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout
-            found += [line for line in routes.splitlines() if bridge in line]
-        for mounts in Path("/proc").glob("[0-9]*/mountinfo"):
-            with suppress(OSError):
-                if str(self.folder.path) in mounts.read_text(encoding="utf-8"):
-                    found.append(f"mount of {mounts}")
-        return found + [str(place) for place in places if os.path.lexists(place)]
+        """Return what is there of the cluster."""
+        return left(self.folder, self._facts)
 
 
 @contextmanager

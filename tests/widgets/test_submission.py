@@ -110,6 +110,7 @@ def test_variables_that_are_missing_or_cannot_be_pickled() -> None:
         ("--with 1x", "--with 1x: that is not the name of a variable"),
         ("--workers -1", "of at least 1"),
         ("--workers many", "'many' is not a whole number of at least 1"),
+        ("--retries -1", "'-1' is not a whole number of at least 0"),
         ("--profile", "expected one argument"),
         ("stray", "'stray' is not an option"),
     ],
@@ -119,6 +120,10 @@ def test_a_line_that_cannot_be_read(line: str, says: str) -> None:
     assert says in message
     assert message.startswith("%%train: ")
     assert message.endswith("`%%train?` shows the options.") or says.startswith("a quote")
+
+
+def test_no_retries_can_be_asked_for() -> None:
+    assert options.train().read("--retries 0").retries == 0
 
 
 def test_a_line_that_can_be_read() -> None:

@@ -100,7 +100,7 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
     add(
         "--retries",
         metavar="N",
-        type=_positive,
+        type=_not_negative,
         default=0,
         help="how often a failed attempt is retried; preemptions never count",
     )
@@ -195,8 +195,16 @@ def _id(line: MagicParser) -> None:
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return _whole_number(text, 1)
+
+
+def _not_negative(text: str) -> int:
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
 
 

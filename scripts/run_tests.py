@@ -1,0 +1,181 @@
+"""Runs every test in two tiers: those without Kubernetes, beside the build of its programs, then those on a cluster.
+
+Run by `make test` with the environment's Python. The build happens once; its limit counts from its start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import set_up
+
+sys.path.insert(0, str(set_up.ROOT))
+
+from kube_cluster import processes, programs
+from kube_cluster.progress import duration
+
+ROOT = set_up.ROOT
+NO_TESTS = 5
+"""What pytest returns when no test was selected."""
+FAILED = 1
+LIMIT_MINUTES = 60.0
+PAUSE = 0.2
+BUILD = ("nice", "-n", "19", sys.executable, "-m", "kube_cluster", "build")
+
+
+class BuildProblem(Exception):
+    """The programs of Kubernetes are not there; the sentence says why and what to do."""
+
+
+class Build:
+    """The build of Kubernetes in the background: it gives way to the tests, and ends with them."""
+
+    def __init__(self, command: Sequence[str], log: Path, minutes: float) -> None:
+        self.log = log
+        self._minutes = minutes
+        self._start = time.monotonic()
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # ended as one; the same session, as the kernel weighs niceness within a session only
+            )
+
+    def wait(self) -> None:
+        """Return when the programs are built, showing what the build says; raise BuildProblem when they cannot be."""
+        shown = len(self._lines()[:-1])
+        while (status := self._process.poll()) is None:
+            lines = self._lines()
+            if len(lines) > shown:
+                print("\n".join(lines[shown:]), flush=True)
+                shown = len(lines)
+            if time.monotonic() - self._start > self._minutes * 60:
+                self.stop()
+                raise BuildProblem(
+                    f"Kubernetes was not built within {duration(self._minutes * 60)}. What is compiled is kept: run "
+                    f"the same command again to go on, or set BUILD_MINUTES to a longer time.\n{self._end()}"
+                )
+            time.sleep(PAUSE)
+        if status:
+            raise BuildProblem(f"The build of Kubernetes ended with status {status}:\n{self._end()}")
+        print(f"Kubernetes is built: {duration(time.monotonic() - self._start)} since the start.", flush=True)
+
+    def stop(self) -> None:
+        """End the build with its compilers; what is compiled stays in the cache."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _lines(self) -> list[str]:
+        return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    def _end(self) -> str:
+        return f"{processes.last_lines(self.log)}\n  (all of it is in {self.log})"
+
+
+class Tiers:
+    """The two runs of pytest."""
+
+    def __init__(self, arguments: Sequence[str], durations: int, root: Path = ROOT) -> None:
+        self.arguments = list(arguments)
+        self._root = root
+        self._durations = [f"--durations={durations}"] if durations else []
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def first(self) -> int:
+        """Run the tests without Kubernetes, on all processors, and return pytest's status."""
+        return self._pytest("-n", "auto", "--dist", "loadgroup", *self._durations, *self.arguments)
+
+    def has_second(self) -> bool:
+        """Whether the arguments select tests on Kubernetes."""
+        if any(word.startswith("-m") for word in self.arguments):  # the user's own selection is one run
+            return False
+        if not self.arguments:
+            return True
+        command = [*self._command(*self._second(), "--collect-only")]
+        return subprocess.run(command, cwd=self._root, capture_output=True, check=False).returncode == 0
+
+    def second(self) -> int:
+        """Run the tests on Kubernetes, which share one cluster, and return pytest's status."""
+        return self._pytest("-rs", *self._durations, *self._second())
+
+    def goes_on(self, status: int) -> bool:
+        """Whether the second tier follows a first that ended with this status."""
+        return status in (0, NO_TESTS) or (status == FAILED and not {"-x", "--exitfirst"} & {*self.arguments})
+
+    def stop(self) -> None:
+        """End what runs."""
+        if self._running is not None and self._running.poll() is None:
+            self._running.terminate()
+            self._running.wait()
+
+    def _second(self) -> list[str]:
+        named = any((self._root / word.partition("::")[0]).exists() for word in self.arguments)
+        return ["-m", "kube", *([] if named else ["tests/kube"]), *self.arguments]
+
+    def _command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "pytest", "-q", *words]
+
+    def _pytest(self, *words: str) -> int:
+        self._running = subprocess.Popen(self._command(*words), cwd=self._root)
+        while True:
+            try:
+                return self._running.wait()
+            except KeyboardInterrupt:  # pytest has it from the terminal, too, and ends in order
+                continue
+
+
+def run(tiers: Tiers, build: Build | None) -> int:
+    """Run both tiers and return the exit status."""
+    try:
+        status = tiers.first()
+        if not tiers.goes_on(status) or (build is None and not tiers.has_second()):
+            return status
+        print("\nThe tests on Kubernetes:", flush=True)
+        if build is not None:
+            build.wait()
+        on_kubernetes = tiers.second()
+        return on_kubernetes if status in (0, NO_TESTS) and on_kubernetes != NO_TESTS else status
+    except BuildProblem as problem:
+        print(f"make test: {problem}\nThe tests on Kubernetes did not run.", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("\nmake test: stopped.", file=sys.stderr)
+        return 130
+    finally:
+        tiers.stop()
+        if build is not None:
+            build.stop()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the tests and return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    ours = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="make test", description="Run every test; what follows -- is for pytest.")
+    parser.add_argument("--build-minutes", type=float, default=LIMIT_MINUTES, help="the limit of the build")
+    parser.add_argument("--slowest", type=int, default=0, help="how many of the slowest tests to print")
+    wanted = parser.parse_args(words[:ours])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    tiers = Tiers(words[ours + 1 :], wanted.slowest)
+    build = None
+    if not programs.are_built() and tiers.has_second():
+        build = Build(BUILD, ROOT / ".venvs" / "kube-build.log", wanted.build_minutes)
+        print(f"Kubernetes is built beside the tests, once; what the build says is in {build.log}.", flush=True)
+    return run(tiers, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

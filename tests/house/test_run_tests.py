@@ -1,0 +1,127 @@
+"""`make test` runs the tests on Kubernetes last, after a build that ends in time, in an error or with the tests."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import run_tests
+from run_tests import Build, BuildProblem, Tiers
+
+PYTEST_INI = "[pytest]\naddopts = -m 'not kube' -p no:cacheprovider\nmarkers = kube\n"
+PLAIN = "import os\ndef test_plain(): assert not os.path.exists('broken')\n"
+ON_KUBERNETES = (
+    "import pathlib, pytest\n@pytest.mark.kube\ndef test_kube():\n"
+    "    pathlib.Path('ran').touch()\n    assert pathlib.Path('built').exists()\n"
+)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project with one test without Kubernetes and one on it, which wants a file named `built`."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a start with all plugins takes seconds
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist")
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")
+    (tmp_path / "pytest.ini").write_text(PYTEST_INI)
+    (tmp_path / "tests/kube").mkdir(parents=True)
+    (tmp_path / "tests/test_plain.py").write_text(PLAIN)
+    (tmp_path / "tests/kube/test_kube.py").write_text(ON_KUBERNETES)
+    return tmp_path
+
+
+def build(folder: Path, script: str, minutes: float = 1) -> Build:
+    """Start a build that is this shell script."""
+    return Build(["sh", "-c", f"cd {folder}; {script}"], folder / "log" / "build.log", minutes)
+
+
+def test_a_build_that_fails_is_an_error_with_its_last_lines(tmp_path: Path) -> None:
+    with pytest.raises(BuildProblem, match=r"status 3:\n  no such module\n.*build\.log"):
+        build(tmp_path, "echo no such module; exit 3").wait()
+
+
+def test_a_build_that_takes_too_long_is_ended_with_its_compilers(tmp_path: Path) -> None:
+    slow = build(tmp_path, "sleep 600 & echo $! > compiler.new; mv compiler.new compiler; wait", minutes=0)
+    end = time.monotonic() + 60
+    while not (tmp_path / "compiler").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    with pytest.raises(BuildProblem, match=r"not built within 0 s\. What is compiled is kept: run the same command"):
+        slow.wait()
+    compiler = int((tmp_path / "compiler").read_text())
+    while alive(compiler):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_the_build_says_is_shown_while_the_tests_wait_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    slow = build(tmp_path, "echo early; echo 10 percent; cat go; sleep 1")
+    while slow.log.read_text() != "early\n10 percent\n":
+        time.sleep(0.02)
+    (tmp_path / "go").write_text("20 percent\n")
+    slow.wait()
+    said = capsys.readouterr().out
+    assert "early" not in said
+    assert "10 percent\n20 percent\nKubernetes is built: " in said
+
+
+@pytest.mark.slow
+def test_tests_on_kubernetes_wait_for_the_build(project: Path) -> None:
+    status = run_tests.run(Tiers([], 0, project), build(project, "sleep 2; touch built"))
+    assert status == 0
+    assert (project / "ran").exists()
+
+
+@pytest.mark.slow
+def test_tests_on_kubernetes_do_not_run_after_a_build_that_failed(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_tests.run(Tiers([], 0, project), build(project, "exit 1")) == 1
+    assert not (project / "ran").exists()
+    said = capfd.readouterr()
+    assert "1 passed" in said.out
+    assert "The tests on Kubernetes did not run.\n" in said.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "ran"), [([], True), (["-x"], False)])
+def test_a_failure_before_them_is_kept_in_the_status(project: Path, words: list[str], ran: bool) -> None:
+    (project / "broken").touch()
+    (project / "built").touch()
+    assert run_tests.run(Tiers(words, 0, project), None) in (1, 2)
+    assert (project / "ran").exists() == ran
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "selected"),
+    [
+        ([], True),
+        (["tests/kube"], True),
+        (["-k", "kube"], True),
+        (["tests/test_plain.py"], False),
+        (["-k", "plain"], False),
+        (["-m", "kube"], False),
+    ],
+)
+def test_the_arguments_select_tests_on_kubernetes_or_not(project: Path, words: list[str], selected: bool) -> None:
+    assert Tiers(words, 0, project).has_second() == selected
+
+
+@pytest.mark.slow
+def test_a_failure_on_kubernetes_is_the_status_of_all(project: Path) -> None:
+    assert run_tests.run(Tiers(["-k", "kube"], 0, project), None) == 1
+    (project / "built").touch()
+    assert run_tests.run(Tiers(["-k", "kube"], 0, project), None) == 0
