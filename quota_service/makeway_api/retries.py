@@ -20,7 +20,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 4.0
 
 
 def retries() -> dict[str, Any]:
-    """Return the settings for tenacity: repeat while the service is away, then raise its last answer."""
+    """Return the settings for tenacity: repeat while the service is unavailable, then raise its last answer."""
     return {
         "retry": retry_if_exception(lambda error: isinstance(error, MakewayError) and error.status in AWAY),
         "wait": _pause,

@@ -100,7 +100,7 @@ class Picker:
             )
             for i, (name, title) in enumerate(profiles.items())
         ]
-        return self._render(cards=cards, bars=[], teams=None, virtual=False, note=None, live=None, away=message)
+        return self._render(cards=cards, bars=[], teams=None, virtual=False, note=None, live=None, unavailable=message)
 
     def _live(self, ticket: str | None) -> str | None:
         return f"{self.service_path.rstrip('/')}/api/v1/offers/live?ticket={quote(ticket)}" if ticket else None

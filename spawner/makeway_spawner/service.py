@@ -25,7 +25,7 @@ def unavailable(error: MakewayError) -> bool:
 
 
 class Catalogue:
-    """The profiles and team titles of the newest offers, for pages and for starts while the service is away."""
+    """The profiles and team titles of the newest offers, for pages and for starts while the service is unavailable."""
 
     def __init__(self) -> None:
         self._profiles: dict[str, Profile] = {}
@@ -55,7 +55,7 @@ class Catalogue:
         return known.gpus == 0 if known else profile in configured
 
     def without_gpus(self, configured: list[str]) -> list[str]:
-        """Return the names of the profiles that may start while the service is away."""
+        """Return the names of the profiles that may start while the service is unavailable."""
         known = sorted(name for name, profile in self._profiles.items() if profile.gpus == 0)
         return known or list(configured)
 

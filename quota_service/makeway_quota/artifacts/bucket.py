@@ -1,7 +1,7 @@
 """Keep large contents in a bucket of S3-compatible object storage (extra `s3`).
 
 Every upload has a key of its own, `PREFIX/SHA-256/RANDOM`, which is never written twice: refreshing a content is a new
-upload, so that removing an old one needs no lock, which S3 has not. Uploads that a newer one of the same content
+upload, so that an old one is removed without a lock, of which S3 has none. Uploads that a newer one of the same content
 supersedes are removed like leftovers. Credentials, region and endpoint come from the environment or the files of the
 AWS SDK.
 """
@@ -35,8 +35,8 @@ log = logging.getLogger("makeway.artifacts")
 
 PART = 8 * 2**20
 """Bytes of one part of a multipart upload, which is what is in memory of a content"""
-YOUNG = ORPHAN_AGE / 2
-"""Seconds for which an upload is refreshed by doing nothing: it is kept for at least as long again"""
+RECENT = ORPHAN_AGE / 2
+"""Seconds for which `put` needs no new upload: the one that is there is kept for at least as long again"""
 TRIES = 3
 """Attempts of a reader to find a content: the key that it found may have been superseded and removed"""
 
@@ -72,7 +72,7 @@ class ArtifactBucket:
         """Upload a content, unless there is a recent upload of it."""
         with self._explained():
             newest, now = self._newest(checked(digest))
-            if newest is not None and newest.size == size and newest.at > now - YOUNG:
+            if newest is not None and newest.size == size and newest.at > now - RECENT:
                 return
             key = f"{self._prefix}{digest}/{os.urandom(8).hex()}"
             self._client.upload_fileobj(_Reader(verified(digest, chunks)), self._bucket, key, Config=TRANSFER)

@@ -113,16 +113,16 @@ class AuditService:
     async def ready(self) -> Health:
         """Return whether the last write succeeded, large files are there and the loop cycles; it waits for nothing."""
         context = self._context
-        broken, away = context.store.failure(), context.store.contents.failure()
+        broken, unreachable = context.store.failure(), context.store.contents.failure()
         age = context.world.age()
         cycles = age is not None and age < 10 * context.settings.tick_seconds
         failure = context.world.failure
         loop = f"last cycle {age:.0f} s ago" if age is not None else "no cycle yet"
         return Health(
-            ok=bool(cycles and not broken and not away and not failure),
+            ok=bool(cycles and not broken and not unreachable and not failure),
             checks={
                 "database": "cannot be written" if broken else "writes",
-                "files": "the storage of large files is unavailable" if away else "available",
+                "files": "the storage of large files is unavailable" if unreachable else "available",
                 "loop": failure or loop,
                 "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -123,7 +123,7 @@ class Context:
             self.limits.learn((await self.world.rows()).values())
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a blocking function of the store in a thread of the requests; 503 where the database is away."""
+        """Call a blocking function of the store in a thread of the requests; 503 where the database is unavailable."""
         work = counting(partial(function, *args, **kwargs))
         with database_errors():
             return await asyncio.get_running_loop().run_in_executor(self.threads, work)
