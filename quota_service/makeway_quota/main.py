@@ -92,11 +92,23 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_nodes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     nodes = commands.add_parser("nodes", help="list the nodes of a Kubernetes cluster as the service sees them")
-    nodes.add_argument("--kubeconfig", type=Path, help="default: KUBECONFIG, else the service account of this pod")
-    nodes.add_argument("--context", default="", help="of the kubeconfig (its current one)")
+    nodes.add_argument(
+        "--kubeconfig", type=Path, help="a kubeconfig file (default: KUBECONFIG, else this pod's service account)"
+    )
+    nodes.add_argument("--context", default="", help="context of the kubeconfig (default: its current one)")
     nodes.add_argument("--policy", metavar="FILE", help="a policy document with pools; without it, all are in one pool")
-    nodes.add_argument("--resource", default="nvidia.com/gpu", help="of the GPUs, without --policy (nvidia.com/gpu)")
-    nodes.add_argument("--tolerate", action="append", default=[], metavar="TAINT", help="key, key=value:NoSchedule …")
+    nodes.add_argument(
+        "--resource",
+        default="nvidia.com/gpu",
+        help="the GPUs' extended resource, without --policy (default: nvidia.com/gpu)",
+    )
+    nodes.add_argument(
+        "--tolerate",
+        action="append",
+        default=[],
+        metavar="TAINT",
+        help="a taint that work tolerates: key, key=value:NoSchedule …; may be repeated",
+    )
     nodes.set_defaults(run=_nodes)
 
 

@@ -12,12 +12,12 @@ from makeway_quota.backends.kubernetes.nodes import (
     Toleration,
     pool_of,
     project_node,
-    repelling,
     selectors,
     toleration,
+    untolerated,
 )
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests, project_share
-from makeway_quota.backends.kubernetes.quantities import amount, number, room
+from makeway_quota.backends.kubernetes.quantities import amount, number, resources
 from makeway_quota.policy import read
 
 GPU = "nvidia.com/gpu"
@@ -71,7 +71,7 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 def test_a_node_is_kept_in_the_units_of_the_service() -> None:
     kept = project_node(node())
     assert (kept.name, kept.uid, kept.ready, kept.unschedulable) == ("n1", "u1", True, False)
-    assert kept.room == {"cpu": 95500, "memory": 1032001, GPU: 8, "pods": 110}
+    assert kept.allocatable == {"cpu": 95500, "memory": 1032001, GPU: 8, "pods": 110}
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_only_taints_that_are_not_tolerated_and_keep_pods_away_count() -> None:
     ]
     kept = project_node(node(taints=taints))
     selector = NodeSelector("h100", GPU, {"gpu": "h100"}, (Toleration(GPU, "Exists"),))
-    assert [str(taint) for taint in repelling(kept, selector)] == ["team=x:NoExecute"]
-    assert repelling(kept, replace(selector, tolerations=(*selector.tolerations, toleration("team=x")))) == ()
+    assert [str(taint) for taint in untolerated(kept, selector)] == ["team=x:NoExecute"]
+    assert untolerated(kept, replace(selector, tolerations=(*selector.tolerations, toleration("team=x")))) == ()
 
 
 @pytest.mark.parametrize(
@@ -261,4 +261,4 @@ def test_equal_requests_are_kept_once() -> None:
 
 
 def test_room_keeps_a_resource_of_which_nothing_is_left() -> None:
-    assert room({GPU: "0", "cpu": "1"}) == {GPU: 0, "cpu": 1000}
+    assert resources({GPU: "0", "cpu": "1"}) == {GPU: 0, "cpu": 1000}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 from informing import client, forget_the_past, frozen_api_server, running, soon, start_api_server, stop_api_server
-from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, Object, Silence
+from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.informer import Informer, Timing
 
 from kube_cluster.cluster import Cluster
@@ -157,7 +157,7 @@ async def test_the_api_server_may_be_away(cluster: Cluster, api: ApiClient) -> N
         await soon(lambda: followed.counts.failures >= 3, "it has tried again")
         assert "cannot be reached" in followed.problem
         assert found(followed) == {"before": "1"}, "what is known stays"
-        with pytest.raises(Silence, match="cannot be reached"):
+        with pytest.raises(ApiUnreachable, match="cannot be reached"):
             await api.get(MAPS)
         await asyncio.to_thread(start_api_server, cluster, command)
         await api.create(MAPS, config_map("after"))

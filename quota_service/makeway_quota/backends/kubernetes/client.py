@@ -1,7 +1,7 @@
 """Send requests to one cluster's API server, in plain dictionaries; streams are lines of JSON.
 
 Used by the informers and by whatever creates and deletes pods. A refusal is an `ApiRefusal` with what the API server
-said; no answer at all is a `Silence`.
+said; no answer at all is an `ApiUnreachable`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ApiRefusal(Exception):
         """seconds after which the API server wants to be asked again, where it says so"""
 
 
-class Silence(Exception):
+class ApiUnreachable(Exception):
     """The API server could not be reached, or did not answer in time."""
 
 
@@ -101,7 +101,7 @@ class ApiClient:
 
     @asynccontextmanager
     async def stream(self, path: str, query: Mapping[str, str], silence: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a stream and yield its lines; Silence when nothing arrives for `silence` seconds."""
+        """Open a stream and yield its lines; ApiUnreachable when nothing arrives for `silence` seconds."""
         timeout = httpx2.Timeout(self._seconds, read=silence)
         self.requests += 1
         try:
@@ -112,7 +112,7 @@ class ApiClient:
                     raise refusal_of(answer.status_code, await answer.aread(), answer.headers.get("Retry-After"))
                 yield self._lines(answer)
         except httpx2.HTTPError as error:
-            raise Silence(_why(error)) from error
+            raise ApiUnreachable(_why(error)) from error
 
     async def _lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
         rest = b""
@@ -137,7 +137,7 @@ class ApiClient:
         try:
             answer = await self._http.request(method, path, params=query, content=content, headers=headers)
         except httpx2.HTTPError as error:
-            raise Silence(_why(error)) from error
+            raise ApiUnreachable(_why(error)) from error
         self.bytes_read += len(answer.content)
         if answer.status_code >= 400:
             raise refusal_of(answer.status_code, answer.content, answer.headers.get("Retry-After"))

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import orjson
 
-from .client import GONE, ApiClient, ApiRefusal, Object, Silence
+from .client import GONE, ApiClient, ApiRefusal, ApiUnreachable, Object
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -121,17 +121,19 @@ class Informer(Generic[T]):
                 if self._clock() - began < self._timing.first_pause:
                     await self._pause(1)  # something in between ends watches at once
                 self._failures = 0
-            except (ApiRefusal, Silence) as error:
+            except (ApiRefusal, ApiUnreachable) as error:
                 await self._fail(error)
             except (KeyError, TypeError, ValueError) as error:
                 log.exception("%s: an answer that was not understood", self._path)
-                await self._fail(Silence(f"the Kubernetes API server answered what is not understood: {error!r}"))
+                await self._fail(
+                    ApiUnreachable(f"the Kubernetes API server answered what is not understood: {error!r}")
+                )
 
     async def _pause(self, failures: int, least: float = 0.0) -> None:
         pause = min(self._timing.longest_pause, self._timing.first_pause * 2.0 ** min(failures - 1, 20))
         await asyncio.sleep(max(least, pause * (0.5 + self._jitter())))
 
-    async def _fail(self, error: ApiRefusal | Silence) -> None:
+    async def _fail(self, error: ApiRefusal | ApiUnreachable) -> None:
         """Pause after a failure; an expired version leads to a new list, at once the first time."""
         self.counts.failures += 1
         self._failures += 1
@@ -208,7 +210,7 @@ class Informer(Generic[T]):
                     async for line in lines:
                         self._event(line)
         except TimeoutError:
-            raise Silence("the Kubernetes API server did not end a watch when it should") from None
+            raise ApiUnreachable("the Kubernetes API server did not end a watch when it should") from None
 
     def _event(self, line: bytes) -> None:
         """Take one event of a watch; ApiRefusal where it is the error that ends the watch."""

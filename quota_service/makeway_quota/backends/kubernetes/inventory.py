@@ -1,7 +1,7 @@
 """Keep the nodes of one cluster as the control loop needs them, from informers on nodes and on pods.
 
-Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs are not foreign, and
-those of sessions are holders; everything else counts by what it requests, until its containers have ended.
+Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs and sessions are not
+foreign; every other pod counts by its requests, until its containers have ended.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from ..base import NodeSeen
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
-from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, repelling
+from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
 from .pod_requests import PodShare, project_share
 
 GPU = 1000
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""The pods that hold something of a node."""
+"""The field selector of the pods that hold resources of a node."""
 
 
 class KubernetesInventory:
@@ -120,19 +120,19 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
     for share in shares:
         for resource, value in share.requests if not share.session else ():
             foreign[resource] = foreign.get(resource, 0) + value
-    devices = node.room.get(selector.resource, 0) if selector else 0
+    devices = node.allocatable.get(selector.resource, 0) if selector else 0
     return NodeSeen(
         name=node.name,
         pool=selector.pool if selector else "",
         devices=tuple(range(devices)),
         model=model_of(node),
-        cpu=node.room.get("cpu", 0),
-        memory=node.room.get("memory", 0),
+        cpu=node.allocatable.get("cpu", 0),
+        memory=node.allocatable.get("memory", 0),
         ready=node.ready,
         foreign_gpus=GPU * foreign.get(selector.resource, 0) if selector else 0,
         foreign_cpu=foreign.get("cpu", 0),
         foreign_memory=foreign.get("memory", 0),
-        cordoned=node.unschedulable or selector is None or bool(repelling(node, selector)),
+        cordoned=node.unschedulable or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
         sessions=tuple(sorted(share.session for share in shares if share.session)),

@@ -1,4 +1,4 @@
-"""Keep of a node what its place in the inventory depends on, and decide which pool it is in and whether it takes work.
+"""Keep what the inventory needs of a node, and decide which pool it is in and whether it takes work.
 
 Pure: no requests. Nodes are kept small, because there may be thousands; equal texts are kept once.
 """
@@ -12,7 +12,7 @@ from typing import Literal
 
 from ...policy import Document
 from .client import Object
-from .quantities import room
+from .quantities import resources
 
 NO_SCHEDULE = ("NoSchedule", "NoExecute")
 """The effects that keep a pod away; PreferNoSchedule does not."""
@@ -65,12 +65,12 @@ def toleration(text: str) -> Toleration:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """What is kept of a node: CPU in milli-cores, memory in MiB, everything else in whole devices."""
+    """What is kept of a node; `allocatable` has CPU in milli-cores, memory in MiB and all else in whole devices."""
 
     name: str
     uid: str
     labels: Mapping[str, str]
-    room: Mapping[str, int]
+    allocatable: Mapping[str, int]
     taints: tuple[Taint, ...] = ()
     ready: bool = False
     unschedulable: bool = False
@@ -96,12 +96,12 @@ def project_node(item: Object) -> ClusterNode:
     metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
     labels = {intern(str(name)): intern(str(value)) for name, value in (metadata.get("labels") or {}).items()}
-    offered = room(status.get("allocatable") or status.get("capacity"))
+    offered = resources(status.get("allocatable") or status.get("capacity"))
     return ClusterNode(
         name=intern(str(metadata["name"])),
         uid=metadata.get("uid", ""),
         labels=labels,
-        room={intern(name): value for name, value in offered.items()},
+        allocatable={intern(name): value for name, value in offered.items()},
         taints=tuple(
             Taint(intern(one["key"]), intern(one.get("value") or ""), intern(one["effect"]))
             for one in spec.get("taints") or ()
@@ -129,11 +129,11 @@ def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tup
 def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> NodeSelector | None:
     """Return the first selector of a node whose resource the node offers, else the first selector, else None."""
     fitting = [selector for selector in candidates if selector.selects(node)]
-    return next((one for one in fitting if one.resource in node.room), fitting[0] if fitting else None)
+    return next((one for one in fitting if one.resource in node.allocatable), fitting[0] if fitting else None)
 
 
-def repelling(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:
-    """Return the taints that keep the pods of a pool away from a node."""
+def untolerated(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:
+    """Return the taints of a node that keep pods away and that the pool does not tolerate."""
     return tuple(
         taint
         for taint in node.taints
@@ -142,5 +142,5 @@ def repelling(node: ClusterNode, selector: NodeSelector) -> tuple[Taint, ...]:
 
 
 def model_of(node: ClusterNode) -> str:
-    """Return the model of a node's GPUs, "" when no label tells it."""
+    """Return the model of a node's GPUs, "" when it has no label for it."""
     return next((node.labels[name] for name in MODELS if node.labels.get(name)), "")

@@ -27,7 +27,7 @@ Requests = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """What a pod holds of its node. `session`: the pod of a session of ours, which is not foreign."""
+    """The resources that a pod holds on its node. `session`: it is the pod of one of our sessions, so not foreign."""
 
     node: str
     requests: Requests
@@ -35,7 +35,7 @@ class PodShare:
 
 
 def project_share(item: Object, instance: str) -> PodShare | None:
-    """Return what a pod holds of its node; None while it holds nothing and for the pods of our jobs."""
+    """Return the resources that a pod holds on its node; None while it holds none, and for pods of our jobs."""
     spec, status = item.get("spec") or {}, item.get("status") or {}
     node = spec.get("nodeName")
     if not node or status.get("phase") in ENDED:
@@ -57,10 +57,10 @@ def _same(asked: Requests) -> Requests:
 
 
 def pod_requests(spec: Object, status: Object | None = None) -> dict[str, int]:
-    """Return what a pod requests: its containers together, or its largest step of initialization, and overhead.
+    """Return what a pod requests: its containers in sum, or its largest init container if that is more, and overhead.
 
-    Containers that go on beside the others (sidecars) count in both. Where the pod as a whole states CPU or memory,
-    that counts; while a container is resized in place, the larger of what it asks for and what it still has.
+    Sidecars count in both. Requests of the pod as a whole go before those of its containers. While a container is
+    resized in place, the larger of its request and what is allocated to it counts.
     """
     given = {one["name"]: one.get("allocatedResources") for one in (status or {}).get("containerStatuses") or ()}
     running: dict[str, int] = {}

@@ -30,7 +30,7 @@ def number(text: str) -> Fraction:
 
 @lru_cache(maxsize=4096)
 def amount(resource: str, text: str, *, up: bool = True) -> int:
-    """Return a quantity in the service's unit for the resource: a request is rounded up, room is rounded down."""
+    """Return a quantity in the service's unit for the resource: rounded up for requests, down for what nodes offer."""
     exact = number(text)
     if resource == "cpu":
         exact *= 1000
@@ -40,11 +40,11 @@ def amount(resource: str, text: str, *, up: bool = True) -> int:
 
 
 def requests(quantities: Mapping[str, object] | None) -> dict[str, int]:
-    """Return what a resource list asks for, without zeros."""
+    """Return the requests of a resource list, without zeros."""
     found = {resource: amount(resource, str(text)) for resource, text in (quantities or {}).items()}
     return {resource: value for resource, value in found.items() if value}
 
 
-def room(quantities: Mapping[str, object] | None) -> dict[str, int]:
-    """Return what a resource list offers, zeros included: a node that offers 0 GPUs is a node for GPUs."""
+def resources(quantities: Mapping[str, object] | None) -> dict[str, int]:
+    """Return the allocatable resources of a node, zeros included: one that offers 0 GPUs now may offer some later."""
     return {resource: amount(resource, str(text), up=False) for resource, text in (quantities or {}).items()}
