@@ -107,10 +107,11 @@ async def test_pods_that_end_by_themselves_hold_nothing(big: Cluster, inventory:
     pods = [simulated_pod(f"short-{number}", gpus=8, run_for="1s") for number in range(200)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda pod: big.api.create(PODS, pod), pods))
-    await soon(lambda: sum(one.foreign_gpus for one in inventory.seen().values()) == 0, "all have ended")
-    await soon(lambda: len(big.api.items(PODS, fieldSelector="status.phase=Succeeded")) == 200, "and succeeded")
+    await soon(lambda: len(big.api.items(PODS, fieldSelector="status.phase=Succeeded")) == 200, "all have succeeded")
+    short = {f"default/short-{number}" for number in range(200)}
+    await soon(lambda: not inventory.pods.objects.keys() & short, "none of them is followed any more")
+    assert sum(one.foreign_gpus for one in inventory.seen().values()) == 0
     assert inventory.pods.counts.events > 0
-    assert not inventory.pods.objects.keys() & {f"default/short-{number}" for number in range(200)}
 
 
 async def test_another_policy_moves_nodes_to_other_pools(inventory: KubernetesInventory) -> None:
