@@ -227,5 +227,5 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         hub_api_url=env.get("JUPYTERHUB_API_URL", ""),
         api_token=env.get("JUPYTERHUB_API_TOKEN", ""),
         hub_base_url=env.get("JUPYTERHUB_BASE_URL", "/"),
-        ticket_secret=env.get("MAKEWAY_TICKET_SECRET", "") or env.get("JUPYTERHUB_API_TOKEN", ""),
+        ticket_secret=env.get("MAKEWAY_TICKET_SECRET", ""),
     )

@@ -161,12 +161,28 @@ async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster
     seen = await cluster.one()
     assert seen is not None
     assert seen.phase is Phase.LOST
-    assert seen.node_lost, "its silence says nothing about the job"
+    assert not seen.node_lost, "its machine is there: the job may have stopped its launcher"
     assert "not heard of for 120 s" in seen.message
     cluster.reported.silent_for[0] = 0.0
     assert await phase(cluster) is Phase.LOST, "its attempt is fenced by now"
     cluster.report(replace(ENDED, completed=True))
     assert await phase(cluster) is Phase.LOST
+
+
+async def test_silence_does_not_count_where_the_node_is_gone_or_nothing_is_known(cluster: Cluster) -> None:
+    cluster.report(RUNS)
+    cluster.reported.silent_for[0] = LOST_AFTER
+    cluster.there[KEY] = Machines(1, node_lost=True)
+    seen = await cluster.one()
+    assert seen is not None
+    assert (seen.phase, seen.node_lost) == (Phase.LOST, True)
+    unknown = Cluster()
+    unknown.synced = False
+    unknown.report(RUNS)
+    unknown.reported.silent_for[0] = LOST_AFTER
+    seen = await unknown.one()
+    assert seen is not None
+    assert (seen.phase, seen.node_lost) == (Phase.LOST, True)
 
 
 async def test_one_that_ended_may_be_silent(cluster: Cluster) -> None:

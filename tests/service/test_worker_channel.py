@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import itsdangerous
 import pytest
 from makeway_quota.backends.remote import WorkerSeen
 from makeway_quota.control.attempt_tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
 from makeway_quota.control.worker_channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, WorkerChannel
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.worker_reports import WorkerReport
 
 KEY = ("j1", 1, 0)
 SECRET = b"a secret of thirty-two bytes ..."
@@ -102,6 +107,29 @@ async def test_what_another_replica_forgot_goes_here_too(store: Store) -> None:
     assert there.worker() is None
 
 
+async def test_a_read_under_way_brings_no_forgotten_attempt_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Replica(store)
+    store.worker_reports.claim(KEY, "launcher", 0.0)
+    await here.channel.refresh()
+    store.worker_reports.write(KEY, {"step": 7}, 1.0)
+    read, go, after = threading.Event(), threading.Event(), store.worker_reports.after
+
+    def slow(serial: int) -> list[WorkerReport]:
+        found = after(serial)
+        read.set()
+        assert go.wait(60)
+        return found
+
+    monkeypatch.setattr(store.worker_reports, "after", slow)
+    refreshing = asyncio.create_task(here.channel.refresh())
+    await asyncio.to_thread(read.wait, 60)
+    forgetting = asyncio.create_task(here.channel.forget(*KEY[:2]))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(refreshing, forgetting)
+    assert here.worker() is None
+
+
 async def test_a_failure_in_the_gang_is_known(store: Store) -> None:
     here = Replica(store)
     for number in (0, 1):
@@ -129,3 +157,9 @@ def test_a_token_grows_old_expires_and_is_void() -> None:
     assert tokens.check(token, KEY) == "void"
     for forged in ("", "x", token[:-1], token + "A", token.replace(".", ""), "é", "W10.x"):
         assert tokens.check(forged, KEY) == "void"
+
+
+def test_tokens_are_signed_with_a_key_of_their_own() -> None:
+    signing = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
+    notes = itsdangerous.URLSafeSerializer(SECRET, salt="attempt", signer_kwargs=signing)
+    assert AttemptTokens(SECRET, clock=lambda: 0.0).check(str(notes.dumps([*KEY, 0])), KEY) == "void"

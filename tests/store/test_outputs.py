@@ -88,6 +88,49 @@ def test_a_log_beyond_its_limit_loses_its_middle(store: Store) -> None:
     assert store.outputs.read("j1", 1, "log", 0, 1)[1] == 100_000
 
 
+def test_a_quiet_workers_log_is_known_to_its_end_when_its_pieces_are_dropped(store: Store) -> None:
+    limit, piece = 40_000, 2_000
+    outputs = store.outputs
+    outputs.append(KEY, "log", 0, b"k" * 20_000, limit)
+    outputs.append(SECOND, "log", 0, b"quiet", limit)
+    for at in range(20_000, 100_000, piece):
+        outputs.append(KEY, "log", at, b"k" * piece, limit)
+    assert b"quiet" not in log(store, 0, 20_010)
+    assert outputs.append(SECOND, "log", 0, b"quiet", limit) == 5, "it is not kept a second time"
+    assert outputs.append(SECOND, "log", 5, b" no more", limit) == 13
+    for at in range(100_000, 200_000, piece):
+        outputs.append(KEY, "log", at, b"k" * piece, limit)
+    assert outputs.append(SECOND, "log", 0, b"quiet no more", limit) == 13
+    assert outputs.read("j1", 1, "log", 0, 1)[1] == 200_013
+
+
+def test_what_is_refused_is_not_kept_outside(store: Store, tmp_path: Path) -> None:
+    outputs = store.outputs
+    with pytest.raises(OutOfPlace):
+        outputs.append(KEY, "log", 10, b"l" * LARGE, LIMIT)
+    with pytest.raises(TooLong):
+        outputs.append(KEY, "result", 0, b"r" * LARGE, LARGE - 1)
+    outputs.append(KEY, "error", 0, b"e" * 500, LIMIT)
+    assert outputs.append(KEY, "error", 0, b"e" * LARGE, LIMIT) == LARGE
+    assert outputs.read("j1", 1, "error", 0, 2 * LARGE) == (b"e" * LARGE, LARGE)
+    assert not list((tmp_path / "artifacts").glob("??/*"))
+
+
+def test_nothing_after_dropped_bytes_changes_nothing(store: Store) -> None:
+    outputs = store.outputs
+    outputs.append(KEY, "log", 0, b"abc", LIMIT)
+    assert outputs.append(KEY, "log", 10, b"", LIMIT, dropped=True) == 3
+    outputs.append(SECOND, "log", 0, b"second", LIMIT)
+    assert outputs.append(KEY, "log", 10, b"xyz", LIMIT, dropped=True) == 13
+    assert log(store) == b"abcsecondxyz"
+
+
+def test_only_a_log_may_lack_something(store: Store) -> None:
+    store.outputs.append(KEY, "result", 0, b"abc", LIMIT)
+    with pytest.raises(OutOfPlace):
+        store.outputs.append(KEY, "result", 10, b"xyz", LIMIT, dropped=True)
+
+
 def test_a_result_is_the_first_workers_and_has_a_limit(store: Store) -> None:
     outputs = store.outputs
     assert not outputs.has("j1", 1, "result")

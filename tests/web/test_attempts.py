@@ -14,7 +14,7 @@ import pytest
 from makeway_api.models import FileIn
 from makeway_quota.control import attempt_tokens
 from makeway_quota.control.attempt_tokens import AttemptTokens
-from makeway_quota.services.output_rates import BURST, RATE, OutputRates
+from makeway_quota.services.output_rates import BURST, RATE, RESULT_BURST, OutputRates
 from web.portal import API, Portal, portal
 
 INSTANCE = {"instance": "launcher-1"}
@@ -215,6 +215,17 @@ async def test_a_flood_of_log_is_slowed_down_and_hinders_no_other_worker(web: Po
     assert (await other.send("log", 0, b"x" * MIB)).status_code == 200
 
 
+async def test_a_flood_of_results_is_slowed_down(worker: Worker) -> None:
+    await worker.claim()
+    sent, answer = 0, await worker.send("result", 0, b"")
+    while answer.status_code == 200:
+        assert sent <= 2 * RESULT_BURST
+        answer = await worker.send("result", 0, b"f" * MIB)  # known from the second time on
+        sent += MIB
+    assert code(answer) == (429, "too_fast")
+    assert (await worker.post("report", {"step": 1})).status_code == 200, "what it reports has a rate of its own"
+
+
 async def test_many_workers_are_told_to_send_their_logs_less_often(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,6 +244,25 @@ def test_room_for_a_log_comes_back_with_time() -> None:
     assert rates.take("w", RATE) == 0
     assert rates.take("w", 1) > 0
     assert rates.take("v", BURST) == 0
+
+
+async def test_one_worker_has_one_name_however_its_address_is_written(tmp_path: Path) -> None:
+    async with portal(tmp_path, most_worker_outputs=2, most_bodies_per_worker=1) as web:
+        worker = Worker(web, await web.running_job(profile="gpu1"))
+        await worker.claim()
+        go, sent = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"begin"
+            sent.set()
+            await go.wait()
+
+        held = asyncio.create_task(worker.http.post(f"{worker.path}/outputs/log?offset=0", content=slow()))
+        await sent.wait()
+        again = f"{worker.path.removesuffix('/1/0')}/0000001/000/outputs/log?offset=0"
+        assert code(await worker.http.post(again, content=b"x")) == (503, "busy")
+        go.set()
+        assert (await held).status_code == 200
 
 
 async def test_bodies_of_workers_have_places_of_their_own(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 `RemoteBackend` is the part that all such backends share: what workers report and send comes from the channel, and
 orders reach them as the store has them, whichever replica they ask. A subclass starts and removes machines (pods,
-processes elsewhere). A worker that is not heard of for `lost_after` is lost; that says nothing about its job.
+processes elsewhere). A worker that is not heard of for `lost_after` is lost.
 """
 
 from __future__ import annotations
@@ -295,7 +295,8 @@ class RemoteBackend(ABC):
                 return self._lose(key, seen, message, node_lost=False)
         if silent is not None:
             message = f"worker {silent} was not heard of for {self.lost_after:g} s"
-            return self._lose(key, seen, message, node_lost=True)
+            # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
+            return self._lose(key, seen, message, node_lost=machines is None or machines.node_lost)
         return seen
 
     def _absent(self, key: Key, seen: AttemptSeen, machines: Machines, ending: _Ending | None) -> AttemptSeen:

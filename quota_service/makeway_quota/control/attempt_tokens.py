@@ -7,6 +7,7 @@ may still be exchanged for a new one while its attempt lives: a worker outlives 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -20,6 +21,9 @@ TOKEN_SECONDS = 3600.0
 RENEWAL_SECONDS = 86_400.0
 """Seconds for which it may be exchanged for a new one."""
 
+PURPOSE = b"makeway: tokens of workers"
+"""Makes a key of its own from the secret, which also signs other things"""
+
 Validity = Literal["valid", "old", "expired", "void"]
 
 
@@ -30,7 +34,8 @@ class AttemptTokens:
         if len(secret) < 16:
             raise ValueError("the signing secret must have at least 16 bytes")
         signing = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
-        self._notes = itsdangerous.URLSafeSerializer(secret, salt="attempt", signer_kwargs=signing)
+        key = hmac.digest(secret, PURPOSE, "sha256")
+        self._notes = itsdangerous.URLSafeSerializer(key, salt="attempt", signer_kwargs=signing)
         self._clock = clock
 
     def token(self, key: WorkerKey) -> str:

@@ -121,13 +121,14 @@ class WorkerChannel:
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""
-        if (workers := self._reports.pop((workload, attempt), None)) is not None:
-            for report in workers.values():
-                self._heard.pop(report.key, None)
-                self._unwritten.pop(report.key, None)
-            self._seen.pop((workload, attempt), None)
-            self._changed.add((workload, attempt))
-            await asyncio.to_thread(self._store.worker_reports.forget, workload, attempt)
+        async with self._one:  # a read that is under way would bring them back
+            if (workers := self._reports.pop((workload, attempt), None)) is not None:
+                for report in workers.values():
+                    self._heard.pop(report.key, None)
+                    self._unwritten.pop(report.key, None)
+                self._seen.pop((workload, attempt), None)
+                self._changed.add((workload, attempt))
+                await asyncio.to_thread(self._store.worker_reports.forget, workload, attempt)
 
     def credentials(self, workload: str, attempt: int, worker: int) -> tuple[str, str]:
         """Return the path below the service's address that a worker has to itself, and its first token."""

@@ -27,7 +27,7 @@ from ..store.outputs import Kind, OutOfPlace, TooLong
 from ..store.records import Notice, Workload
 from ..store.worker_reports import AlreadyClaimed, WorkerKey
 from .context import LONGEST_WAIT, Context
-from .output_rates import OutputRates
+from .output_rates import RESULT_BURST, RESULT_RATE, OutputRates
 from .refusals import busy, refuse
 
 HEARTBEAT = 10.0
@@ -54,6 +54,7 @@ class AttemptService:
         self._context = context
         self._channel = channel
         self._rates = OutputRates()
+        self._result_rates = OutputRates(RESULT_RATE, RESULT_BURST)
 
     def check_token(self, token: str, key: WorkerKey, *, renewing: bool = False) -> bool:
         """Refuse a token that is not this worker's or is too old; return whether it is to be replaced."""
@@ -89,6 +90,7 @@ class AttemptService:
         """Return the content of one of the job's files, chunk by chunk."""
         self.check_token(token, key)
         row = await self._live(key)
+        self._channel.hear(key)
         contents = self._context.store.contents
         chunks = await self._context.call(contents.chunks, row.id, digest)
         if chunks is None:
@@ -128,7 +130,7 @@ class AttemptService:
         self._channel.hear(key)
         given = report.model_dump()
         if given != self._channel.report(key):
-            self._slow_down(key, LEAST)
+            self._slow_down(key, LEAST, self._rates)
             context = self._context
             written = await context.call(context.store.worker_reports.write, key, given, context.clock())
             if written is None:
@@ -144,7 +146,7 @@ class AttemptService:
         self.check_token(token, key)
         await self._live(key)
         self._channel.hear(key)
-        self._slow_down(key, max(len(data), LEAST) if kind == "log" else LEAST)
+        self._slow_down(key, max(len(data), LEAST), self._rates if kind == "log" else self._result_rates)
         append = self._context.store.outputs.append
         try:
             end = await self._context.call(append, key, kind, offset, data, self._limit(kind), dropped=dropped)
@@ -156,9 +158,9 @@ class AttemptService:
             raise refuse(message, "too_large", 413, limit_bytes=error.limit) from error
         return OutputReceipt(end=end)
 
-    def _slow_down(self, key: WorkerKey, size: int) -> None:
+    def _slow_down(self, key: WorkerKey, size: int, rates: OutputRates) -> None:
         """Refuse what a worker sends faster than it is taken."""
-        if wait := self._rates.take(key, size):
+        if wait := rates.take(key, size):
             raise busy("This worker sends faster than it is taken: send the rest later.", "too_fast", 429, wait)
 
     def _limit(self, kind: Kind) -> int:

@@ -10,6 +10,9 @@ RATE = 2 * 2**20
 """Bytes a second"""
 BURST = 16 * 2**20
 """Bytes that may come at once"""
+RESULT_RATE = 16 * 2**20
+"""The same for results and exceptions, which are sent once, while the GPUs of their job wait"""
+RESULT_BURST = 32 * 2**20
 MOST = 10_000
 """Workers that are remembered without looking for those that were silent"""
 

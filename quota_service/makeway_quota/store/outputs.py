@@ -1,7 +1,8 @@
 """Keep what workers send: logs, results and exceptions, piece by piece, each byte once however often it is sent.
 
 A worker sends each of its outputs from offset 0 on. The log of an attempt is what all its workers sent, in the order of
-arrival; beyond a limit its middle is dropped. Small pieces are in rows, large ones where large files are.
+arrival; beyond a limit its middle is dropped, and a row of its own tells how far a worker's log was known whose pieces
+are gone. Small pieces are in rows, large ones where large files are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .worker_reports import WorkerKey
 
 O = outputs.c  # noqa: E741
 Kind = Literal["log", "result", "error"]
+DROPPED = "dropped"
+"""The kind of an empty row: the log of its worker was known up to `start` when its middle was dropped"""
 GROW = 16 * 1024
 """Bytes up to which the last piece grows before a new one begins"""
 MOST_PIECES = 64
@@ -40,6 +43,27 @@ class TooLong(Exception):
         self.limit = limit
 
 
+class _Sent(NamedTuple):
+    """Bytes that a worker sends: for which output, where they begin, and the rules for them."""
+
+    kind: Kind
+    offset: int
+    data: bytes
+    limit: int
+    dropped: bool
+
+    def after(self, known: int) -> _Sent:
+        """Return what is new where the output is `known` so far; OutOfPlace and TooLong as `Outputs.append`."""
+        end = self.offset + len(self.data)
+        if self.offset > known and not (self.dropped and self.kind == "log"):
+            raise OutOfPlace(known)
+        if self.kind != "log" and end > max(known, self.limit):
+            raise TooLong(self.limit)
+        if self.offset >= known:
+            return self
+        return self._replace(offset=known, data=self.data[known - self.offset :])
+
+
 class _Piece(NamedTuple):
     worker: int
     start: int
@@ -58,22 +82,23 @@ class Outputs:
     def append(self, key: WorkerKey, kind: Kind, offset: int, data: bytes, limit: int, *, dropped: bool = False) -> int:
         """Add bytes at an offset of what a worker sends, and return how far that is known now.
 
-        Bytes that are known already are left out. OutOfPlace where bytes before are missing, unless the worker
-        `dropped` them. A log beyond `limit` loses its middle; another output is TooLong.
+        Bytes that are known already are left out. OutOfPlace where bytes before are missing, unless they are of a log
+        and the worker `dropped` them. A log beyond `limit` loses its middle; another output is TooLong.
         """
-        digest = self._contents.place(data)
+        given, digest = _Sent(kind, offset, data, limit, dropped), None
+        if self._contents.outside(data):  # written before the transaction, so what is refused must be known before
+            with self._database.read() as connection:
+                given = given.after(_known(connection, key, kind))
+            digest = self._contents.place(given.data) if given.data else None
         with self._database.write(quiet=True) as connection:
-            last = _last(connection, key, kind, worker=key[2])
-            known = 0 if last is None else last.start + last.size
-            if offset + len(data) <= known:
+            known = _known(connection, key, kind)
+            new = given.after(known)
+            if not new.data:
                 return known
-            if offset > known and not dropped:
-                raise OutOfPlace(known)
-            if offset < known:
-                offset, data, digest = known, data[known - offset :], None
-            if kind != "log" and offset + len(data) > limit:
-                raise TooLong(limit)
-            newest = _last(connection, key, kind)
+            if new is not given:  # the same was sent meanwhile, too
+                digest = None
+            offset, data = new.offset, new.data
+            last, newest = _last(connection, key, kind, worker=key[2]), _last(connection, key, kind)
             place = 0 if newest is None else newest.place + newest.size
             grows = newest is not None and newest == last and offset == known and newest.size + len(data) <= GROW
             if newest is not None and grows and newest.blob is None:
@@ -130,7 +155,7 @@ class Outputs:
         return None
 
 
-def _of(workload: str, attempt: int, kind: Kind, worker: int | None = None) -> list[Any]:
+def _of(workload: str, attempt: int, kind: str, worker: int | None = None) -> list[Any]:
     conditions: list[Any] = [O.workload == rows.clean(workload), O.attempt == attempt, O.kind == kind]
     return conditions if worker is None else [*conditions, O.worker == worker]
 
@@ -141,6 +166,15 @@ def _last(connection: Connection, key: WorkerKey, kind: Kind, worker: int | None
     query = select(O.worker, O.start, O.place, O.size, O.blob).where(*_of(*key[:2], kind, worker))
     row = connection.execute(query.order_by(order.desc()).limit(1)).first()
     return None if row is None else _Piece(*row)
+
+
+def _known(connection: Connection, key: WorkerKey, kind: Kind) -> int:
+    """Return how far an output of one worker is known."""
+    last = _last(connection, key, kind, worker=key[2])
+    if last is not None or kind != "log":
+        return 0 if last is None else last.start + last.size
+    dropped = connection.execute(select(func.max(O.start)).where(*_of(*key[:2], DROPPED, key[2]))).scalar_one()
+    return dropped or 0
 
 
 def _first_worker(connection: Connection, workload: str, attempt: int, kind: Kind) -> int | None:
@@ -176,4 +210,10 @@ def _drop_middle(connection: Connection, key: WorkerKey, limit: int) -> None:
         if held <= limit - limit // 4:
             break
         held, cut = held - size, place + size
-    connection.execute(delete(outputs).where(*log, O.place >= limit // 2, O.place < cut))
+    gone = [*log, O.place >= limit // 2, O.place < cut]
+    ends = connection.execute(select(O.worker, func.max(O.start + O.size)).where(*gone).group_by(O.worker)).all()
+    connection.execute(delete(outputs).where(*gone))
+    workers = [worker for worker, _ in ends]
+    connection.execute(delete(outputs).where(*_of(key[0], key[1], DROPPED), O.worker.in_(workers)))
+    named = {"workload": key[0], "attempt": key[1], "kind": DROPPED, "place": 0, "size": 0, "data": b"", "blob": None}
+    connection.execute(insert(outputs), [{**named, "worker": worker, "start": end} for worker, end in ends])

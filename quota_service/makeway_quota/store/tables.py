@@ -189,7 +189,7 @@ outputs = Table(
     metadata,
     Column("workload", Text, ForeignKey("workloads.id", ondelete="CASCADE"), primary_key=True),
     Column("attempt", Integer, primary_key=True, autoincrement=False),
-    Column("kind", Text, primary_key=True, comment="log, result or error"),
+    Column("kind", Text, primary_key=True, comment="log, result, error, or dropped: how far a log was known"),
     Column("worker", Integer, primary_key=True, autoincrement=False),
     Column("start", BigInteger, primary_key=True, autoincrement=False, comment="offset in what this worker sent"),
     Column("place", BigInteger, nullable=False, comment="offset in what all workers sent, as it arrived"),

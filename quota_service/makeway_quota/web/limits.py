@@ -136,10 +136,11 @@ class Limits:
         try:
             if kind.lower() != "bearer" or len(names) < 3 or not all(map(_NUMBER.fullmatch, names[1:])):
                 raise login_first()
-            self._check_token(token.strip(), (names[0], int(names[1]), int(names[2])))
+            key = names[0], int(names[1]), int(names[2])
+            self._check_token(token.strip(), key)
         except MakewayError as error:
             raise Refused(error.problem(), unread=True) from None
-        return Caller("/".join(names), kind="output" if self._is_output(scope) else "worker")
+        return Caller("/".join(map(str, key)), kind="output" if self._is_output(scope) else "worker")
 
     def _is_job(self, scope: Scope) -> bool:
         return scope["path"] == f"{self.settings.api}/jobs" and _has_token(scope)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class WebSettings:
         return cls(
             prefix=settings.prefix,
             hub_base=settings.hub_base_url,
-            secret=(settings.ticket_secret or os.urandom(32).hex()).encode(),
+            secret=_secret(settings),
             job_bytes=job_bytes(settings.max_files_bytes),
             streams_per_user=settings.max_streams,
         )
@@ -85,6 +86,14 @@ class WebSettings:
     def api(self) -> str:
         """Return the path of the API without a slash at its end."""
         return f"{self.prefix}api/v1"
+
+
+def _secret(settings: ServiceSettings) -> bytes:
+    """Return what signs cookies and tickets: the site's secret, else one made from the service's token at the Hub."""
+    if settings.ticket_secret:
+        return settings.ticket_secret.encode()
+    token = settings.api_token.encode()
+    return hmac.digest(token, b"makeway: cookies and tickets", "sha256") if token else os.urandom(32)
 
 
 def job_bytes(files: int) -> int:

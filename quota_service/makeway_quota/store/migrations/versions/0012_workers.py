@@ -34,7 +34,7 @@ def upgrade() -> None:
     op.create_table('outputs',
     sa.Column('workload', sa.Text(), nullable=False),
     sa.Column('attempt', sa.Integer(), autoincrement=False, nullable=False),
-    sa.Column('kind', sa.Text(), nullable=False, comment='log, result or error'),
+    sa.Column('kind', sa.Text(), nullable=False, comment='log, result, error, or dropped: how far a log was known'),
     sa.Column('worker', sa.Integer(), autoincrement=False, nullable=False),
     sa.Column('start', sa.BigInteger(), autoincrement=False, nullable=False, comment='offset in what this worker sent'),
     sa.Column('place', sa.BigInteger(), nullable=False, comment='offset in what all workers sent, as it arrived'),
