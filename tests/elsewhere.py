@@ -67,7 +67,10 @@ class Processes(RemoteBackend):
         found: dict[Key, Machines] = {}
         for file in sorted(self.root.glob("*/pid")):
             workload, attempt, _ = file.parent.name.rsplit("-", 2)
-            pid, size = map(int, file.read_text().split())
+            try:
+                pid, size = map(int, file.read_text().split())
+            except FileNotFoundError:  # removed meanwhile
+                continue
             key = workload, int(attempt)
             present = self._alive(file.parent, pid) and key not in self.down
             found[key] = Machines(size, present=present or (key in found and found[key].present))

@@ -14,7 +14,7 @@ from typing import IO
 
 from .artifacts.choice import chosen
 from .backends.base import Backend
-from .backends.remote import RemoteBackend
+from .backends.remote import LOST_AFTER, RemoteBackend
 from .control.attempt_tokens import AttemptTokens
 from .control.change_feed import ChangeFeed
 from .control.components import Components
@@ -162,7 +162,8 @@ async def _components(
     """Open the backend, read the policy and make the parts."""
     last = await asyncio.to_thread(store.last_event_id)  # before anything is read that later events change
     secret = settings.ticket_secret.encode() or os.urandom(32)
-    channel = WorkerChannel(store, AttemptTokens(secret, clock), clock)
+    lost_after = backend.lost_after if isinstance(backend, RemoteBackend) else LOST_AFTER
+    channel = WorkerChannel(store, AttemptTokens(secret, clock), clock, lost_after=lost_after)
     if isinstance(backend, RemoteBackend):
         if not settings.ticket_secret:
             raise ValueError(

@@ -153,6 +153,12 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
     assert not gang(replace(ENDED, completed=True), saved).completed
 
 
+def test_an_absence_of_the_service_says_nothing_about_the_job() -> None:
+    ended = replace(ENDED, exit_code=75, acknowledged=True, noticed=True)
+    assert not gang(ended).node_lost
+    assert gang(replace(ended, service_away=True), ENDED).node_lost
+
+
 async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster: Cluster) -> None:
     cluster.report(RUNS)
     cluster.reported.silent_for[0] = LOST_AFTER - 1
@@ -162,7 +168,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster
     assert seen is not None
     assert seen.phase is Phase.LOST
     assert not seen.node_lost, "its machine is there: the job may have stopped its launcher"
-    assert "not heard of for 120 s" in seen.message
+    assert f"not heard of for {LOST_AFTER:g} s" in seen.message
     cluster.reported.silent_for[0] = 0.0
     assert await phase(cluster) is Phase.LOST, "its attempt is fenced by now"
     cluster.report(replace(ENDED, completed=True))

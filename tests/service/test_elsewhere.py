@@ -162,7 +162,7 @@ async def test_a_cancelled_job_ends_at_once_whatever_it_does(tmp_path: Path) -> 
 
 async def test_a_silent_worker_is_lost_fenced_and_its_job_starts_again(tmp_path: Path, fast: None) -> None:
     code = "import time; print('up', flush=True); time.sleep(600)"
-    async with far(tmp_path, lost_after=4.0) as service:
+    async with far(tmp_path, lost_after=12.0) as service:
         kept = service.backend.remove
 
         async def unreachable(workload: str, attempt: int) -> None:
@@ -210,11 +210,16 @@ async def test_a_second_launcher_of_a_worker_ends_at_once(tmp_path: Path) -> Non
         first = service.backend.launcher(job.id)
         other = home.with_name(f"{job.id}-1-0-again")
         other.mkdir()
-        environ = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
-        env = dict(each.decode().partition("=")[::2] for each in environ if each)
+        path, token = service.backend.channel.credentials(job.id, 1, 0)
+        env = {
+            "PATH": os.environ["PATH"],
+            "MAKEWAY_ATTEMPT_URL": f"{service.backend.address}/{path}",
+            "MAKEWAY_ATTEMPT_TOKEN": token,
+            "MAKEWAY_JOB_DIR": str(other),
+        }
         process = await asyncio.create_subprocess_exec(
             *Path(f"/proc/{first.pid}/cmdline").read_text().split("\0")[:-1],
-            env={**env, "MAKEWAY_JOB_DIR": str(other)}, cwd=other, stderr=asyncio.subprocess.PIPE,
+            env=env, cwd=other, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, said = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 1

@@ -12,6 +12,7 @@ from typing import Any
 import httpx2
 import pytest
 from makeway_api.models import FileIn
+from makeway_quota.backends.remote import LOST_AFTER
 from makeway_quota.control import attempt_tokens
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.services.output_rates import BURST, RATE, RESULT_BURST, OutputRates
@@ -63,6 +64,7 @@ async def test_a_claim_returns_everything_that_a_launcher_starts(worker: Worker)
     assert (start["workload"], start["attempt"], start["worker"], start["gang"]) == (*worker.key, 1)
     assert start["env"] == {"SECRET": "1"}
     assert start["gpus"] == 3
+    assert start["lost_after"] == LOST_AFTER
     [file] = start["files"]
     assert file == {"path": "train.py", "executable": True, "digest": hashlib.sha256(b"print(1)").hexdigest()}
     content = await worker.get(f"files/{file['digest']}")
@@ -164,6 +166,18 @@ async def test_an_expired_token_is_only_renewed(worker: Worker, monkeypatch: pyt
     assert (await worker.send("log", 0, b"x")).json() == {"end": 1}
     monkeypatch.setattr(attempt_tokens, "RENEWAL_SECONDS", -1.0)
     assert code(await worker.post("report", {})) == (401, "unauthorized")
+
+
+async def test_an_absence_of_the_service_that_ended_the_work_is_known(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await worker.claim()
+    for unheard, just_back, away in ((False, True, False), (True, False, False), (True, True, True)):
+        monkeypatch.setattr(worker.channel, "lost_after", 1e9 if just_back else -1.0)
+        end = {"exit_code": 75, "ended_at": 1.0, "acknowledged": True, "unheard": unheard}
+        assert (await worker.post("report", {"noticed": True, "exit": end})).status_code == 200
+        await worker.channel.refresh()
+        assert worker.channel.seen()[worker.key[:2]][0].service_away is away
 
 
 async def test_a_worker_that_was_not_claimed_reports_nothing(worker: Worker) -> None:

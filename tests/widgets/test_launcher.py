@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -63,6 +64,46 @@ def test_its_exit_code_is_the_jobs(container: Container) -> None:
     assert container.run("sh", "-c", "exit 7") == 7
     assert container.run("sh", "-c", "kill -9 $$", attempt=2) == 137
     assert container.status(2)["message"] == "killed by SIGKILL (out of memory?)"
+
+
+SLOW_DISK = """
+import sys, time
+from makeway.launcher import log, run
+write = log.Log._write
+def slow(self, data):
+    time.sleep(2.5)
+    write(self, data)
+log.Log._write = slow
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+def test_the_last_line_of_a_job_is_in_its_log_on_a_slow_disk(container: Container) -> None:
+    container.launcher = [sys.executable, "-c", SLOW_DISK]
+    assert container.run("echo", "the last line") == 0
+    assert container.file("log").read_text() == "the last line\n"
+
+
+HANDS_ON = """
+import os, socket
+print("said", flush=True)
+with socket.socket(socket.AF_UNIX) as elsewhere:
+    elsewhere.connect(os.environ["MAKEWAY_JOB_DIR"] + "/../elsewhere")
+    socket.send_fds(elsewhere, [b"x"], [1])
+"""
+
+
+def test_a_pipe_that_a_process_elsewhere_holds_open_is_not_waited_for(container: Container) -> None:
+    with socket.socket(socket.AF_UNIX) as elsewhere:
+        elsewhere.bind(str(container.root / "elsewhere"))
+        elsewhere.listen()
+        process = container.start(sys.executable, "-c", HANDS_ON)
+        taker, _ = elsewhere.accept()
+        with taker:
+            _, [held], _, _ = socket.recv_fds(taker, 1, 1)
+            assert process.wait(30) == 0
+            os.close(held)
+    assert container.file("log").read_text() == "said\n"
 
 
 def test_it_runs_from_a_copy_of_its_folder(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -40,8 +42,10 @@ START = {
     "step": None,
     "saved_at": None,
     "heartbeat": 0.2,
+    "lost_after": 120.0,
     "token": "second",
 }
+UNAUTHORIZED = (401, {"code": "unauthorized", "detail": "opens no worker"})
 
 
 class Quota(ThreadingHTTPServer):
@@ -52,6 +56,11 @@ class Quota(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
         self.command = ["true"]
+        self.start: dict[str, Any] = {}
+        """what the answer to a claim has otherwise"""
+        self.claims = 0
+        self.files: dict[str, bytes] = {}
+        """by digest"""
         self.outputs: dict[str, bytes] = {"log": b"", "result": b"", "error": b""}
         self.reports: list[dict[str, Any]] = []
         self.tokens: list[str] = []
@@ -104,7 +113,10 @@ class Answers(BaseHTTPRequestHandler):
         if quota.troubles.get(words[0]):
             status, answer = quota.troubles[words[0]].pop(0)
         elif words[0] == "claim":
-            answer = {**START, "command": quota.command}
+            quota.claims += 1
+            answer = {**START, "command": quota.command, **quota.start}
+        elif words[0] == "files":
+            answer = quota.files[words[1]]
         elif words[0] == "report":
             quota.reports.append(json.loads(body))
             answer = {"heartbeat": 0.2, "pace": quota.pace, "token": None}
@@ -126,7 +138,7 @@ class Answers(BaseHTTPRequestHandler):
         return 200, {"end": len(self.server.outputs[kind])}
 
     def send(self, status: int, answer: Any) -> None:
-        body = json.dumps(answer).encode()
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(status)
         if status in (429, 503):
             self.send_header("Retry-After", "1")
@@ -457,7 +469,165 @@ def test_answers_mean_what_they_say(quota: Quota) -> None:
     service.close()
 
 
-def test_a_file_that_came_damaged_is_fetched_again(quota: Quota, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "FETCH_SECONDS", 0.0)
-    with pytest.raises(OSError, match="cannot be fetched"):
-        Remote(Service(quota.url, "t"), {}).content({"digest": "0" * 64, "path": "a.txt"})
+def test_a_file_that_came_damaged_is_fetched_again(quota: Quota) -> None:
+    digest = hashlib.sha256(b"whole").hexdigest()
+    quota.files[digest] = b"whole"
+    quota.troubles = {"files": [(200, b"who"), (200, b"")]}
+    far = Remote(Service(quota.url, "t"), {})
+    assert far.content({"digest": digest, "path": "a.txt"}) == b"whole"
+    quota.files[digest] = b"who"
+    with pytest.raises(OSError, match="came damaged 5 times"):
+        far.content({"digest": digest, "path": "a.txt"})
+    far._service.close()
+
+
+def with_a_file(quota: Quota) -> None:
+    digest = hashlib.sha256(b"#!/bin/sh\necho it ran\n").hexdigest()
+    quota.files[digest] = b"#!/bin/sh\necho it ran\n"
+    quota.start = {"files": [{"path": "run.sh", "executable": True, "digest": digest}]}
+
+
+def test_a_token_that_expires_before_the_files_are_there_is_renewed(quota: Quota, tmp_path: Path) -> None:
+    with_a_file(quota)
+    quota.troubles = {"files": [(503, {}), (401, {"code": "token_expired", "detail": "too old"})]}
+    assert launch(quota, tmp_path, "./run.sh").wait(60) == 0
+    assert quota.outputs["log"] == b"it ran\n"
+    assert quota.claims == 2
+
+
+def test_a_sigterm_while_files_are_fetched_is_not_the_jobs_failure(quota: Quota, tmp_path: Path) -> None:
+    with_a_file(quota)
+    quota.troubles = {"files": [(503, {})] * 1000}
+    process = launch(quota, tmp_path, "./run.sh")
+    until(quota, lambda: len(quota.troubles["files"]) < 1000)
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    end = quota.end()
+    assert end is not None
+    assert (end["message"], quota.reports[-1]["noticed"]) == ("could not start: the machine is stopping", True)
+
+
+def test_a_token_that_stays_void_ends_the_launcher(
+    quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "VOID_SECONDS", 0.0)
+    quota.troubles = {what: [UNAUTHORIZED] * 1000 for what in ("claim", "files", "report", "outputs")}
+    far = Remote(Service(quota.url, "void"), {})
+    with pytest.raises(Over, match="opens no worker"):
+        far.order()
+    with pytest.raises(Over, match="opens no worker"):
+        far.content({"digest": "0" * 64, "path": "a.txt"})
+    status = dict.fromkeys(("killed", "acknowledged", "completed", "timed_out", "noticed"), False)
+    far.finish(attempt(tmp_path), {**status, "exit_code": 0, "ended_at": 5.0, "message": ""}, print)
+    assert quota.end() is None
+    assert len(quota.troubles["report"]) > 990
+    far._service.close()
+
+
+def test_a_token_that_is_void_for_a_moment_is_tried_again(quota: Quota, tmp_path: Path) -> None:
+    quota.troubles = {"claim": [UNAUTHORIZED], "report": [UNAUTHORIZED], "outputs": [UNAUTHORIZED]}
+    assert launch(quota, tmp_path, "echo", "here").wait(60) == 0
+    assert quota.outputs["log"] == b"here\n"
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_the_work_ends_before_the_service_starts_it_elsewhere(quota: Quota, tmp_path: Path, deaf: bool) -> None:
+    quota.start = {"lost_after": 8.0, "grace": 2}
+    trap = "trap '' TERM" if deaf else "trap 'exit 75' TERM"
+    process = launch(quota, tmp_path, "sh", "-c", f"{trap}; echo up; while :; do sleep 0.05; done")
+    until(quota, lambda: b"up" in quota.outputs["log"])
+    quota.down.set()
+    until(quota, lambda: (tmp_path / "attempt-1" / "status.json").exists())
+    assert quota.end() is None
+    assert "the service was not reached" in (tmp_path / "attempt-1" / "stop.json").read_text()
+    quota.down.clear()
+    process.wait(60)
+    end = quota.end()
+    assert end is not None
+    assert (end["killed"], end["acknowledged"], quota.reports[-1]["noticed"]) == (deaf, not deaf, True)
+    assert end["unheard"]
+
+
+def test_a_job_that_removes_its_folder_is_heard_of_to_its_end(quota: Quota, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    go = tmp_path / "go"
+    script = f'rm -rf "$MAKEWAY_JOB_DIR"; while [ ! -e {go} ]; do sleep 0.05; done; exit 4'
+    process = launch(quota, home, "sh", "-c", script)
+    until(quota, lambda: not home.exists())
+    told = len(quota.reports)
+    until(quota, lambda: len(quota.reports) > told + 3)
+    go.touch()
+    assert process.wait(60) == 4
+    end = quota.end()
+    assert end is not None
+    assert end["exit_code"] == 4
+    assert all(report["started_at"] for report in quota.reports[told:]), "no report takes anything back"
+
+
+def test_progress_that_is_too_deep_is_none(tmp_path: Path) -> None:
+    made = attempt(tmp_path)
+    (tmp_path / "attempt-1" / "progress.json").write_text("[" * 100_000)
+    assert _report(made, None)["step"] is None
+
+
+SEES = """
+for name in environ cmdline; do echo "$name:"; tr '\\0' '\\n' < /proc/$PPID/$name; done
+echo own:; tr '\\0' '\\n' < /proc/self/environ
+"""
+
+
+@pytest.mark.parametrize("how", ["variable", "file"])
+def test_the_token_is_in_no_environment_and_no_command_line(quota: Quota, tmp_path: Path, how: str) -> None:
+    quota.start = {"log_limit": 100_000}
+    file = tmp_path / "token"
+    if how == "file":
+        file.write_text("very-secret\n")
+        token = {"MAKEWAY_ATTEMPT_TOKEN": "", "MAKEWAY_ATTEMPT_TOKEN_FILE": str(file)}
+    else:
+        token = {"MAKEWAY_ATTEMPT_TOKEN": "very-secret"}
+    assert launch(quota, tmp_path, "sh", "-c", SEES, **token).wait(60) == 0
+    assert quota.tokens[0] == "Bearer very-secret"
+    seen = quota.outputs["log"].decode()
+    assert str(FOLDER) in seen
+    assert "very-secret" not in seen
+    assert "MAKEWAY_ATTEMPT_TOKEN" not in seen.partition("own:")[2]
+    assert not file.exists()
+
+
+PEEKS = """
+import os
+for name in ("environ", "mem", "fd/0"):
+    try:
+        open(f"/proc/{os.getppid()}/{name}", "rb").close()
+        print(name, "is open")
+    except PermissionError:
+        print(name, "is closed")
+"""
+
+
+@pytest.mark.root
+def test_a_job_of_the_same_account_cannot_read_the_launcher(quota: Quota) -> None:
+    quota.command = ["/usr/bin/python3", "-I", "-S", "-c", PEEKS]
+    with tempfile.TemporaryDirectory() as folder:
+        launcher = str(Path(folder) / "launcher")
+        subprocess.run([sys.executable, "-m", "makeway.launcher", "--copy", launcher], check=True)
+        os.chown(folder, 65534, 65534)
+        environ = {"PATH": os.environ["PATH"], "MAKEWAY_ATTEMPT_URL": quota.url, "MAKEWAY_JOB_DIR": folder}
+        subprocess.run(
+            ["/usr/bin/python3", "-I", "-S", launcher, "--remote"],
+            env={**environ, "MAKEWAY_ATTEMPT_TOKEN": "first"},
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            check=True,
+        )
+    assert quota.outputs["log"] == b"environ is closed\nmem is closed\nfd/0 is closed\n"
+
+
+def test_a_token_file_that_cannot_be_removed_is_refused(quota: Quota, tmp_path: Path) -> None:
+    missing = str(tmp_path / "no-such-token")
+    process = launch(quota, tmp_path, MAKEWAY_ATTEMPT_TOKEN="", MAKEWAY_ATTEMPT_TOKEN_FILE=missing)
+    assert process.wait(60) == 1
+    assert "no-such-token" in (tmp_path / "errors").read_text()
+    assert quota.tokens == []

@@ -56,6 +56,7 @@ class WorkerStart(Wire):
     step: int | None = Field(description="of the newest checkpoint of an earlier attempt")
     saved_at: float | None = Field(description="when that checkpoint was saved, in Unix seconds")
     heartbeat: float = Field(description="seconds between two reports")
+    lost_after: float = Field(description="seconds of silence after which the work is started elsewhere: end it before")
     token: str = Field(description="replaces the token of the request")
 
 
@@ -68,6 +69,7 @@ class WorkerExit(Wire):
     acknowledged: bool = Field(False, description="it ended by itself after a notice: exit 75, or `checkpoint.stop()`")
     completed: bool = Field(False, description="it reported a result, or the end of its `checkpoint.loop()`")
     timed_out: bool = Field(False, description="its time limit ended it")
+    unheard: bool = Field(False, description="it was ended because the service was not reached for too long")
     message: str = Field("", max_length=4000, description="how it ended, in a sentence for its owner")
 
 

@@ -17,8 +17,8 @@ from .base import AttemptSeen, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrd
 from .versions import Changes
 from .workers import WorkerSeen, attempt_of
 
-LOST_AFTER = 120.0
-"""Seconds of silence after which a worker is lost."""
+LOST_AFTER = 300.0
+"""Seconds of silence after which a worker is lost. Its launcher ends the work before, when it reaches no service."""
 REPORT_WITHIN = 300.0
 """Seconds within which all workers of an attempt have to report, once their machines wait for nothing."""
 PATIENCE = 15.0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
 from ..backends.base import Key
+from ..backends.remote import LOST_AFTER
 from ..backends.workers import WorkerSeen
 from ..store.outputs import Kind
 from ..store.store import Store
@@ -35,8 +36,10 @@ class WorkerChannel:
         tokens: AttemptTokens,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        lost_after: float = LOST_AFTER,
     ) -> None:
         self.tokens = tokens
+        self.lost_after = lost_after
         self._store = store
         self._clock = clock
         self._monotonic = monotonic
@@ -158,6 +161,11 @@ class WorkerChannel:
         self._unwritten[key] = self._clock()
 
     @property
+    def returned(self) -> bool:
+        """Whether this process hears workers only since less than `lost_after`: the service may have been away."""
+        return self._awake < self.lost_after
+
+    @property
     def workers(self) -> int:
         """The number of workers that were heard of."""
         return len(self._heard)
@@ -209,5 +217,6 @@ def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
         acknowledged=bool(end.get("acknowledged")),
         completed=bool(end.get("completed")),
         timed_out=bool(end.get("timed_out")),
+        service_away=bool(end.get("service_away")),
         message=str(end.get("message") or ""),
     )

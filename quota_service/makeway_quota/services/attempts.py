@@ -84,7 +84,8 @@ class AttemptService:
         self._channel.wake()
         whole = await context.call(context.store.workload, row.id) or row
         listed = await context.call(context.store.contents.listed, row.id)
-        return _start(whole, key, [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed], self._new(key))
+        files = [WorkerFile(path=p, executable=x, digest=d) for p, x, d in listed]
+        return _start(whole, key, files, self._channel.lost_after, self._new(key))
 
     async def file(self, token: str, key: WorkerKey, digest: str) -> AsyncIterator[bytes]:
         """Return the content of one of the job's files, chunk by chunk."""
@@ -129,6 +130,8 @@ class AttemptService:
         await self._live(key)
         self._channel.hear(key)
         given = report.model_dump()
+        if report.exit is not None:
+            given["exit"]["service_away"] = report.exit.unheard and self._channel.returned
         if given != self._channel.report(key):
             self._slow_down(key, LEAST, self._rates)
             context = self._context
@@ -194,7 +197,7 @@ def _first(chunks: Iterator[bytes]) -> bytes | FileUnreadable | FilesUnavailable
         return error
 
 
-def _start(row: Workload, key: WorkerKey, files: list[WorkerFile], token: str) -> WorkerStart:
+def _start(row: Workload, key: WorkerKey, files: list[WorkerFile], lost_after: float, token: str) -> WorkerStart:
     return WorkerStart(
         workload=row.id,
         attempt=row.attempt,
@@ -214,6 +217,7 @@ def _start(row: Workload, key: WorkerKey, files: list[WorkerFile], token: str) -
         step=row.checkpoint_step,
         saved_at=row.checkpoint_at,
         heartbeat=HEARTBEAT,
+        lost_after=lost_after,
         token=token,
     )
 

@@ -1,7 +1,8 @@
 """Speak the attempt protocol: fetch order and files, follow orders, report, and send log, result and exception.
 
 The service may be away for minutes: the work goes on, and what it has not taken is kept in the attempt's files and
-sent later. Orders become the files and signals that a service on the same machine would write and send.
+sent later. Orders become the notice that a service on the same machine would write, and the signal. A launcher that
+reaches the service no more has its work end before the service starts it elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -21,13 +21,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .attempt import Attempt, read_json, write_json
+from .attempt import Attempt, read_json
+from .log_sender import PART, LogSender
 from .service import Away, Over, Rejected, Service
 
 HELD = 25.0
 """Seconds for which a request for orders is held"""
-PART = 512 * 1024
-"""Bytes of an output that are sent at once"""
 EVERY = 1.0
 """Seconds between two looks for output and progress"""
 LONGEST_PAUSE = 10.0
@@ -36,8 +35,15 @@ ORDERS_PAUSE = 3.0
 """The same for orders: a notice that waits there has a deadline"""
 FINISH_SECONDS = 900.0
 """Seconds for which a launcher tries to report an end"""
-FETCH_SECONDS = 600.0
-"""Seconds for which it tries to fetch a file"""
+REPORT_SECONDS = 60.0
+"""Seconds that are left for the report of the end, however long the outputs took"""
+VOID_SECONDS = 60.0
+"""Seconds after which a token that is void is believed to stay so"""
+DAMAGED = 5
+"""Times that a file may come damaged"""
+MARGIN = 45.0
+"""Seconds before the service starts the work elsewhere by which it has ended here: to kill it takes 5 s, and what the
+service remembers of a worker may be 35 s older than its last answer"""
 OUTPUTS = {"result": "result.pkl", "error": "error.json"}
 
 
@@ -51,7 +57,12 @@ class Remote:
         self._heartbeat = 10.0
         self._pace = EVERY
         self._worker = 0
+        self._lost_after = math.inf
+        self._notice: dict[str, Any] = {}
+        self._progress: dict[str, Any] = dict.fromkeys(("started_at", "step", "saved_at"))
         self._done = threading.Event()
+        self._unheard = False
+        """Whether the work was ended because the service was not reached"""
         self._over = False
         """Whether the service has ended the attempt"""
         self._log: LogSender | None = None
@@ -65,38 +76,50 @@ class Remote:
         pause = Pause()
         while True:
             try:
-                start = self._service.post("claim", {"instance": self._instance})
+                start = self._claim()
                 break
             except Rejected as error:
                 raise Over(str(error)) from error
             except Away as error:
-                if signal.SIGTERM in signal.sigpending():
-                    raise OSError("the machine is stopping") from error
-                time.sleep(pause.next(error.wait))
+                self._wait(pause, error)
         self._heartbeat = float(start["heartbeat"])
+        self._lost_after = float(start["lost_after"])
         self._worker = int(start["worker"])
         return _order(start, self._environ)
 
+    def _claim(self) -> dict[str, Any]:
+        return self._service.post("claim", {"instance": self._instance})
+
+    def _wait(self, pause: Pause, error: Away) -> None:
+        """Wait before the next try, while nothing is started yet; Over or OSError where there will be none."""
+        if self._service.void_for > VOID_SECONDS:
+            raise Over(str(error)) from error
+        if signal.SIGTERM in signal.sigpending():
+            raise OSError(errno.EINTR, "the machine is stopping") from error
+        time.sleep(pause.next(error.wait))
+
     def content(self, entry: dict[str, Any]) -> bytes:
-        """Fetch a file and check that it is the one that was submitted."""
-        pause, ends = Pause(), time.monotonic() + FETCH_SECONDS
-        while True:
+        """Fetch a file and check that it is the one that was submitted; wait for a service that is away."""
+        pause, damaged = Pause(), 0
+        while damaged < DAMAGED:
             try:
+                if self._service.expired:
+                    self._claim()
                 data = self._service.file(entry["digest"])
                 if hashlib.sha256(data).hexdigest() == entry["digest"]:
                     return data
-                raise Away("the file came damaged")
+                damaged += 1
             except Rejected as error:
                 raise OSError(errno.EIO, str(error.strerror), entry["path"]) from error
             except Away as error:
-                if time.monotonic() > ends:
-                    raise OSError(errno.EIO, f"the file cannot be fetched ({error})", entry["path"]) from error
-                time.sleep(pause.next(error.wait))
+                self._wait(pause, error)
+        raise OSError(errno.EIO, f"the file came damaged {DAMAGED} times", entry["path"])
 
     def begin(self, attempt: Attempt) -> None:
-        """Follow orders in one thread; report and send the log in another."""
+        """Report and send the log in one thread; follow orders in another; have the work end in time in a third."""
         self._log = LogSender(attempt, self._service)
-        for work in (self._follow, self._send):
+        self._progress["started_at"] = time.time()
+        for work in (self._send, self._follow, self._end_unheard):
             thread = threading.Thread(target=work, args=(attempt,), daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -104,7 +127,7 @@ class Remote:
     def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
         """Send result, exception and the rest of the log, then how it ended; give up after FINISH_SECONDS."""
         self._done.set()
-        for thread in self._threads[1:]:  # the first waits for orders, and ends with the process
+        for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
         ends = time.monotonic() + FINISH_SECONDS
         for kind, name in OUTPUTS.items():
@@ -112,7 +135,9 @@ class Remote:
                 self._until_taken(attempt, partial(self._send_file, attempt, kind, name, note), ends)
         log = self._log or LogSender(attempt, self._service)
         self._until_taken(attempt, partial(log.send, final=True), ends)
-        report = _report(attempt, status)
+        report = self._report(attempt, status)
+        report["exit"]["unheard"] = self._unheard
+        ends = max(ends, time.monotonic() + REPORT_SECONDS)
         try:
             self._until_taken(attempt, partial(self._tell, report), ends)
         except Rejected:  # what the job wrote about itself cannot be read: its end can
@@ -121,7 +146,7 @@ class Remote:
                 self._until_taken(attempt, partial(self._tell, {"exit": end}), ends)
 
     def _until_taken(self, attempt: Attempt, work: Callable[[], object], ends: float) -> None:
-        """Do something until the service has taken it, the attempt is over, or time is up."""
+        """Do something until the service has taken it, the attempt is over, time is up, or its files are gone."""
         pause = Pause()
         while not self._over and time.monotonic() < ends:
             try:
@@ -132,17 +157,22 @@ class Remote:
             except Over:
                 self._over = True
             except Away as error:
+                self._over = self._service.void_for > VOID_SECONDS
                 time.sleep(pause.next(error.wait))
+            except Rejected:
+                raise
+            except OSError:
+                return
 
     def _follow(self, attempt: Attempt) -> None:
-        """Turn orders into the notice beside the attempt's files, and a signal to this process."""
+        """Turn orders into the notice of this attempt, and a signal to this process."""
         known, pause = "", Pause(ORDERS_PAUSE)
         while not self._done.is_set():
             try:
                 orders = self._service.orders(known, HELD)
             except Over:
                 self._over = True
-                self._notify(attempt, {"kill": True})
+                self._notify({"kill": True})
                 return
             except (Away, Rejected) as error:
                 self._done.wait(pause.next(getattr(error, "wait", 0.0)))
@@ -152,14 +182,28 @@ class Remote:
                 known = str(orders.get("known"))
                 notice = {"kill": True} if orders.get("stop") else orders.get("notice")
                 if isinstance(notice, dict):
-                    self._notify(attempt, notice)
+                    self._notify(notice)
 
-    def _notify(self, attempt: Attempt, notice: dict[str, Any]) -> None:
-        if self._done.is_set():
-            return
-        with contextlib.suppress(OSError):
-            write_json(attempt.path("notice.json"), notice)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def _end_unheard(self, attempt: Attempt) -> None:
+        """Preempt the job so long before the service believes this worker lost that it can save and end."""
+        last = self._lost_after - min(MARGIN, self._lost_after / 4)
+        first = max(self._lost_after / 2, last - float(attempt.order.get("grace", 0)))
+        while not self._done.wait(EVERY):
+            silence = self._service.silence
+            if silence >= first:
+                self._unheard, at = True, time.time()
+                reason = f"the service was not reached for {round(silence)} s"
+                self._notify({"reason": reason, "at": at, "deadline": at + max(0.0, last - silence)})
+                return
+
+    def notice(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the newest order; an order to end at once stays."""
+        return self._notice
+
+    def _notify(self, notice: dict[str, Any]) -> None:
+        if not self._done.is_set():
+            self._notice = self._notice if self._notice.get("kill") else notice
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _send(self, attempt: Attempt) -> None:
         """Report whenever something changed, and as a heartbeat; send the log as it grows."""
@@ -168,7 +212,7 @@ class Remote:
         due, log_due, pause = 0.0, 0.0, Pause()
         while not self._done.wait(EVERY):
             try:
-                report, now = _report(attempt, None), time.monotonic()
+                report, now = self._report(attempt, None), time.monotonic()
                 if report != last or now >= due or self._service.expired:
                     self._tell(report)
                     last, due = report, now + self._heartbeat
@@ -180,8 +224,8 @@ class Remote:
                 return  # the other thread hears the same, and ends the job
             except Rejected:
                 last, due = report, time.monotonic() + self._heartbeat
-            except Away as error:
-                self._done.wait(pause.next(error.wait))
+            except OSError as error:
+                self._done.wait(pause.next(getattr(error, "wait", 0.0)))
 
     def _tell(self, report: dict[str, Any]) -> None:
         receipt = self._service.post("report", report)
@@ -191,7 +235,14 @@ class Remote:
     def _renew(self, attempt: Attempt) -> None:
         """Get a new token by a report; the next try shows whether that went well."""
         with contextlib.suppress(Away, Rejected):
-            self._tell(_report(attempt, None))
+            self._tell(self._report(attempt, None))
+
+    def _report(self, attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a report that takes nothing back, also where the job has removed its files."""
+        report = _report(attempt, status)
+        for key in self._progress:
+            self._progress[key] = self._progress[key] if report[key] is None else report[key]
+        return {**report, **self._progress}
 
     def _send_file(self, attempt: Attempt, kind: str, name: str, note: Callable[[str], None]) -> None:
         """Send a result or an exception, part by part, from where the service knows it."""
@@ -204,44 +255,6 @@ class Remote:
                     at = self._service.append(kind, at, data, False)
             except Rejected as error:
                 note(f"the {kind} was not kept: {error.strerror}")
-
-
-class LogSender:
-    """Sends an attempt's log from its files, which may lack their middle."""
-
-    def __init__(self, attempt: Attempt, service: Service) -> None:
-        self._attempt = attempt
-        self._service = service
-        self._sent = 0
-        self._whole_lines = int(attempt.order.get("gang") or 1) > 1
-
-    def send(self, *, final: bool = False) -> None:
-        """Send what is new; in a gang whole lines, unless it is the end."""
-        while True:
-            start, data = self._read()
-            if self._whole_lines and not final and len(data) < PART:
-                data = data[: data.rfind(b"\n") + 1]
-            if not data:
-                return
-            try:
-                self._sent = self._service.append("log", start, data, start > self._sent)
-            except Rejected as error:
-                expected = error.numbers.get("expected")
-                self._sent = int(expected) if isinstance(expected, int) else start + len(data)
-
-    def _read(self) -> tuple[int, bytes]:
-        """Return the next bytes that are still there, and where they begin."""
-        pieces = []
-        for name in os.listdir(self._attempt.home):
-            if re.fullmatch(r"log(\.\d{1,18})?", name):
-                pieces.append((int(name[4:] or 0), name))
-        for start, name in sorted(pieces):
-            with contextlib.suppress(FileNotFoundError), open(self._attempt.path(name), "rb") as file:
-                begin = max(self._sent, start)
-                file.seek(begin - start)
-                if data := file.read(PART):
-                    return begin, data
-        return self._sent, b""
 
 
 class Pause:

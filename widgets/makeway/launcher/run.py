@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -21,16 +22,20 @@ from .transport import Beside, Transport
 SAVED_AND_LEFT = 75
 """The exit code of a job that saved because of a notice, and ended."""
 USAGE = """usage: launcher ORDER [--detach]    (ORDER: a file, or - for standard input)
-       launcher --remote            (MAKEWAY_ATTEMPT_URL and MAKEWAY_ATTEMPT_TOKEN name the worker)
+       launcher --remote            (for the worker of MAKEWAY_ATTEMPT_URL and MAKEWAY_ATTEMPT_TOKEN or …_TOKEN_FILE)
        launcher --copy FOLDER       (itself, into a folder that it can be run from)"""
 OWN_VARIABLES = (
-    *("MAKEWAY_ATTEMPT_URL", "MAKEWAY_ATTEMPT_TOKEN", "MAKEWAY_WORKER_ENV", "MAKEWAY_TERMINATION_FILE"),
+    *("MAKEWAY_ATTEMPT_URL", "MAKEWAY_WORKER_ENV", "MAKEWAY_TERMINATION_FILE"),
     *("MAKEWAY_JOB_DIR", "MAKEWAY_CHECKPOINT_DIR"),
 )
 """The launcher's part of a remote worker's environment"""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 NOTICE_POLL = 5.0
 """Seconds between reads of a notice that came without a signal."""
+DRAIN_SECONDS = 60.0
+"""Seconds for which the last output may take to reach a slow disk"""
+HELD_OPEN_SECONDS = 2.0
+"""Seconds for which a pipe without output is waited for that a process elsewhere holds open"""
 
 
 def main(argv: list[str]) -> int:
@@ -72,12 +77,14 @@ def _copy(folder: str) -> int:
 def _run_remote() -> int:
     """Run the worker that the environment names, by the attempt protocol; the job does not get the token."""
     from .remote import Remote  # local jobs start without HTTP
+    from .secrecy import take_token
     from .service import Service
 
-    environ = {name: os.environ.pop(name, "") for name in OWN_VARIABLES}
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        remote = Remote(Service(environ["MAKEWAY_ATTEMPT_URL"], environ["MAKEWAY_ATTEMPT_TOKEN"]), environ)
+        token = take_token()
+        environ = {name: os.environ.pop(name, "") for name in OWN_VARIABLES}
+        remote = Remote(Service(environ["MAKEWAY_ATTEMPT_URL"], token), environ)
         attempt = Attempt(remote.order())
     except (OSError, ValueError) as error:
         print(f"launcher: {error}", file=sys.stderr)
@@ -119,7 +126,7 @@ class Run:
         self.notice: dict[str, Any] = {}
         self.kill_at: float | None = None
         self.killed = self.timed_out = self.cancelled = False
-        self._pumps: list[threading.Thread] = []
+        self._pumps: list[tuple[threading.Thread, int]] = []
 
     def run(self) -> int:
         """Start the command, wait until none of its processes is left, and report; return the exit code."""
@@ -132,6 +139,8 @@ class Run:
                 self._start(worker)
         except OSError as error:
             self.children.kill_everything()
+            if error.errno == errno.EINTR:
+                self.notice = self._own_notice("the machine is stopping")
             sentence = "could not start: " + _why(error)
             self.log.note(sentence)
             return self._report(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127, sentence)
@@ -141,8 +150,7 @@ class Run:
         self.transport.begin(self.attempt)
         self._wait()
         self.children.kill_everything()
-        for pump in self._pumps:
-            pump.join(timeout=2.0)
+        self._drain()
         code = self.children.exit_code()
         return self._report(code, self._message(code))
 
@@ -153,7 +161,7 @@ class Run:
         prefix = f"[{env['RANK']}] ".encode() if gang > 1 and "RANK" in env else b""
         pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
         pump.start()
-        self._pumps.append(pump)
+        self._pumps.append((pump, output))
         write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
 
     def _pump(self, output: int, prefix: bytes) -> None:
@@ -168,8 +176,20 @@ class Run:
                     data = re.sub(rb"(?:^|(?<=\n))(?=.)", prefix, data, flags=re.DOTALL)
                 if data:
                     self.log.write(data)
-        if held:
-            self.log.write(prefix + held + b"\n")
+            if held:
+                self.log.write(prefix + held + b"\n")
+
+    def _drain(self) -> None:
+        """Wait until all output is in the log: a pipe ends with its processes, unless one elsewhere holds it open."""
+        ends = time.monotonic() + DRAIN_SECONDS
+        for pump, output in self._pumps:
+            unread = select.poll()
+            unread.register(output, select.POLLIN)
+            quiet_at = time.monotonic()
+            while pump.is_alive() and time.monotonic() < min(ends, quiet_at + HELD_OPEN_SECONDS):
+                pump.join(0.02)
+                if any(event & (select.POLLIN | select.POLLHUP) for _, event in unread.poll(0)):
+                    quiet_at = time.monotonic()
 
     def _wait(self) -> None:
         """Wait for the end. Limits use the monotonic clock, so that setting the wall clock costs no time to save."""
@@ -193,7 +213,7 @@ class Run:
 
     def _read_notice(self, signalled: bool) -> None:
         """Read the service's notice; a SIGTERM without one means that the machine is stopping."""
-        given = read_json(self.attempt.path("notice.json"))
+        given = self.transport.notice(self.attempt)
         if given.get("kill"):
             self.cancelled = True
             self.notice = {**self.notice, "deadline": 0.0}

@@ -8,11 +8,14 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 TIMEOUT = 20.0
 """Seconds for one answer; a held request adds its own wait."""
+LONGEST_WAIT = 60.0
+"""Seconds after which a request is tried again, whatever the answer asked for"""
 
 
 class Away(OSError):
@@ -21,6 +24,10 @@ class Away(OSError):
     def __init__(self, why: str, wait: float = 0.0) -> None:
         super().__init__(why)
         self.wait = wait
+
+
+class Void(Away):
+    """The service knows no such token; replicas with another secret say so for a while, too."""
 
 
 class Over(OSError):
@@ -58,7 +65,19 @@ class Service:
         self._threads = threading.local()
         self.token = token
         self.expired = False
-        """Whether the token has expired; a report gets a new one."""
+        """Whether the token has expired; a claim or a report gets a new one."""
+        self._heard_at = clock()
+        self._void_since: float | None = None
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the service heard of this worker: since the newest request that it took was sent."""
+        return clock() - self._heard_at
+
+    @property
+    def void_for(self) -> float:
+        """Seconds for which each answer was that the token is void; 0 after any other."""
+        return 0.0 if self._void_since is None else clock() - self._void_since
 
     def file(self, digest: str) -> bytes:
         """Return the content of a file of the job."""
@@ -96,8 +115,12 @@ class Service:
             headers["Content-Type"] = kind
         kept = getattr(self._threads, "connection", None) is not None
         while True:
+            sent_at = clock()
             try:
-                return self._exchange(method, path, body, headers, timeout)
+                reply = self._exchange(method, path, body, headers, timeout)
+                if 200 <= reply.status < 300:
+                    self._heard_at, self._void_since = max(self._heard_at, sent_at), None
+                return reply
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
@@ -144,9 +167,12 @@ class Service:
             raise Away(detail)
         if code in ("attempt_ended", "claimed"):
             raise Over(detail)
+        if reply.status == 401 and code:
+            self._void_since = clock() if self._void_since is None else self._void_since
+            raise Void(detail)
         if reply.status in (400, 404, 409, 413, 422) and code:
             raise Rejected(reply.status, code, detail, numbers)
-        # Others may come from a proxy while the service is away, or from one with another secret.
+        # Others may come from a proxy while the service is away.
         raise Away(detail, reply.wait)
 
 
@@ -161,5 +187,10 @@ def _object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def clock() -> float:
+    """Return seconds that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _seconds(text: str | None) -> float:
-    return float(text) if text and text.isdigit() else 0.0
+    return min(LONGEST_WAIT, float(text)) if text and text.isdigit() else 0.0

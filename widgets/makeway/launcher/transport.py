@@ -1,11 +1,13 @@
 """Bring a launcher its order and its files, and take its reports: by files on the same machine, or by HTTP (`remote`).
 
-The launcher runs an attempt the same way with both: notices are files beside the attempt's, with a signal.
+The launcher runs an attempt the same way with both: a SIGTERM tells that there may be a notice.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+from .attempt import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,9 @@ class Transport(Protocol):
 
     def begin(self, attempt: Attempt) -> None:
         """Begin to pass on orders and reports: the workers were started."""
+
+    def notice(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the newest order to end, empty without one; asked after a SIGTERM, and from time to time."""
 
     def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
         """Report how the attempt ended; return when that is done. `note` adds a sentence to its log."""
@@ -39,6 +44,10 @@ class Beside:
     def begin(self, attempt: Attempt) -> None:
         """Close the order, which was read."""
         self._stream.close()
+
+    def notice(self, attempt: Attempt) -> dict[str, Any]:
+        """Read the notice that the service wrote beside the attempt's files."""
+        return read_json(attempt.path("notice.json"))
 
     def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
         """Do nothing: the service reads the status from its file."""
