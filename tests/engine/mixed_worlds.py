@@ -224,3 +224,19 @@ def with_foreign_pods(world: World, random: Random) -> World:
         elastic = (profile.min_workers or profile.workers) < profile.workers
         world.profiles[name] = replace(profile, cpu=0 if elastic else cpu, memory=0 if elastic else memory)
     return world
+
+
+def with_holds(world: World, random: Random) -> World:
+    """Return a world where GPUs may be held: workloads that waited too long, others that did not, and free GPUs."""
+    world.settings = replace(world.settings, starvation_after=random.choice([0, 3, 10]))
+    if random.random() < 0.5:
+        for name, profile in list(world.profiles.items()):
+            world.profiles[name] = replace(profile, time_limit=random.choice([None, None, 60, 3600.0]))
+    for prefix, most in (("late", 6), ("last", 3)):
+        for at in range(random.randint(0, most)):
+            profile_name, priority = random.choice(list(world.profiles)), random.choice([0, 0, 1, -1])
+            world.submit(f"{prefix}{at}", random.choice("abc"), profile_name, priority=priority)
+        world.now += random.choice([0, 5, 100]) if prefix == "late" else 0
+    ended = {w.id for w in world.workloads.values() if w.state == "running" and random.random() < 0.15}
+    world.workloads = {name: w for name, w in world.workloads.items() if name not in ended}
+    return world

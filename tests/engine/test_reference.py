@@ -19,6 +19,7 @@ from engine.mixed_worlds import (
     mixed_world,
     with_a_department,
     with_foreign_pods,
+    with_holds,
     with_lost_nodes,
 )
 from engine.properties import check
@@ -261,13 +262,14 @@ def world_of(snapshot: Snapshot) -> World:
 
 
 def changed_worlds(seed: int) -> Iterator[World]:
-    """Iterate over a contended world with lost nodes, with static quotas, with both in a department, in two pools."""
+    """Iterate over a contended world with lost nodes, static quotas, both in a department, two pools, and holds."""
     random = Random(seed + 9)
     yield with_lost_nodes(contended_world(Random(seed)), random)
     yield keep_more_back(contended_world(Random(seed)), random)
     nested = with_a_department(contended_world(Random(seed)), random)
     yield keep_more_back(with_lost_nodes(nested, random), random)
     yield in_two_pools(contended_world(Random(seed)), random)
+    yield with_holds(in_two_pools(contended_world(Random(seed)), Random(seed)), random)
 
 
 @pytest.mark.covers(*ROWS)

@@ -9,7 +9,7 @@ from ..index.cluster import Cluster
 from ..index.nodes import Part, PoolState
 from ..index.queues import Queue
 from ..plan_builder import PlanBuilder
-from ..rules.order import QueueHeads
+from ..rules.order import QueueHeads, key
 from ..snapshot import Workload
 from .admission import start_beside_hold, try_nominate, try_reclaim
 from .unschedulable import Unschedulable
@@ -45,6 +45,7 @@ def serve(
     releases = builder.progress.releases
     for queue, workload, at in heads:
         pool = queue.pools[at]
+        turn = key(cluster, queue, pool, workload, over) if out else ()
         nominated = cluster.withdraw_nomination(workload)
         right = [p for p in queue.pools if may(queue, p)]
         able = right
@@ -78,8 +79,9 @@ def serve(
             if any(each is back for each in waiting):
                 heads.enter_again(back, owner)
         if out and builder.progress.releases != releases:
-            for each in out:  # these queues may have room now
-                heads.enter(each, 0)
+            for each in out:  # these queues may have room now; those whose turn was before, in the next round
+                if (place := heads.place_after(each, turn)) is not None:
+                    heads.enter(each, place)
             out = []
 
 

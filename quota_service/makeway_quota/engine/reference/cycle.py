@@ -129,7 +129,7 @@ class Cycle:
 
         A workload that is in quota in one of its pools may start over quota in another: better than an eviction.
         """
-        heads = QueueHeads(self.cluster, competing, over)
+        heads = QueueHeads(self.cluster, competing if over else self.entitled(competing), over)
         while (following := heads.next()) is not None:
             queue, workload, at = following
             pool, nominated = queue.pools[at], self.decisions.drop_nomination(workload)
@@ -150,6 +150,12 @@ class Cycle:
                     self.cluster.nominate(workload, nominated)
                 elif nominated:
                     self.decisions.count += 1  # a nomination that cannot be kept any more
+
+    def entitled(self, competing: Sequence[Queue]) -> list[Queue]:
+        """Return the queues that are in quota as their class begins, or may be once a nomination moves to a pool."""
+        easing = {level for queue in competing if queue.nominated for level in queue.levels}
+        in_quota = [q for q in competing if any(self.in_quota(q, pool) for pool in q.pools)]
+        return [q for q in competing if q.nominated or q in in_quota or not easing.isdisjoint(q.levels)]
 
     def make_room(
         self,

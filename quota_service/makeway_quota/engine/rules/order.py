@@ -89,6 +89,14 @@ class QueueHeads:
         self.at[id(queue)] = at
         self._push(queue, at, None)
 
+    def place_after(self, queue: Queue, turn: Key) -> int | None:
+        """Return the number of the first pool in which a queue would compete after a turn; None if there is none."""
+        heads = list(queue.heads())
+        for at, pool in enumerate(queue.pools if heads else ()):
+            if min(key(self.cluster, queue, pool, head, self.over) for head in heads) > turn:
+                return at
+        return None
+
     def again(self, queue: Queue, owner: str) -> None:
         """Push the owner's next workload, after one has been served."""
         line = queue.lines.get(owner)
