@@ -17,7 +17,7 @@ RANDOM := invariants reference holds shortcuts second_opinion victim_bounds
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check kube kube-test coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -44,6 +44,10 @@ kube-test: setup ## Run only the tests on a Kubernetes cluster; the first time, 
 	@.venv/bin/python scripts/set_up_kube.py
 	@.venv/bin/python -m kube_cluster build
 	@$(PYTEST) -q -rs -m kube tests/kube $(ARGS)
+
+images: setup ## Build the container images of helm/images as root; IMAGES="hub notebook" only these, BASE=image on another base
+	@.venv/bin/python scripts/set_up_kube.py
+	@.venv/bin/python -m kube_cluster images $(if $(BASE),--base $(BASE)) $(IMAGES)
 
 coverage: setup ## Check that the engine's own quick tests reach 98 % of its branches
 	@.venv/bin/python -m coverage run --branch --source=makeway_quota.engine -m pytest -q -m "$(QUICK)" tests/engine $(ARGS)

@@ -1,4 +1,4 @@
-"""The command of the test cluster: `make kube`, or `python -m kube_cluster up|list|down|build`."""
+"""The command of the test cluster: `make kube`, or `python -m kube_cluster up|list|down|build|images`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import programs, teardown
+from . import image_build, programs, teardown
 from .cluster import Cluster
 from .folder import folders
 from .problems import KubeProblem
@@ -68,6 +68,9 @@ def parser() -> argparse.ArgumentParser:
     stop = verbs.add_parser("down", help="remove clusters: the abandoned ones, or those named")
     stop.add_argument("names", nargs="*", metavar="NAME")
     verbs.add_parser("build", help="build the programs, if they are not in the cache")
+    images = verbs.add_parser("images", help="build the images of helm/images, if they are not in the cache")
+    images.add_argument("names", nargs="*", metavar="NAME", help="hub, quota-service or notebook; all without a name")
+    images.add_argument("--base", default="", metavar="IMAGE", help="an image with Python, not a Debian made here")
     return made
 
 
@@ -84,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             list_clusters()
         elif wanted.verb == "down":
             down(wanted.names)
+        elif wanted.verb == "images":
+            for image, archive in image_build.build(wanted.names or list(image_build.EXTRAS), wanted.base).items():
+                print(f"{image_build.name_of(image)}: {archive}")
         else:
             print(f"The programs are in {programs.built()}.")
     except KubeProblem as problem:

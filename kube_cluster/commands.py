@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .problems import KubeProblem
@@ -24,3 +25,12 @@ def run(command: Sequence[str | Path]) -> str:
 def succeeds(command: Sequence[str | Path]) -> bool:
     """Whether a command succeeds."""
     return subprocess.run([str(part) for part in command], capture_output=True, check=False).returncode == 0
+
+
+def missing_packages(packages: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the packages of which this machine has no file; a name without a slash is a program on PATH."""
+
+    def there(file: str) -> bool:
+        return Path(file).exists() if "/" in file else shutil.which(file) is not None
+
+    return [name for name, any_of in packages.items() if not any(map(there, any_of))]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from . import cgroups, images, processes, programs
 from .api import GPU
+from .commands import missing_packages, run
 from .control_plane import ControlPlane
 from .folder import Folder
 from .network import NAMESPACES, Network, add_node
@@ -46,7 +46,7 @@ def check_machine() -> None:
     if lacking := [name for name, bit in CAPABILITIES.items() if not effective_capabilities() >> bit & 1]:
         raise NotHere(f"A real node needs capabilities that this container lacks: {', '.join(lacking)}.")
     cgroups.plan("x")
-    if missing := missing_packages():
+    if missing := missing_packages(PACKAGES):
         raise NotHere(f"A real node needs these packages, which `make kube` installs on Debian: {', '.join(missing)}.")
 
 
@@ -54,11 +54,6 @@ def effective_capabilities() -> int:
     """Return the effective capabilities of this process as a bit mask."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
-
-
-def missing_packages() -> list[str]:
-    """Return the packages of which no program is on this machine."""
-    return [name for name, any_of in PACKAGES.items() if not any(shutil.which(program) for program in any_of)]
 
 
 def cni_folder() -> Path | None:
@@ -81,6 +76,15 @@ class Node:
             if words and Path(words[0]).name == program and f"--hostname-override={self.name}" in words:
                 return pid
         return None
+
+    def import_image(self, archive: Path) -> None:
+        """Add the images of an archive to those of the node's containerd."""
+        (containerd,) = [pid for pid in processes.marked(self.folder) if _words(pid)[:3] == self._containerd()]
+        inside = ["nsenter", f"--target={containerd}", "--mount"]
+        run([*inside, "ctr", "--namespace", "k8s.io", "images", "import", archive])
+
+    def _containerd(self) -> list[str]:
+        return ["containerd", "--config", str(self.path / "containerd.toml")]
 
     def break_gpus(self, *indices: int) -> None:
         """Report these GPUs, and no others, as unhealthy."""

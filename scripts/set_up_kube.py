@@ -18,7 +18,8 @@ import set_up
 
 sys.path.insert(0, str(set_up.ROOT))
 
-from kube_cluster import node, programs
+from kube_cluster import image_build, node, programs
+from kube_cluster.commands import missing_packages
 from kube_cluster.problems import KubeProblem
 
 
@@ -50,12 +51,12 @@ class KubeSetUp(set_up.SetUp):
         link.symlink_to(program)
 
     def packages(self) -> None:
-        """Install Debian's packages for a real node; not without root, where there is no real node."""
+        """Install Debian's packages for a real node and for images; not without root, where there is neither."""
         apt = shutil.which("apt-get")
-        missing = node.missing_packages()
+        missing = missing_packages({**node.PACKAGES, **image_build.PACKAGES})
         if os.geteuid() != 0 or apt is None or not missing:
             return
-        print(f"Installing Debian's {', '.join(missing)} for a real Kubernetes node …", flush=True)
+        print(f"Installing Debian's {', '.join(missing)} for a real Kubernetes node and its images …", flush=True)
         self.environ["DEBIAN_FRONTEND"] = "noninteractive"
         what = "The packages of a Kubernetes node"
         with self.one_at_a_time():

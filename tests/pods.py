@@ -22,9 +22,9 @@ def wait_until(true: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def phase(api: Api, name: str) -> str:
+def phase(api: Api, name: str, pods: str = PODS) -> str:
     """Return the phase of a pod, or "" when there is none."""
-    found = api.items(PODS, fieldSelector=f"metadata.name={name}")
+    found = api.items(pods, fieldSelector=f"metadata.name={name}")
     return str(found[0]["status"]["phase"]) if found else ""
 
 

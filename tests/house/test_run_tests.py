@@ -125,3 +125,10 @@ def test_a_failure_on_kubernetes_is_the_status_of_all(project: Path) -> None:
     assert run_tests.run(Tiers(["-k", "kube"], 0, project), None) == 1
     (project / "built").touch()
     assert run_tests.run(Tiers(["-k", "kube"], 0, project), None) == 0
+
+
+def test_every_test_on_kubernetes_is_in_the_folder_that_the_second_tier_runs(root: Path, tracked: list[Path]) -> None:
+    tests = [file.relative_to(root) for file in tracked if file.match("test_*.py") and file.name != Path(__file__).name]
+    marked = {file for file in tests if "mark.kube" in (root / file).read_text(encoding="utf-8")}
+    assert marked
+    assert {file.parent.as_posix() for file in marked} == {"tests/kube"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kube_cluster import cgroups, images, network, node, processes, teardown
+from kube_cluster import cgroups, commands, images, network, node, processes, teardown
 from kube_cluster import folder as folder_module
 from kube_cluster.cluster import why_no_node
 from kube_cluster.folder import Folder, folders, registry
@@ -138,9 +138,9 @@ def test_a_container_without_capabilities_is_refused_in_one_line(monkeypatch: py
         node.check_machine()
 
 
-def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "PACKAGES", {"one": ("sh",), "two": ("/no/such", "none-such")})
-    assert node.missing_packages() == ["two"]
+def test_missing_packages_are_named() -> None:
+    packages = {"one": ("sh",), "two": ("/no/such", "none-such"), "three": ("none-such", "/dev/null")}
+    assert commands.missing_packages(packages) == ["two"]
 
 
 def test_an_image_depends_on_its_contents_alone() -> None:
