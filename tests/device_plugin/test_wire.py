@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from makeway_device_plugin.messages import (
     AllocateRequest,
@@ -18,6 +18,8 @@ from makeway_device_plugin.messages import (
 from makeway_device_plugin.wire import Message, WireError
 
 TEXT = st.text(max_size=300)
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""How long an example takes depends on what else the machine does."""
 
 
 def test_a_registration_has_the_bytes_that_protobuf_gives_it() -> None:
@@ -34,12 +36,14 @@ def test_default_values_take_no_bytes_and_an_absent_message_stays_absent() -> No
     assert RegisterRequest.decode(b'"\x00').options == DevicePluginOptions()
 
 
+@unhurried
 @given(st.lists(st.lists(TEXT, max_size=3), max_size=3))
 def test_requests_come_back(ids: list[list[str]]) -> None:
     message = AllocateRequest([ContainerAllocateRequest(one) for one in ids])
     assert AllocateRequest.decode(message.encode()) == message
 
 
+@unhurried
 @given(st.lists(st.dictionaries(TEXT, TEXT, max_size=4), max_size=3))
 def test_maps_come_back(environs: list[dict[str, str]]) -> None:
     message = AllocateResponse([ContainerAllocateResponse(one) for one in environs])
