@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     stop.add_argument("names", nargs="*", metavar="NAME")
     verbs.add_parser("build", help="build the programs, if they are not in the cache")
     images = verbs.add_parser("images", help="build the images of helm/images, if they are not in the cache")
-    images.add_argument("names", nargs="*", metavar="NAME", help="hub, quota-service or notebook; all without a name")
+    images.add_argument("names", nargs="*", metavar="NAME", help="names of folders in helm/images; all without a name")
     images.add_argument("--base", default="", metavar="IMAGE", help="an image with Python, not a Debian made here")
     return made
 

@@ -30,6 +30,7 @@ EXTRAS = {
     "hub": ("hub", "postgres"),
     "quota-service": ("service", "postgres", "s3"),
     "notebook": ("notebook", "local", "hub"),
+    "device-plugin": ("device-plugin",),
 }
 """The images, each with the extras of our package that are installed in it."""
 REPOSITORY = "makeway.test"

@@ -98,7 +98,7 @@ class Node:
 
 
 def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int) -> Node:
-    """Start a node with this many virtual GPUs and return it when it is ready and offers them."""
+    """Start a node with this many virtual GPUs and return it when it offers them; 0: it runs no device plugin."""
     check_machine()
     found = programs.built()
     name = f"node-{number}"
@@ -127,7 +127,7 @@ def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gp
 
     def ready() -> bool:
         nodes = [one for one in plane.api.items("/api/v1/nodes") if one["metadata"]["name"] == name]
-        return any(is_ready(one) and one["status"]["allocatable"].get(GPU) == str(gpus) for one in nodes)
+        return any(is_ready(one) and one["status"]["allocatable"].get(GPU, "0") == str(gpus) for one in nodes)
 
     try:
         processes.wait_until(ready, f"The node {name}", READY_SECONDS, lambda: processes.check(folder))
@@ -159,12 +159,12 @@ def _services(
     (path / "containerd.toml").write_text(_containerd(path), encoding="utf-8")
     (path / "kubelet.json").write_text(json.dumps(_kubelet(path, authority.file, serving)), encoding="utf-8")
     (path / "kube-proxy.json").write_text(json.dumps(_kube_proxy(network, proxy)), encoding="utf-8")
-    plugin = [sys.executable, "-m", "makeway_device_plugin"]
+    plugin = [sys.executable, "-m", "makeway_device_plugin", "--count", str(gpus)]
     own = f"--hostname-override={name}"
     return {
         "containerd": ["containerd", "--config", str(path / "containerd.toml")],
         "kube-proxy": [str(found / "kube-proxy"), f"--config={path}/kube-proxy.json", own],
-        "device-plugin": [*plugin, "--count", str(gpus), "--unhealthy", str(path / UNHEALTHY)],
+        **({"device-plugin": [*plugin, "--unhealthy", str(path / UNHEALTHY)]} if gpus else {}),
         "kubelet": [
             str(found / "kubelet"),
             f"--config={path}/kubelet.json",

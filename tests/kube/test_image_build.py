@@ -16,7 +16,7 @@ def test_a_dockerfile_takes_its_base_as_an_argument_and_ends_as_an_ordinary_user
     text = (image_build.DOCKERFILES / image / "Dockerfile").read_text(encoding="utf-8")
     assert re.findall(r"^FROM (.+)$", text, re.MULTILINE) == ["${BASE}"]
     (user,) = re.findall(r"^USER (\d+):\1$", text, re.MULTILINE)
-    assert int(user) >= 1000
+    assert (int(user) >= 1000) == (image != "device-plugin"), "only the kubelet's folder needs root"
     declared = set(re.findall(r"^ARG (\w+)", text, re.MULTILINE))
     assert declared == {"BASE", *image_build.PIP_SETTINGS}
 
@@ -26,7 +26,7 @@ def test_every_dockerfile_is_an_image() -> None:
 
 
 def test_an_image_that_there_is_not_is_refused() -> None:
-    with pytest.raises(KubeProblem, match=r"^There is no image proxy; there are: hub, quota-service, notebook\.$"):
+    with pytest.raises(KubeProblem, match=r"^There is no image proxy; there are: hub, quota-service, "):
         image_build.build(["hub", "proxy"])
 
 

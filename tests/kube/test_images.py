@@ -25,9 +25,9 @@ LOOK = "id -u; touch /usr/x || echo refused; touch /opt/makeway/x || echo refuse
 
 @pytest.fixture(scope="module")
 def images(real_node: Node) -> dict[str, Path]:
-    """Return the archives of all images, imported into the real node."""
+    """Return the archives of all images but the device plugin's, imported into the real node."""
     try:
-        archives = image_build.build(list(image_build.EXTRAS))
+        archives = image_build.build(["hub", "quota-service", "notebook"])
     except NotHere as reason:
         pytest.skip(str(reason))
     for archive in archives.values():
