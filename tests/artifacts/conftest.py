@@ -54,5 +54,5 @@ def bucket(environment: dict[str, str]) -> str:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Return each of the places, ready and empty."""
     made = of_folder(tmp_path / "a") if request.param == "folder" else of_bucket(request.getfixturevalue("bucket"))
-    made.artifacts.set_up(used=False)
+    made.artifacts.set_up(used=False, installation="one")
     return made

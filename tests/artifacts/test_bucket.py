@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from makeway_api.models import FileIn
 from makeway_quota.artifacts.base import ORPHAN_AGE, ArtifactsUnavailable, put_bytes, whole
-from makeway_quota.artifacts.bucket import ArtifactBucket
+from makeway_quota.artifacts.bucket import MARK, ArtifactBucket
 from makeway_quota.artifacts.choice import chosen
+from makeway_quota.artifacts.folder import ArtifactFolder
 from makeway_quota.main import main
 from makeway_quota.store import StoreError, open_store
+from makeway_quota.store.records import NewWorkload
 from running import python, running
 from storage import keys, make_older
 
@@ -65,6 +67,58 @@ def test_uploads_of_one_content_on_two_pages_are_seen_together(bucket: str) -> N
     found = [stored.digest for part in parts for stored in part]
     assert sorted(each for each in found if each) == sorted(names)
     assert found.count("") == len(names)
+
+
+def test_a_bucket_without_the_contents_that_rows_refer_to_stops_the_start(bucket: str, tmp_path: Path) -> None:
+    url, data = f"sqlite:///{tmp_path / 'db.sqlite'}", b"x" * 10
+    store = open_store(url, ArtifactFolder(tmp_path / "artifacts"), 10)
+    store.add_workload(NewWorkload("j1", "job", "rnd", "gpu1", "ana"), [("a", data, False)], now=0.0)
+    store.close()
+    place = ArtifactBucket(f"s3://{bucket}/prefix")
+    with pytest.raises(StoreError, match="has no contents of this installation, which has some elsewhere") as refused:
+        open_store(url, place, 10)
+    assert keys(bucket) == {}
+    name = str(refused.value).partition("write “")[2].partition("”")[0]
+    put_bytes(ArtifactBucket(f"s3://{bucket}/prefix"), digest(data), data)
+    place._client.put_object(Bucket=bucket, Key=f"prefix/{MARK}", Body=f"{name}\n".encode())
+    store = open_store(url, ArtifactBucket(f"s3://{bucket}/prefix"), 10)
+    assert [file.data for file in store.files("j1")] == [data]
+    store.close()
+
+
+def test_a_second_installation_on_the_same_prefix_is_refused(bucket: str, tmp_path: Path) -> None:
+    address = f"s3://{bucket}/prefix"
+    first = open_store(f"sqlite:///{tmp_path / 'first.sqlite'}", ArtifactBucket(address), 10)
+    again = open_store(f"sqlite:///{tmp_path / 'first.sqlite'}", ArtifactBucket(address), 10)
+    with pytest.raises(StoreError, match=r"belongs to another installation.* remove the object prefix/"):
+        open_store(f"sqlite:///{tmp_path / 'second.sqlite'}", ArtifactBucket(address), 10)
+    beside = open_store(f"sqlite:///{tmp_path / 'second.sqlite'}", ArtifactBucket(f"{address}-2"), 10)
+    for store in (first, again, beside):
+        store.contents.keep([("a", b"x" * 10, False)])
+        store.contents.probe()
+        assert store.contents.failure() is None
+        store.close()
+
+
+def test_a_bucket_that_others_took_over_is_neither_cleaned_up_nor_written_to(bucket: str, tmp_path: Path) -> None:
+    place = ArtifactBucket(f"s3://{bucket}")
+    store = open_store(f"sqlite:///{tmp_path / 'db.sqlite'}", place, 10)
+    store.contents.keep([("a", b"x" * 10, False)])
+    make_older(bucket, 2 * ORPHAN_AGE)
+    before = set(keys(bucket))
+    for found in (b"another", None):
+        if found is None:
+            place._client.delete_object(Bucket=bucket, Key=MARK)
+        else:
+            place._client.put_object(Bucket=bucket, Key=MARK, Body=found)
+        with pytest.raises(ArtifactsUnavailable):
+            store.contents.collect(2e9)
+        store.contents.probe()
+        assert "installation" in (store.contents.failure() or "")
+        with pytest.raises(StoreError, match="installation"):
+            store.contents.keep([("b", b"y" * 10, False)])
+    assert before - set(keys(bucket)) == {MARK}
+    store.close()
 
 
 def test_a_bucket_that_is_not_there_stops_the_start(environment: dict[str, str], tmp_path: Path) -> None:
@@ -154,7 +208,7 @@ async def test_a_job_gets_its_large_files_from_the_bucket(bucket: str, tmp_path:
     async with running(tmp_path, MAKEWAY_ARTIFACTS_S3=f"s3://{bucket}/makeway") as run:
         first = await run.submit("ana", "first", profile="gpu1", command=size, files=[big])
         assert (await run.job(first.id, "succeeded", "failed")).state.value == "succeeded"
-        [key] = keys(bucket)
+        [key] = [key for key in keys(bucket) if key != f"makeway/{MARK}"]
         assert key.startswith("makeway/")
         assert not (tmp_path / "artifacts").exists()
         contents = run.service.components.store.contents

@@ -238,6 +238,6 @@ def test_an_sqlite_file_has_its_folder_beside_it(sqlite_url: str, tmp_path: Path
 def test_a_name_that_is_no_digest_never_becomes_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no SHA-256"):
         whole(ArtifactFolder(tmp_path), "../../etc/passwd")
-    ArtifactFolder(tmp_path).set_up(used=False)
+    ArtifactFolder(tmp_path).set_up(used=False, installation="one")
     with pytest.raises(Unreadable, match="missing"):
         whole(ArtifactFolder(tmp_path), "0" * 64)

@@ -62,7 +62,7 @@ class Artifacts(Protocol):
     def now(self) -> float:
         """Return the time by the clock of `Stored.at`."""
 
-    def set_up(self, used: bool) -> None:
+    def set_up(self, used: bool, installation: str) -> None:
         """Prepare the storage; OSError with a sentence where that fails, or where it is gone though `used` by rows."""
 
     def check(self) -> None:

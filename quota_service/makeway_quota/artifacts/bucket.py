@@ -2,8 +2,9 @@
 
 Every upload has a key of its own, `PREFIX/SHA-256/RANDOM`, which is never written twice: refreshing a content is a new
 upload, so that an old one is removed without a lock, of which S3 has none. Uploads that a newer one of the same content
-supersedes are removed like leftovers. Credentials, region and endpoint come from the environment or the files of the
-AWS SDK.
+supersedes are removed like leftovers. The object `PREFIX/makeway-installation` names the only installation that keeps
+contents there: another one would remove them, as it has no rows for them. Credentials, region and endpoint come from
+the environment or the files of the AWS SDK.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,6 +38,8 @@ PART = 8 * 2**20
 """Bytes of one part of a multipart upload, which is what is in memory of a content"""
 RECENT = ORPHAN_AGE / 2
 """Seconds for which `put` needs no new upload: the one that is there is kept for at least as long again"""
+MARK = "makeway-installation"
+"""The object that names the installation"""
 TRIES = 3
 """Attempts of a reader to find a content: the key that it found may have been superseded and removed"""
 
@@ -65,12 +68,15 @@ class ArtifactBucket:
         prefix = parts.path.strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self.where = f"the bucket s3://{self._bucket}/{prefix}".rstrip("/")
+        self._used, self._installation, self._marked = False, "", False
         with self._explained():
             self._client = client or boto3.session.Session().client("s3", config=OPTIONS)
 
     def put(self, digest: str, size: int, chunks: Iterable[bytes]) -> None:
         """Upload a content, unless there is a recent upload of it."""
         with self._explained():
+            if not self._marked:
+                self._check_mark()
             newest, now = self._newest(checked(digest))
             if newest is not None and newest.size == size and newest.at > now - RECENT:
                 return
@@ -84,6 +90,7 @@ class ArtifactBucket:
     def listed(self) -> Iterator[list[Stored]]:
         """Yield uploads; superseded and incomplete ones as what interrupted writes left."""
         with self._explained():
+            self._check_mark()
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix)
             held: list[Stored] = []  # the uploads of a page's last content: the next page may have more of them
             for page in pages:
@@ -110,8 +117,12 @@ class ArtifactBucket:
         with self._explained():
             return _date(self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1))
 
-    def set_up(self, used: bool) -> None:
-        """Check that the bucket can be used; a storage that does not answer now keeps no service from starting."""
+    def set_up(self, used: bool, installation: str) -> None:
+        """Check that the bucket can be used; a storage that does not answer now keeps no service from starting.
+
+        ArtifactsUnavailable where it belongs to another installation, or lacks the contents that are `used`.
+        """
+        self._used, self._installation = used, installation
         try:
             self.check()
         except ArtifactsUnavailable as error:
@@ -121,8 +132,34 @@ class ArtifactBucket:
                 raise
 
     def check(self) -> None:
-        """Raise ArtifactsUnavailable unless the bucket can be listed."""
+        """Raise ArtifactsUnavailable unless the bucket can be listed and belongs to this installation."""
         self.now()
+        with self._explained():
+            self._check_mark()
+
+    def _check_mark(self) -> None:
+        """Check whose contents are here; mark the bucket where there are none yet."""
+        if not self._installation:
+            return
+        mark = {"Bucket": self._bucket, "Key": f"{self._prefix}{MARK}"}
+        try:
+            with closing(self._client.get_object(**mark)["Body"]) as body:
+                found = body.read(1000).decode("utf-8", "replace").strip()
+        except self._client.exceptions.NoSuchKey:
+            if self._used:
+                raise ArtifactsUnavailable(
+                    f"{self.where} has no contents of this installation, which has some elsewhere; name the place "
+                    f"where they are, or copy them and then write “{self._installation}” into the object {mark['Key']}"
+                ) from None
+            self._client.put_object(**mark, Body=self._installation.encode())
+            found = self._installation
+        self._marked = found == self._installation
+        if not self._marked:
+            raise ArtifactsUnavailable(
+                f"{self.where} belongs to another installation, whose contents this one would remove; choose another "
+                f"prefix, or, if no installation uses them any more, remove the object {mark['Key']}"
+            )
+        self._used = True
 
     def _newest(self, digest: str) -> tuple[Stored | None, float]:
         """Return the newest upload of a content, and the time by the storage's clock."""

@@ -88,7 +88,7 @@ class ArtifactFolder:
             os.utime(self.root / LOCK)
             return (self.root / LOCK).stat().st_mtime
 
-    def set_up(self, used: bool) -> None:
+    def set_up(self, used: bool, installation: str) -> None:
         """Make the folder and its lock; OSError where that fails, or where it is gone though `used` by rows."""
         if self._is_set_up():
             return

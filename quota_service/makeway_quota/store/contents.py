@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import delete, insert, select
 
 from ..artifacts.base import ORPHAN_AGE, Artifacts, Unreadable, put_bytes
 from . import reads
 from .database import Database
 from .errors import FilesUnavailable, FileUnreadable, StoreError
 from .records import File
-from .tables import blobs
+from .tables import blobs, installation
 
 LARGE = 256 * 1024
 """Bytes from which on a content is kept outside the database"""
@@ -118,7 +119,7 @@ class Contents:
         with self._database.read() as connection:
             used = connection.execute(select(blobs.c.digest).where(blobs.c.outside).limit(1)).first()
         try:
-            self._artifacts.set_up(used is not None)
+            self._artifacts.set_up(used is not None, self._installation())
         except OSError as error:
             raise StoreError(f"large files: {error}") from error
         return self
@@ -135,6 +136,18 @@ class Contents:
     def failure(self) -> str | None:
         """Return what `probe` found wrong with the storage of large contents, or None."""
         return self._failed
+
+    def _installation(self) -> str:
+        """Return the name of this installation, which is the same for all replicas; it is made once."""
+        known = select(installation.c.name)
+        with self._database.read() as connection:
+            name: str | None = connection.execute(known).scalar_one_or_none()
+        if name is None:
+            with self._database.write(quiet=True) as connection:
+                name = connection.execute(known).scalar_one_or_none() or uuid.uuid4().hex
+                connection.execute(delete(installation))
+                connection.execute(insert(installation), {"id": 1, "name": name})
+        return name
 
     def _used(self, names: Sequence[str]) -> set[str]:
         found: set[str] = set()

@@ -287,6 +287,13 @@ histories = Table(
     Column("at", Double, nullable=False),
 )
 
+installation = Table(
+    "installation",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False, comment="always 1"),
+    Column("name", Text, nullable=False, comment="random"),
+)
+
 terms = Table(
     "terms",
     metadata,
