@@ -175,6 +175,8 @@ async def _components(
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
     world = World(store, document, version, clock, settings.start_deadline_seconds)
+    if isinstance(backend, RemoteBackend):
+        backend.follow_policy(lambda: world.document)
     world.see(seen)
     servers = None if hub is None else HubServers(hub)
     leases = Leases(settings.lease_seconds, servers)

@@ -14,6 +14,24 @@ from traitlets.config.loader import PyFileConfigLoader
 
 
 @dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """The cluster on which jobs run as pods, and what all of those pods have; read only with that backend."""
+
+    kubeconfig: Path | None
+    context: str
+    namespace: str
+    instance: str
+    worker_url: str
+    launcher_image: str
+    image: str
+    service_account: str
+    priority_class: str
+    run_as: str
+    checkpoint_claim: str
+    tolerations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceSettings:
     """The service's settings as plain values; durations are seconds, sizes bytes."""
 
@@ -51,6 +69,8 @@ class ServiceSettings:
     api_token: str
     hub_base_url: str
     ticket_secret: str
+    backend: str
+    kubernetes: KubernetesSettings
 
     @property
     def jobs_dir(self) -> Path:
@@ -80,6 +100,57 @@ class QuotaService(Configurable):
     keep = Bool(False, help="Leave jobs running when the service stops (MAKEWAY_KEEP=1).").tag(
         config=True, env="MAKEWAY_KEEP"
     )
+    backend = Enum(
+        ["local", "kubernetes"],
+        default_value="local",
+        help="Where jobs run: as processes of this machine, or as pods of a Kubernetes cluster (MAKEWAY_BACKEND).",
+    ).tag(config=True, env="MAKEWAY_BACKEND")
+    kubeconfig = Unicode(
+        "",
+        help="Kubeconfig of the cluster; empty: KUBECONFIG, else the service account of the service's own pod "
+        "(MAKEWAY_KUBECONFIG).",
+    ).tag(config=True, env="MAKEWAY_KUBECONFIG")
+    kube_context = Unicode("", help="Context of the kubeconfig; empty: its current one (MAKEWAY_KUBE_CONTEXT).").tag(
+        config=True, env="MAKEWAY_KUBE_CONTEXT"
+    )
+    kube_namespace = Unicode("", help="Namespace of the jobs' pods (MAKEWAY_KUBE_NAMESPACE).").tag(
+        config=True, env="MAKEWAY_KUBE_NAMESPACE"
+    )
+    kube_instance = Unicode(
+        "makeway",
+        help="Name of this installation, a label of its pods; each installation on a cluster needs its own "
+        "(MAKEWAY_KUBE_INSTANCE).",
+    ).tag(config=True, env="MAKEWAY_KUBE_INSTANCE")
+    worker_url = Unicode(
+        "", help="The service's address as pods reach it, with its prefix; empty: MAKEWAY_URL (MAKEWAY_WORKER_URL)."
+    ).tag(config=True, env="MAKEWAY_WORKER_URL")
+    kube_launcher_image = Unicode(
+        "",
+        help="Image with Python and Makeway, from which each pod copies its launcher (MAKEWAY_KUBE_LAUNCHER_IMAGE).",
+    ).tag(config=True, env="MAKEWAY_KUBE_LAUNCHER_IMAGE")
+    kube_image = Unicode(
+        "",
+        help="Image of jobs whose profile and submission name none; empty: that of the launcher (MAKEWAY_KUBE_IMAGE).",
+    ).tag(config=True, env="MAKEWAY_KUBE_IMAGE")
+    kube_service_account = Unicode(
+        "default", help="Service account of the jobs' pods, which get no token of it (MAKEWAY_KUBE_SERVICE_ACCOUNT)."
+    ).tag(config=True, env="MAKEWAY_KUBE_SERVICE_ACCOUNT")
+    kube_priority_class = Unicode("", help="Priority class of the jobs' pods (MAKEWAY_KUBE_PRIORITY_CLASS).").tag(
+        config=True, env="MAKEWAY_KUBE_PRIORITY_CLASS"
+    )
+    kube_run_as = Unicode("1000:100", help="User and group that jobs run as, not root (MAKEWAY_KUBE_RUN_AS).").tag(
+        config=True, env="MAKEWAY_KUBE_RUN_AS"
+    )
+    kube_checkpoint_claim = Unicode(
+        "",
+        help="PersistentVolumeClaim in which jobs keep checkpoints, with {team} for the team's name; empty: a "
+        "checkpoint ends with its pod (MAKEWAY_KUBE_CHECKPOINT_CLAIM).",
+    ).tag(config=True, env="MAKEWAY_KUBE_CHECKPOINT_CLAIM")
+    kube_tolerations = Unicode(
+        "",
+        help="Taints that jobs tolerate besides those named like their pool's resource, as key, key=value or "
+        "key=value:NoSchedule, with commas between (MAKEWAY_KUBE_TOLERATIONS).",
+    ).tag(config=True, env="MAKEWAY_KUBE_TOLERATIONS")
     virtual_gpus = Int(
         10, min=0, max=100_000, help="Virtual GPUs in all, where the machine has no real one (MAKEWAY_VIRTUAL_GPUS)."
     ).tag(config=True, env="MAKEWAY_VIRTUAL_GPUS")
@@ -188,11 +259,29 @@ def load(config_file: str | None = None, environ: dict[str, str] | None = None) 
     return _plain(service, env)
 
 
+def _kubernetes(service: QuotaService, public_url: str) -> KubernetesSettings:
+    return KubernetesSettings(
+        kubeconfig=Path(service.kubeconfig).expanduser().absolute() if service.kubeconfig else None,
+        context=service.kube_context,
+        namespace=service.kube_namespace,
+        instance=service.kube_instance,
+        worker_url=service.worker_url or public_url,
+        launcher_image=service.kube_launcher_image,
+        image=service.kube_image or service.kube_launcher_image,
+        service_account=service.kube_service_account,
+        priority_class=service.kube_priority_class,
+        run_as=service.kube_run_as,
+        checkpoint_claim=service.kube_checkpoint_claim,
+        tolerations=tuple(text.strip() for text in service.kube_tolerations.split(",") if text.strip()),
+    )
+
+
 def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
     state_dir = Path(service.state_dir).expanduser().absolute()
     url = urlparse(env.get("JUPYTERHUB_SERVICE_URL", "") or "http://127.0.0.1:8765")
     prefix = env.get("JUPYTERHUB_SERVICE_PREFIX", "/services/makeway/")
     host, port = url.hostname or "127.0.0.1", url.port or 8765
+    public_url = env.get("MAKEWAY_URL", f"http://{host}:{port}{prefix.rstrip('/')}")
     return ServiceSettings(
         state_dir=state_dir,
         db_url=service.db_url or f"sqlite:///{state_dir / 'makeway.sqlite'}",
@@ -223,9 +312,11 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         host=host,
         port=port,
         prefix="/" + prefix.strip("/") + "/",
-        public_url=env.get("MAKEWAY_URL", f"http://{host}:{port}{prefix.rstrip('/')}"),
+        public_url=public_url,
         hub_api_url=env.get("JUPYTERHUB_API_URL", ""),
         api_token=env.get("JUPYTERHUB_API_TOKEN", ""),
         hub_base_url=env.get("JUPYTERHUB_BASE_URL", "/"),
         ticket_secret=env.get("MAKEWAY_TICKET_SECRET", ""),
+        backend=service.backend,
+        kubernetes=_kubernetes(service, public_url),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, Key, NodeSeen, NoticeOrder, Phase, StartOrder
+from makeway_quota.backends.base import AttemptSeen, BackendUnavailable, Key, NodeSeen, NoticeOrder, Phase, StartOrder
 from makeway_quota.backends.remote import (
     LOST_AFTER,
     PATIENCE,
@@ -76,6 +76,8 @@ class Cluster(RemoteBackend):
         self.there: dict[Key, Machines] = {KEY: Machines(1)}
         self.synced = True
         self.removed: list[Key] = []
+        self.away = False
+        """machines cannot be removed at the moment"""
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
         return {}
@@ -87,6 +89,8 @@ class Cluster(RemoteBackend):
         self.there.setdefault((order.workload, order.attempt), Machines(len(order.workers)))
 
     async def remove(self, workload: str, attempt: int) -> None:
+        if self.away:
+            raise BackendUnavailable("nothing answers")
         self.removed.append((workload, attempt))
         self.there.pop((workload, attempt), None)
 
@@ -324,3 +328,38 @@ async def test_before_the_list_is_complete_absence_means_nothing(cluster: Cluste
     await cluster.observe()
     cluster.now += PATIENCE
     assert await phase(cluster) is Phase.LOST
+
+
+async def test_machines_that_ended_by_their_job_end_it_with_their_exit_code(cluster: Cluster) -> None:
+    cluster.report(RUNS)
+    assert await phase(cluster) is Phase.RUNNING
+    cluster.there[KEY] = Machines(1, present=False, message="it used more memory than it has", exit_code=137)
+    assert await phase(cluster) is Phase.RUNNING, "its report may still come"
+    cluster.now += PATIENCE
+    seen = await cluster.one()
+    assert seen is not None
+    assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, 137, "it used more memory than it has")
+
+
+async def test_the_message_of_lost_machines_is_that_of_the_attempt(cluster: Cluster) -> None:
+    cluster.report(RUNS)
+    await cluster.observe()
+    cluster.there[KEY] = Machines(1, present=False, node_lost=True, message="its node n1 is gone")
+    await cluster.observe()
+    cluster.now += PATIENCE
+    seen = await cluster.one()
+    assert seen is not None
+    assert (seen.phase, seen.node_lost, seen.message) == (Phase.LOST, True, "its node n1 is gone")
+
+
+async def test_a_removal_that_fails_is_tried_again(cluster: Cluster) -> None:
+    cluster.report(RUNS)
+    await cluster.observe()
+    await cluster.kill(*KEY)
+    cluster.now += PATIENCE
+    cluster.away = True
+    assert await phase(cluster) is Phase.RUNNING
+    assert not cluster.removed
+    cluster.away = False
+    await cluster.observe()
+    assert cluster.removed == [KEY]

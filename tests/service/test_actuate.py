@@ -10,7 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import AttemptSeen, BackendError, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from makeway_quota.backends.base import (
+    AttemptSeen,
+    BackendError,
+    BackendUnavailable,
+    NodeSeen,
+    NoticeOrder,
+    Phase,
+    Seen,
+    StartOrder,
+)
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import NewWorkload, Workload
@@ -130,3 +139,18 @@ def test_times_that_cannot_be_true_are_not_believed(at: float) -> None:
                 closed = change.close_attempt or {"ended_at": now, "lost_seconds": None}
                 assert closed["ended_at"] == now
                 assert closed["lost_seconds"] in (None, 0.0, pytest.approx(60))
+
+
+async def test_a_start_that_is_not_possible_now_is_tried_again(tmp_path: Path) -> None:
+    backend = Faulty()
+    backend.error = BackendUnavailable("the cluster does not answer")
+    backend.broken["start"] = {"later"}
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as service:
+        job = await service.submit("ana", "later", profile="gpu1")
+        other = await service.submit("ana", "other", profile="gpu1")
+        await service.job(other.id, "running")
+        await service.converged()
+        assert (await service.job(job.id, "starting")).attempt == 1
+        backend.broken["start"] = set()
+        found = await service.job(job.id, "running")
+        assert (found.attempt, found.failures) == (1, 0)

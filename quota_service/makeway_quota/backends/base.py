@@ -83,7 +83,7 @@ class AttemptSeen:
     message: str = ""
     """last words: an error line, 'saved at step 12', 'could not start: …'"""
     waiting_reason: str = ""
-    """while it is starting: the code of the cause, such as `unschedulable`, `image_pull` or `init`"""
+    """while it is starting: the code of the cause, such as `unschedulable`, `image_pull`, `container` or `init`"""
     since: float | None = None
     """when the present phase, or the cause for waiting, began"""
     node_lost: bool = False
@@ -167,6 +167,10 @@ class NoticeOrder:
 
 class BackendError(Exception):
     """An order could not be carried out; the sentence is shown to the owner of the job."""
+
+
+class BackendUnavailable(BackendError):
+    """An order cannot be carried out now, which says nothing about the job: the next cycle tries again."""
 
 
 class Backend(Protocol):

@@ -7,15 +7,19 @@ processes elsewhere). A worker that is not heard of for `lost_after` is lost.
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from .base import AttemptSeen, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from ..policy import Document
+from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .versions import Changes
 from .workers import WorkerSeen, attempt_of
+
+log = logging.getLogger("makeway.remote")
 
 LOST_AFTER = 300.0
 """Seconds of silence after which a worker is lost. Its launcher ends the work before, when it reaches no service."""
@@ -70,6 +74,9 @@ class Machines:
     """with absence: the node is gone, so that it says nothing about the job"""
     waiting_reason: str = ""
     message: str = ""
+    """why it waits; with absence: what became of the machines"""
+    exit_code: int | None = None
+    """with absence: it was the job that made its machine end, with this exit code"""
 
 
 GONE = Machines(0, present=False)
@@ -164,6 +171,9 @@ class RemoteBackend(ABC):
         """Use this channel; called once, before `open`."""
         self.channel = channel
 
+    def follow_policy(self, document: Callable[[], Document]) -> None:  # noqa: B027 (not every backend reads it)
+        """Use the policy document that this returns, from now on and whenever it has changed."""
+
     def guard(self, may_act: Callable[[], bool]) -> None:
         """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""
         self._may_act = may_act
@@ -194,8 +204,11 @@ class RemoteBackend(ABC):
                 self._known.drop(key)
         self._known.silent = frozenset(silent)
         for key in [key for key, ending in self._known.endings.items() if self._is_due(key, ending)]:
-            self._known.endings[key].removed = True
-            await self.remove(*key)
+            try:
+                await self.remove(*key)
+                self._known.endings[key].removed = True
+            except BackendError as error:  # the next observation tries again
+                log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
         return self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
 
     def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
@@ -305,7 +318,10 @@ class RemoteBackend(ABC):
             message = "did not end in time and was killed" if ending.notice else "stopped"
             ended = replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message)
             return self._conclude(key, ended)
-        return self._lose(key, seen, "its worker vanished without a report", node_lost=machines.node_lost)
+        message = machines.message or "its worker vanished without a report"
+        if machines.exit_code is not None:
+            return self._conclude(key, replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message))
+        return self._lose(key, seen, message, node_lost=machines.node_lost)
 
     def _lose(self, key: Key, seen: AttemptSeen, message: str, *, node_lost: bool) -> AttemptSeen:
         return self._conclude(key, replace(seen, phase=Phase.LOST, message=message, node_lost=node_lost))

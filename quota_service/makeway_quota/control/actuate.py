@@ -15,6 +15,7 @@ from ..backends.base import (
     AttemptSeen,
     Backend,
     BackendError,
+    BackendUnavailable,
     JobFile,
     NoticeOrder,
     Phase,
@@ -49,7 +50,7 @@ class Started:
     expected: set[tuple[str, int]] = field(default_factory=set)
     """Attempts that are not reported and must not be started again: expected, or lost."""
     postponed: set[tuple[str, int]] = field(default_factory=set)
-    """Attempts that were not started, because their files cannot be read now: the next cycle tries again."""
+    """Attempts that were not started as their files, or the backend, cannot be reached: the next cycle tries again."""
     failed: ChangeSet = field(default_factory=ChangeSet)
 
 
@@ -169,7 +170,7 @@ class Actuator:
         key = (row.id, row.attempt)
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
-        except FilesUnavailable as error:
+        except (FilesUnavailable, BackendUnavailable) as error:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)
             started.postponed.add(key)

@@ -21,6 +21,7 @@ WORDS = {
     "kinds": "use",
     "local": "GPUs of this machine",
     "env": "environment",
+    "pod": "pod template",
     "size": "expected size",
 }
 

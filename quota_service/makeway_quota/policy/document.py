@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..engine.snapshot import Kind, Policy, Pool, Profile, Settings
 
@@ -38,6 +38,8 @@ class ProfileFacts:
     env: Mapping[str, str] = field(default_factory=dict)
     signal: str = "SIGTERM"
     everyone: bool = False
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """what the pods of its jobs have on a cluster besides what Makeway gives them: part of a Pod of Kubernetes"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, 
 
 from ..engine.snapshot import Kind, QuotaLine, Weight
 from .issues import quote
+from .pod_template import plain_values, problems
 from .quantities import (
     Cores,
     Device,
@@ -56,6 +57,15 @@ def _env(env: dict[str, str]) -> dict[str, str]:
         if OURS.fullmatch(variable):
             raise problem(f"{variable} is set by Makeway itself; remove it")
     return env
+
+
+def _pod(template: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod template with numbers and booleans where they are written as such; texts stay texts."""
+    found = plain_values(template)
+    wrong = list(problems(found))
+    if wrong:
+        raise problem("; ".join(wrong[:20]))
+    return found
 
 
 class SettingsTable(Table):
@@ -162,6 +172,7 @@ class DocumentProfile(ProfileTable):
     image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] = ""
     env: Annotated[Texts, AfterValidator(_env)] = Field(default_factory=dict)
     signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
+    pod: Annotated[dict[str, Any], AfterValidator(_pod)] = Field(default_factory=dict)
 
 
 class DocumentPolicy(PolicyTable):

@@ -1,1 +1,1 @@
-"""Run jobs as pods: a client of the API server, informers on nodes and pods, and what they mean for the inventory."""
+"""Run jobs as pods: a client of the API server, informers on nodes and pods, manifests, and how pods end."""

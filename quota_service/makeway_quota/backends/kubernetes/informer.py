@@ -207,6 +207,7 @@ class Informer(Generic[T]):
         try:
             async with asyncio.timeout(seconds + self._timing.silence):
                 async with self._client.stream(self._path, query, self._timing.silence) as lines:
+                    self._heard()  # nothing may happen for a minute
                     async for line in lines:
                         self._event(line)
         except TimeoutError:

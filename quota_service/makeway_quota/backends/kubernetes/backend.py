@@ -1,0 +1,305 @@
+"""Run jobs as pods of one Kubernetes cluster: one pod for each worker, with the launcher as its first process.
+
+What runs is read back from the cluster: nodes and pods by informers, reports of workers by the attempt protocol. A
+pod that never gets to run, for whatever reason, ends its attempt after a time that depends on the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ...policy import Document
+from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
+from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
+from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from .informer import USUAL, Informer, Timing
+from .inventory import GPU, KubernetesInventory
+from .manifest import JOB, PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
+from .nodes import NodeSelector, Toleration, selectors
+from .pod_requests import INSTANCE, MANAGED_BY, MANAGER
+from .pod_states import JobPod, gone, machines_of, project_job_pod
+
+log = logging.getLogger("makeway.kubernetes")
+
+OPEN_SECONDS = 60.0
+"""How long the first lists may take."""
+REMOVAL_GRACE = 2
+"""Seconds that a pod gets which is removed: its launcher had its notice and its grace before."""
+AT_ONCE = 16
+"""Pods of one gang that are created at the same time."""
+LIMITS: Mapping[str, float] = {
+    "unschedulable": 60.0,
+    "incomplete": 60.0,
+    "container": 120.0,
+    "image_pull": 300.0,
+    "init": 1800.0,
+}
+"""Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew."""
+
+
+class KubernetesBackend(RemoteBackend):
+    """The pods of one installation in one namespace of one cluster."""
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        client: ApiClient,
+        settings: PodSettings,
+        tolerations: Sequence[Toleration] = (),
+        *,
+        timing: Timing = USUAL,
+        limits: Mapping[str, float] = LIMITS,
+        lost_after: float = LOST_AFTER,
+        report_within: float = REPORT_WITHIN,
+    ) -> None:
+        super().__init__(lost_after=lost_after, report_within=report_within)
+        self.settings = settings
+        self._client = client
+        self._tolerations = tuple(tolerations)
+        self._limits = limits
+        self._wake: Callable[[], None] = lambda: None
+        self.inventory = KubernetesInventory(client, (), settings.instance, self._changed, timing)
+        labels = f"{MANAGED_BY}={MANAGER},{INSTANCE}={settings.instance},{JOB}"
+        self.pods: Informer[JobPod] = Informer(
+            client,
+            f"{self._namespace}/pods",
+            project_job_pod,
+            query={"labelSelector": labels},
+            wake=self._changed,
+            gone=self._pod_gone,
+            timing=timing,
+        )
+        self._by_key: dict[Key, dict[str, JobPod]] = {}
+        self._gone: dict[Key, dict[str, JobPod]] = {}
+        """the last states of pods that others deleted, until the attempt is forgotten"""
+        self._forgotten: set[Key] = set()
+        """attempts whose pods are deleted and still listed"""
+        self._waiting: dict[Key, tuple[str, float]] = {}
+        """what the pods of an attempt wait for, and since when (monotonic)"""
+        self._document: Callable[[], Document] | None = None
+        self._selected: Document | None = None
+        self._selectors: tuple[NodeSelector, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def _namespace(self) -> str:
+        return f"/api/v1/namespaces/{self.settings.namespace}"
+
+    # -- what the service calls
+
+    def on_change(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever a node, a pod or a report changes."""
+        super().on_change(wake)
+        self._wake = wake
+
+    def follow_policy(self, document: Callable[[], Document]) -> None:
+        """Use the pools and pod templates of the document that this returns."""
+        self._document = document
+
+    async def open(self) -> None:
+        """Read nodes and pods; BackendError when the cluster cannot be read."""
+        await super().open()
+        self._task = asyncio.create_task(self.pods.run())
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                await self.inventory.open()
+                await self.pods.wait_synced()
+        except TimeoutError:
+            why = self.inventory.problem or self.pods.problem or "it does not answer"
+            await self.close(stop_jobs=False)
+            raise BackendError(
+                f"The Kubernetes cluster at {self._client.connection.server} cannot be read: {why}."
+            ) from None
+
+    async def close(self, *, stop_jobs: bool) -> None:
+        """Stop following the cluster; pods go on."""
+        await self.inventory.close()
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._client.close()
+
+    async def nodes(self) -> Mapping[str, NodeSeen]:
+        """Return the nodes by name, in the pools of the policy in force."""
+        if self._document is not None and (document := self._document()) is not self._selected:
+            self._selected = document
+            self._selectors = selectors(document, self._tolerations)
+            self.inventory.select(self._selectors)
+        return self.inventory.seen()
+
+    async def machines(self) -> Mapping[Key, Machines] | None:
+        """Return what the pods of each attempt are together; None before the first complete list."""
+        if not self.pods.synced or not self.inventory.synced:
+            return None
+        self._sort()
+        usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
+        found: dict[Key, Machines] = {}
+        for key, pods in self._by_key.items():
+            if key not in self._forgotten:
+                found[key] = self._in_time(key, machines_of([*pods.values()], usable), usable)
+        for key, left in self._gone.items():
+            if key not in self._by_key:
+                found[key] = gone(left.values(), usable)
+        self._waiting = {key: since for key, since in self._waiting.items() if key in found}
+        return found
+
+    async def start(self, order: StartOrder) -> None:
+        """Create the pods of an attempt; those that are there already are left alone."""
+        self._check_reachable()
+        manifests = [self._pod(order, number) for number in range(len(order.workers))]
+        key = (order.workload, order.attempt)
+        tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def create(manifest: Object) -> Object:
+            async with limit:
+                return await self._create("pods", manifest)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(create(manifest)) for manifest in manifests]
+            pods = [task.result() for task in tasks]
+            await self._create("secrets", secret(self.settings, order, tokens, pods[:1]))
+            if len(pods) > 1:
+                await self._create("services", service(self.settings, order, pods[:1]))
+        except ExceptionGroup as group_error:
+            await self._undo(order)
+            raise _in_words(group_error.exceptions[0]) from group_error
+        except (ApiRefusal, ApiUnreachable) as error:
+            await self._undo(order)
+            raise _in_words(error) from error
+
+    async def remove(self, workload: str, attempt: int) -> None:
+        """Delete the pods of an attempt; what belongs to them goes with them."""
+        key = (workload, attempt)
+        self._sort()
+        if self._by_key.get(key):
+            self._check_reachable()
+        for pod in list(self._by_key.get(key, {}).values()):
+            path = f"{self._namespace}/pods/{pod.name}"
+            try:
+                await self._client.delete(path, uid=pod.uid, grace=REMOVAL_GRACE if pod.present else None)
+            except (ApiRefusal, ApiUnreachable) as error:
+                raise BackendUnavailable(str(error)) from error
+
+    async def forget(self, workload: str, attempt: int) -> None:
+        """Delete the pods, and report the attempt no more."""
+        await super().forget(workload, attempt)
+        key = (workload, attempt)
+        if key in self._by_key:
+            self._forgotten.add(key)
+        self._gone.pop(key, None)
+        self._waiting.pop(key, None)
+
+    # -- inside
+
+    def _changed(self) -> None:
+        self._wake()
+
+    def _pod_gone(self, pod: JobPod) -> None:
+        self._gone.setdefault(pod.key, {})[pod.name] = pod
+
+    def _check_reachable(self) -> None:
+        """Raise BackendUnavailable where the API server is known not to answer: trying would hold up the cycle."""
+        if problem := self.pods.problem or self.inventory.problem:
+            raise BackendUnavailable(problem)
+
+    def _sort(self) -> None:
+        """Sort the pods that changed by their attempts."""
+        for changed in self.pods.take():
+            name = changed.partition("/")[2]
+            if (pod := self.pods.objects.get(changed)) is not None:
+                self._by_key.setdefault(pod.key, {})[name] = pod
+            else:
+                key = next((key for key, pods in self._gone.items() if name in pods), None)
+                if key in self._by_key:
+                    self._by_key[key].pop(name, None)
+                    if not self._by_key[key]:
+                        del self._by_key[key]
+                if key in self._forgotten and key not in self._by_key:
+                    self._forgotten.discard(key)
+                    self._gone.pop(key, None)
+
+    def _in_time(self, key: Key, machines: Machines, usable: Mapping[str, bool]) -> Machines:
+        """Return the machines of an attempt; those that waited too long count as absent, with the reason."""
+        if not machines.present or not machines.waiting_reason:
+            self._waiting.pop(key, None)
+            return machines
+        now = self._monotonic()
+        code, since = self._waiting.get(key, ("", now))
+        if code != machines.waiting_reason:
+            since = now
+        self._waiting[key] = machines.waiting_reason, since
+        limit = self._limits[machines.waiting_reason]
+        if now - since < limit:
+            return machines
+        if machines.waiting_reason == "incomplete" and (left := self._gone.get(key)):
+            return gone(left.values(), usable)
+        message = f"its pod waited for {limit:g} s: {machines.message}"
+        return replace(machines, present=False, waiting_reason="", message=message)
+
+    def _pod(self, order: StartOrder, number: int) -> Object:
+        """Return the manifest of a worker; BackendError where its GPUs cannot be requested."""
+        document = self._document() if self._document is not None else None
+        if document is None:
+            raise BackendUnavailable("the policy document has not been read yet")
+        place = order.workers[number]
+        profile = document.profile(order.profile)
+        node = self.inventory.seen().get(place.node)
+        pools = [node.pool] if node is not None else list(profile.pools if profile else ())
+        known = self._selectors if document is self._selected else selectors(document, self._tolerations)
+        selector = next((one for one in known if one.pool in pools), None)
+        if any(milli % GPU for milli in place.milli):
+            resource = selector.resource if selector else "its pool's resource"
+            raise BackendError(f"The profile needs a part of a GPU, and {resource} can only be requested as a whole.")
+        facts = document.profile_facts.get(order.profile)
+        given = WorkerResources(
+            resource=selector.resource if selector else "",
+            devices=len(place.devices),
+            cpu=profile.cpu if profile else 0,
+            memory=profile.memory if profile else 0,
+            tolerations=selector.tolerations if selector else self._tolerations,
+            template=facts.pod if facts else {},
+        )
+        path, _ = self.channel.credentials(order.workload, order.attempt, number)
+        return worker_pod(self.settings, order, number, path, given)
+
+    async def _create(self, kind: str, manifest: Object) -> Object:
+        """Create an object; return the one that is there already, if it is of this installation."""
+        path = f"{self._namespace}/{kind}"
+        try:
+            return await self._client.create(path, manifest)
+        except ApiRefusal as refusal:
+            if refusal.reason != "AlreadyExists":
+                raise
+        name = manifest["metadata"]["name"]
+        if kind != "pods":  # it may belong to pods of an earlier try, and would go with them
+            await self._client.delete(f"{path}/{name}")
+            return await self._client.create(path, manifest)
+        found = await self._client.get(f"{path}/{name}")
+        if (found["metadata"].get("labels") or {}).get(INSTANCE) != self.settings.instance:
+            raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
+        return found
+
+    async def _undo(self, order: StartOrder) -> None:
+        """Delete the pods of an attempt that could not be started as a whole."""
+        for number in range(len(order.workers)):
+            name = pod_name(order.workload, order.attempt, number)
+            with suppress(ApiRefusal, ApiUnreachable):
+                found = await self._client.get(f"{self._namespace}/pods/{name}")
+                if (found["metadata"].get("labels") or {}).get(INSTANCE) == self.settings.instance:
+                    await self._client.delete(f"{self._namespace}/pods/{name}", uid=found["metadata"]["uid"], grace=0)
+        log.info("The pods of %s are not created", attempt_name(order.workload, order.attempt))
+
+
+def _in_words(error: Exception) -> BackendError:
+    """Return why pods were not created: a refusal of the job, or a reason to try again."""
+    if isinstance(error, ApiRefusal) and error.status in (400, 403, 404, 409, 422):
+        return BackendError(f"Kubernetes refuses its pod: {error.message}")
+    return BackendUnavailable(str(error))

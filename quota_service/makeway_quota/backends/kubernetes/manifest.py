@@ -1,0 +1,277 @@
+"""Make the pod of a worker, and the Secret and the Service of an attempt: pure functions of order and settings.
+
+Names follow from workload, attempt and worker, so that creating twice creates once. The pods pass the *restricted* pod
+security standard, have no token of the API server, and may run on the planned node alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...policy.pod_template import WORKER
+from ..base import Key, StartOrder
+from .client import Object
+from .nodes import Toleration
+from .pod_requests import INSTANCE, MANAGED_BY, MANAGER
+from .template import merged
+
+JOB = "makeway/job"
+ATTEMPT = "makeway/attempt"
+NUMBER = "makeway/worker"
+WORKERS = "makeway/workers"
+MASTER_PORT = 29500
+LAUNCHER = "/makeway/launcher"
+HOME = "/makeway/job"
+CHECKPOINTS = "/makeway/checkpoints"
+PATIENCE = 20
+"""Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
+LABEL_VALUE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class PodSettings:
+    """What is the same for all pods of an installation on one cluster."""
+
+    namespace: str
+    instance: str
+    address: str
+    """the service as pods reach it: http://host:port/prefix"""
+    launcher_image: str
+    """an image with Python and Makeway, from which the launcher is copied"""
+    image: str
+    """of jobs whose profile and submission name none"""
+    launcher_source: str = ""
+    """the launcher's folder in its image; "": where Python finds it"""
+    pull_policy: str = "IfNotPresent"
+    service_account: str = "default"
+    priority_class: str = ""
+    run_as: tuple[int, int] = (1000, 100)
+    """user and group"""
+    checkpoint_claim: str = ""
+    """the PersistentVolumeClaim of a team's checkpoints; {team} stands for its name; "": they end with the pod"""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResources:
+    """What a worker gets on its node: CPU in milli-cores and memory in MiB, 0: what the namespace's defaults say."""
+
+    resource: str = ""
+    devices: int = 0
+    cpu: int = 0
+    memory: int = 0
+    tolerations: tuple[Toleration, ...] = ()
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """of the profile"""
+
+
+def user_and_group(text: str) -> tuple[int, int]:
+    """Return the user and group of a setting such as 1000:100; ValueError for root and for what is none."""
+    user, _, group = text.partition(":")
+    if not (user.isdecimal() and group.isdecimal()) or int(user) == 0:
+        raise ValueError(f"{text!r} is not a user and group for jobs: expected two numbers such as 1000:100, not root.")
+    return int(user), int(group)
+
+
+def pod_name(workload: str, attempt: int, worker: int) -> str:
+    """Return the name of a worker's pod."""
+    return f"{attempt_name(workload, attempt)}-{worker}"
+
+
+def attempt_name(workload: str, attempt: int) -> str:
+    """Return the name of an attempt's Secret and Service."""
+    return f"makeway-{workload}-{attempt}"
+
+
+def labels_of(settings: PodSettings, key: Key) -> dict[str, str]:
+    """Return the labels that everything of an attempt has."""
+    return {MANAGED_BY: MANAGER, INSTANCE: settings.instance, JOB: key[0], ATTEMPT: str(key[1])}
+
+
+def secret(settings: PodSettings, order: StartOrder, tokens: Sequence[str], owners: Sequence[Object]) -> Object:
+    """Return the Secret with the workers' first tokens, by their numbers; it goes with the last pod."""
+    key = (order.workload, order.attempt)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _owned(attempt_name(*key), labels_of(settings, key), owners),
+        "stringData": {str(number): token for number, token in enumerate(tokens)},
+    }
+
+
+def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) -> Object:
+    """Return the Service without an address by which the workers of a gang find each other, ready or not."""
+    key = (order.workload, order.attempt)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _owned(attempt_name(*key), labels_of(settings, key), owners),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels_of(settings, key),
+            "ports": [{"name": "rendezvous", "port": MASTER_PORT}],
+        },
+    }
+
+
+def worker_pod(settings: PodSettings, order: StartOrder, number: int, path: str, given: WorkerResources) -> Object:
+    """Return the pod of one worker; `path` is that of the worker below the service's address."""
+    key = (order.workload, order.attempt)
+    name = attempt_name(*key)
+    node = order.workers[number].node
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(*key, number),
+            "namespace": settings.namespace,
+            "labels": {
+                "app.kubernetes.io/name": "makeway-job",
+                **labels_of(settings, key),
+                NUMBER: str(number),
+                WORKERS: str(len(order.workers)),
+                "makeway/team": label_value(order.team),
+                "makeway/profile": label_value(order.profile),
+                "makeway/user": label_value(order.owner),
+            },
+            "annotations": {"makeway/owner": order.owner, "makeway/name": order.name},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "serviceAccountName": settings.service_account,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": math.ceil(order.grace) + PATIENCE,
+            "affinity": _on(node),
+            "tolerations": [_toleration(one) for one in given.tolerations],
+            "securityContext": _pod_security(settings),
+            "initContainers": [_launcher(settings)],
+            "containers": [_worker(settings, order, number, path, given)],
+            "volumes": _volumes(settings, order),
+            "hostname": f"worker-{number}",
+            **({"subdomain": name} if len(order.workers) > 1 else {}),
+            **({"priorityClassName": settings.priority_class} if settings.priority_class else {}),
+        },
+    }
+    pod = merged(pod, given.template)
+    for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
+        container["securityContext"] = {**_container_security(), **(container.get("securityContext") or {})}
+    return pod
+
+
+def label_value(text: str) -> str:
+    """Return a text as the value of a label: what is not allowed in one becomes a dash."""
+    return LABEL_VALUE.sub("-", text)[:63].strip("-_.")
+
+
+def _owned(name: str, labels: Mapping[str, str], owners: Sequence[Object]) -> Object:
+    references = [
+        {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        for pod in owners
+    ]
+    return {"name": name, "labels": dict(labels), "ownerReferences": references}
+
+
+def _on(node: str) -> Object:
+    """Return the affinity to one node; the scheduler of Kubernetes still checks that the pod fits there."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
+def _toleration(one: Toleration) -> Object:
+    found: Object = {"operator": one.operator}
+    for name in ("key", "value", "effect"):
+        if getattr(one, name):
+            found[name] = getattr(one, name)
+    return found
+
+
+def _pod_security(settings: PodSettings) -> Object:
+    user, group = settings.run_as
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": user,
+        "runAsGroup": group,
+        "fsGroup": group,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container_security() -> Object:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _launcher(settings: PodSettings) -> Object:
+    """Return the init container that copies the launcher to where an image without it can run it."""
+    source = [settings.launcher_source] if settings.launcher_source else ["-m", "makeway.launcher"]
+    small = {"cpu": "50m", "memory": "64Mi"}
+    return {
+        "name": "launcher",
+        "image": settings.launcher_image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["python3", *source, "--copy", LAUNCHER],
+        "resources": {"requests": small, "limits": {"memory": "128Mi"}},
+        "volumeMounts": [{"name": "makeway", "mountPath": "/makeway"}],
+    }
+
+
+def _worker(settings: PodSettings, order: StartOrder, number: int, path: str, given: WorkerResources) -> Object:
+    token = {"secretKeyRef": {"name": attempt_name(order.workload, order.attempt), "key": str(number)}}
+    variables = {
+        "MAKEWAY_ATTEMPT_URL": f"{settings.address.rstrip('/')}/{path}",
+        "MAKEWAY_JOB_DIR": HOME,
+        "MAKEWAY_CHECKPOINT_DIR": f"{CHECKPOINTS}/{order.workload}",
+        "MAKEWAY_TERMINATION_FILE": "/dev/termination-log",
+        "MAKEWAY_WORKER_ENV": json.dumps(_gang(settings, order, number), sort_keys=True),
+        "HOME": HOME,
+    }
+    return {
+        "name": WORKER,
+        "image": order.image or settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "command": ["python3", "-S", LAUNCHER, "--remote"],
+        "workingDir": "/makeway",
+        "env": [
+            *({"name": name, "value": value} for name, value in variables.items()),
+            {"name": "MAKEWAY_ATTEMPT_TOKEN", "valueFrom": token},
+        ],
+        "resources": _resources(given),
+        "terminationMessagePolicy": "File",
+        "volumeMounts": [
+            {"name": "makeway", "mountPath": "/makeway"},
+            {"name": "checkpoints", "mountPath": CHECKPOINTS},
+        ],
+    }
+
+
+def _gang(settings: PodSettings, order: StartOrder, number: int) -> dict[str, str]:
+    """Return what the worker of a gang has to know of the others."""
+    size = len(order.workers)
+    if size < 2:
+        return {"RANK": "0", "WORLD_SIZE": "1"}
+    first = f"worker-0.{attempt_name(order.workload, order.attempt)}.{settings.namespace}.svc"
+    return {"RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": first, "MASTER_PORT": str(MASTER_PORT)}
+
+
+def _resources(given: WorkerResources) -> Object:
+    requests: Object = {}
+    limits: Object = {}
+    if given.cpu:
+        requests["cpu"] = f"{given.cpu}m"
+    if given.memory:
+        requests["memory"] = limits["memory"] = f"{given.memory}Mi"
+    if given.devices:
+        requests[given.resource] = limits[given.resource] = str(given.devices)
+    return {"requests": requests, "limits": limits}
+
+
+def _volumes(settings: PodSettings, order: StartOrder) -> list[Object]:
+    claim = settings.checkpoint_claim.replace("{team}", label_value(order.team).lower())
+    durable: Object = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    return [{"name": "makeway", "emptyDir": {}}, {"name": "checkpoints", **durable}]

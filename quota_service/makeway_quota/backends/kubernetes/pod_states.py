@@ -1,0 +1,170 @@
+"""Keep of a job's pod what it says about its attempt, and read it: why it waits, and how it ended.
+
+Pure. How a worker ended is what its launcher reported; the pod's state counts where there is no report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from sys import intern
+
+from ...policy.pod_template import WORKER
+from ..base import Key
+from ..remote import Machines
+from .client import Object
+from .manifest import ATTEMPT, JOB, NUMBER, WORKERS
+from .pod_requests import ENDED
+
+IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+SETUP = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
+"""Reasons of a pod that its node ended or never took: they say nothing about the job."""
+OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
+"""In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
+OOM_EXIT = 137
+
+
+@dataclass(frozen=True, slots=True)
+class JobPod:
+    """What is kept of a pod of a job."""
+
+    name: str
+    uid: str
+    key: Key
+    worker: int
+    workers: int
+    node: str
+    created: float
+    phase: str = "Pending"
+    deleting: bool = False
+    waiting: str = ""
+    """why it does not run yet, in Kubernetes' word; Unschedulable without a node"""
+    disruption: str = ""
+    """the reason of the condition DisruptionTarget"""
+    reason: str = ""
+    """Evicted, NodeLost, OOMKilled and others"""
+    message: str = ""
+    exit_code: int | None = None
+
+    @property
+    def present(self) -> bool:
+        """Whether its containers may still run."""
+        return self.phase not in ENDED
+
+
+def project_job_pod(item: Object) -> JobPod | None:
+    """Return what is kept of a pod of a job; None for other pods of ours."""
+    metadata, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    if JOB not in labels or not str(labels.get(ATTEMPT, "")).isdecimal():
+        return None
+    numbers = [int(labels[name]) if str(labels.get(name, "")).isdecimal() else 0 for name in (NUMBER, WORKERS)]
+    pod = JobPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        key=(labels[JOB], int(labels[ATTEMPT])),
+        worker=numbers[0],
+        workers=max(1, numbers[1]),
+        node=intern(spec.get("nodeName") or ""),
+        created=_seconds(metadata.get("creationTimestamp")),
+        phase=intern(status.get("phase") or "Pending"),
+        deleting="deletionTimestamp" in metadata,
+        reason=status.get("reason") or "",
+        message=status.get("message") or "",
+    )
+    return _with_containers(_with_conditions(pod, status), status)
+
+
+def _with_conditions(pod: JobPod, status: Object) -> JobPod:
+    for one in status.get("conditions") or ():
+        if one["type"] == "DisruptionTarget" and one["status"] == "True":
+            pod = replace(pod, disruption=one.get("reason") or "", message=one.get("message") or pod.message)
+        if one["type"] == "PodScheduled" and one["status"] == "False":
+            pod = replace(pod, waiting=one.get("reason") or "Unschedulable", message=one.get("message") or "")
+    return pod
+
+
+def _with_containers(pod: JobPod, status: Object) -> JobPod:
+    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = one.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason") in (*IMAGE, *SETUP) and not pod.waiting:
+            pod = replace(pod, waiting=waiting["reason"], message=waiting.get("message") or "")
+        if one["name"] == WORKER and ended:
+            pod = replace(pod, exit_code=ended.get("exitCode"), reason=pod.reason or ended.get("reason") or "")
+        elif ended.get("exitCode") and pod.phase == "Failed":
+            said = ended.get("message") or ended.get("reason") or ""
+            pod = replace(pod, message=pod.message or f"container {one['name']}: {said}".strip(": "))
+    return pod
+
+
+def machines_of(pods: Sequence[JobPod], usable: Mapping[str, bool]) -> Machines:
+    """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
+
+    An attempt is there while any of its pods may run.
+    """
+    size = pods[0].workers
+    if any(pod.present for pod in pods):
+        return Machines(size, True, False, *(_waiting(pods) or _incomplete(pods)))
+    ends = [ended(pod, usable) for pod in pods]
+    worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, bool(end.message)))
+    return replace(worst, workers=size)
+
+
+def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> Machines:
+    """Return what it means that pods are there no more, from their last states."""
+    return machines_of([replace(pod, phase="Failed") for pod in pods], usable)
+
+
+def _incomplete(pods: Sequence[JobPod]) -> tuple[str, str]:
+    """Return that pods of a gang are missing: they were not created yet, or others deleted them."""
+    missing = pods[0].workers - len(pods)
+    return ("incomplete", f"{missing} of its {pods[0].workers} pods are not there") if missing > 0 else ("", "")
+
+
+def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
+    """Return the code and the sentence of what the first pod that waits waits for; None where none waits."""
+    for pod in sorted(pods, key=lambda pod: pod.worker):
+        if pod.phase != "Pending":
+            continue
+        if pod.waiting in IMAGE:
+            return "image_pull", f"its image cannot be fetched: {pod.message or pod.waiting}"
+        if pod.waiting in SETUP:
+            return "container", f"its container cannot be made: {pod.message or pod.waiting}"
+        if not pod.node:
+            why = f"does not place its pod: {pod.message}" if pod.message else "has not placed its pod yet"
+            return "unschedulable", f"Kubernetes {why}"
+        return "init", "its container is being made"
+    return None
+
+
+def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
+    """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
+    if pod.reason == "OOMKilled" or (pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT)):
+        what = "used more memory than its profile has" if pod.reason == "OOMKilled" else pod.message
+        return Machines(
+            1, present=False, message=f"it {what}" if pod.reason == "OOMKilled" else what, exit_code=OOM_EXIT
+        )
+    if pod.reason == "Evicted":
+        return _by_node(f"its node {pod.node} was short of something and evicted its pod: {pod.message}")
+    if pod.node and not usable.get(pod.node, False):
+        state = "is down" if pod.node in usable else "is gone"
+        return _by_node(f"its node {pod.node} {state}")
+    if pod.disruption:
+        return _by_node(f"its pod was disrupted ({pod.disruption}): {pod.message}".rstrip(": "))
+    if pod.reason in NODE_REASONS:
+        return _by_node(f"its node {pod.node} ended its pod ({pod.reason}): {pod.message}".rstrip(": "))
+    if pod.exit_code is not None:
+        said = f"its launcher ended with exit code {pod.exit_code} without a report"
+        return Machines(1, present=False, message=said)
+    return Machines(1, present=False, message=pod.message or "its pod was deleted by others")
+
+
+def _by_node(message: str) -> Machines:
+    return Machines(1, present=False, node_lost=True, message=message)
+
+
+def _seconds(time: str | None) -> float:
+    return datetime.fromisoformat(time).timestamp() if time else 0.0

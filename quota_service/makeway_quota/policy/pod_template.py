@@ -1,0 +1,171 @@
+"""Check the pod template of a profile: it may add to the pods of its jobs, but not change what Makeway decides.
+
+Forbidden are the fields by which a pod would run elsewhere than planned, longer than granted, as another user, or
+with more rights than the *restricted* pod security standard gives. What the API server refuses beyond that is told
+when the pod is created.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .source import Plain
+
+WORKER = "worker"
+"""The name of the container that runs the job."""
+PARTS = ("metadata", "spec")
+METADATA = ("labels", "annotations")
+PLANNED = "the plan chooses the node"
+RIGHTS = "the restricted pod security standard forbids it"
+DECIDED = "Makeway sets it"
+PROFILE = "the profile sets it"
+SPEC: Mapping[str, str] = {
+    "nodeName": PLANNED,
+    "nodeSelector": PLANNED,
+    "schedulerName": PLANNED,
+    "affinity": PLANNED,
+    "topologySpreadConstraints": PLANNED,
+    "schedulingGates": PLANNED,
+    "resourceClaims": "the profile's GPUs are the pool's resource",
+    "resources": PROFILE,
+    "priority": DECIDED,
+    "priorityClassName": DECIDED,
+    "preemptionPolicy": DECIDED,
+    "restartPolicy": DECIDED,
+    "terminationGracePeriodSeconds": "the profile's grace sets it",
+    "activeDeadlineSeconds": "the profile's time_limit sets it",
+    "hostname": DECIDED,
+    "subdomain": DECIDED,
+    "serviceAccount": DECIDED,
+    "serviceAccountName": DECIDED,
+    "automountServiceAccountToken": "pods of jobs get no token of the API server",
+    "hostNetwork": RIGHTS,
+    "hostPID": RIGHTS,
+    "hostIPC": RIGHTS,
+    "hostUsers": RIGHTS,
+    "ephemeralContainers": DECIDED,
+}
+CONTAINER: Mapping[str, str] = {
+    "image": "the profile's image, or --image, sets it",
+    "command": DECIDED,
+    "args": DECIDED,
+    "lifecycle": DECIDED,
+    "livenessProbe": DECIDED,
+    "readinessProbe": DECIDED,
+    "startupProbe": DECIDED,
+    "stdin": DECIDED,
+    "tty": DECIDED,
+    "terminationMessagePath": DECIDED,
+}
+LISTS = ("volumes", "containers", "initContainers", "imagePullSecrets", "tolerations", "hostAliases")
+RESERVED = re.compile(r"(makeway(\.[a-z.]+)?/.*)|app\.kubernetes\.io/managed-by")
+OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
+TEXTS = ("labels", "annotations", "matchLabels", "value", "requests", "limits")
+"""Keys whose values are texts, also where they look like numbers."""
+NUMBER = re.compile(r"-?(0|[1-9]\d*)")
+EXTENDED = re.compile(r"[^/]+/.+")
+"""The name of an extended resource, such as nvidia.com/gpu."""
+
+
+def plain_values(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template in which words without quotes are booleans and numbers, as YAML has them.
+
+    Values of labels, annotations and variables stay texts: Kubernetes takes nothing else there.
+    """
+    return {str(name): _plain(value, text=name in TEXTS) for name, value in template.items()}
+
+
+def _plain(value: Any, *, text: bool = False) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each, text=text or name in TEXTS) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if not isinstance(value, Plain) or text:
+        return str(value) if isinstance(value, str) else value
+    if value in ("true", "false"):
+        return value == "true"
+    return int(value) if NUMBER.fullmatch(value) else str(value)
+
+
+def problems(template: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each thing that is wrong with a template; the field is named with its path."""
+    for part in template:
+        if part not in PARTS:
+            yield f"{part}: a pod template has metadata and spec"
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    if not isinstance(metadata, dict) or not isinstance(spec, dict):
+        yield "metadata and spec are tables"
+        return
+    yield from _metadata(metadata)
+    for field, why in SPEC.items():
+        if field in spec:
+            yield f"spec.{field} is not for a template: {why}"
+    for field in LISTS:
+        entries = spec.get(field, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            yield f"spec.{field} is a list of tables"
+        elif field in ("containers", "initContainers"):
+            yield from _containers(field, entries)
+        elif field in ("volumes", "imagePullSecrets") and not all(entry.get("name") for entry in entries):
+            yield f"spec.{field}: each entry needs a name"
+    yield from _security("spec", spec.get("securityContext"))
+    for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
+        if isinstance(volume, dict) and "hostPath" in volume:
+            yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {RIGHTS}"
+
+
+def _metadata(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for field, value in metadata.items():
+        if field not in METADATA:
+            yield f"metadata.{field} is not for a template: only labels and annotations are"
+        elif not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            yield f"metadata.{field} is a table of texts"
+        else:
+            for name in value:
+                if RESERVED.fullmatch(str(name)):
+                    yield f"metadata.{field}.{name} is not for a template: {DECIDED}"
+
+
+def _containers(field: str, entries: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        name = entry.get("name")
+        where = f"spec.{field}[{name}]"
+        if not name or not isinstance(name, str):
+            yield f"spec.{field}: each container needs a name; that of the job is {WORKER}"
+            continue
+        if field == "containers" and name == WORKER:
+            for key, why in CONTAINER.items():
+                if key in entry:
+                    yield f"{where}.{key} is not for a template: {why}"
+        for variable in entry.get("env", []) if isinstance(entry.get("env", []), list) else ():
+            if isinstance(variable, dict) and OURS.fullmatch(str(variable.get("name"))):
+                yield f"{where}.env.{variable['name']} is not for a template: {DECIDED}"
+        yield from _security(where, entry.get("securityContext"))
+        yield from _resources(where, entry.get("resources"), worker=name == WORKER)
+
+
+def _resources(where: str, resources: Any, *, worker: bool) -> Iterator[str]:
+    if not isinstance(resources, dict):
+        return
+    for kind in ("requests", "limits"):
+        for name in resources.get(kind) or {}:
+            if EXTENDED.fullmatch(str(name)) or (worker and name in ("cpu", "memory")):
+                yield f"{where}.resources.{kind}.{name} is not for a template: {PROFILE}"
+    if "claims" in resources:
+        yield f"{where}.resources.claims is not for a template: {PROFILE}"
+
+
+def _security(where: str, context: Any) -> Iterator[str]:
+    if not isinstance(context, dict):
+        return
+    for key in ("privileged", "allowPrivilegeEscalation"):
+        if context.get(key):
+            yield f"{where}.securityContext.{key} is not for a template: {RIGHTS}"
+    if context.get("runAsUser") == 0 or context.get("runAsNonRoot") is False:
+        yield f"{where}.securityContext lets the job run as root: {RIGHTS}"
+    if (context.get("capabilities") or {}).get("add"):
+        yield f"{where}.securityContext.capabilities.add is not for a template: {RIGHTS}"
+    if (context.get("seccompProfile") or {}).get("type") == "Unconfined":
+        yield f"{where}.securityContext.seccompProfile is not for a template: {RIGHTS}"

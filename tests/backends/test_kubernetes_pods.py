@@ -1,0 +1,387 @@
+"""The pods of jobs as pure functions: manifests, templates of profiles, and what pods say about their attempts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.manifest import (
+    PATIENCE,
+    PodSettings,
+    WorkerResources,
+    label_value,
+    secret,
+    service,
+    user_and_group,
+    worker_pod,
+)
+from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.kubernetes.pod_states import JobPod, gone, machines_of, project_job_pod
+from makeway_quota.backends.kubernetes.template import merged
+from makeway_quota.backends.remote import Machines
+from makeway_quota.policy import PolicyInvalid, read
+from makeway_quota.policy.write import write
+
+GPU = "nvidia.com/gpu"
+SETTINGS = PodSettings("jobs", "here", "http://makeway:8765/services/makeway", "makeway:1", "notebook:1")
+PATH = "api/v1/attempts/j-1/2/0"
+GIVEN = WorkerResources(GPU, 1, 2500, 4096, (toleration(GPU),))
+
+
+def order(workers: int = 1, **changes: Any) -> StartOrder:
+    """Return the order of a job's second attempt."""
+    places = tuple(WorkerPlace(f"n{number}", (0,), (1000,)) for number in range(workers))
+    made = StartOrder("j-1", 2, "fit", "ana@lab", "R&D", "gpu1", ("python", "train.py"), {}, places, grace=30.5)
+    return replace(made, **changes)
+
+
+def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
+    pod = worker_pod(SETTINGS, order(), 0, PATH, GIVEN)
+    spec = pod["spec"]
+    assert pod["metadata"]["name"] == "makeway-j-1-2-0"
+    assert pod["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "makeway-job",
+        "app.kubernetes.io/managed-by": "makeway",
+        "makeway/instance": "here",
+        "makeway/job": "j-1",
+        "makeway/attempt": "2",
+        "makeway/worker": "0",
+        "makeway/workers": "1",
+        "makeway/team": "R-D",
+        "makeway/profile": "gpu1",
+        "makeway/user": "ana-lab",
+    }
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}]
+    assert spec["tolerations"] == [{"operator": "Exists", "key": GPU}]
+    assert spec["terminationGracePeriodSeconds"] == 31 + PATIENCE
+    assert spec["automountServiceAccountToken"] is False
+    (worker,) = spec["containers"]
+    assert worker["resources"] == {
+        "requests": {"cpu": "2500m", "memory": "4096Mi", GPU: "1"},
+        "limits": {"memory": "4096Mi", GPU: "1"},
+    }
+    assert worker["image"] == "notebook:1"
+    env = {one["name"]: one.get("value") or one["valueFrom"] for one in worker["env"]}
+    assert env["MAKEWAY_ATTEMPT_URL"] == f"http://makeway:8765/services/makeway/{PATH}"
+    assert env["MAKEWAY_ATTEMPT_TOKEN"] == {"secretKeyRef": {"name": "makeway-j-1-2", "key": "0"}}
+    assert json.loads(env["MAKEWAY_WORKER_ENV"]) == {"RANK": "0", "WORLD_SIZE": "1"}
+    assert "subdomain" not in spec
+    assert "priorityClassName" not in spec
+
+
+def test_settings_and_submission_change_the_pod() -> None:
+    settings = replace(SETTINGS, priority_class="jobs", checkpoint_claim="checkpoints-{team}", run_as=(7, 8))
+    spec = worker_pod(settings, order(image="mine:2"), 0, PATH, WorkerResources())["spec"]
+    assert spec["priorityClassName"] == "jobs"
+    assert spec["containers"][0]["image"] == "mine:2"
+    assert spec["containers"][0]["resources"] == {"requests": {}, "limits": {}}
+    assert {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints-r-d"}} in spec["volumes"]
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (7, 8)
+
+
+def test_the_workers_of_a_gang_find_each_other() -> None:
+    gang = order(2)
+    pods = [worker_pod(SETTINGS, gang, number, PATH, GIVEN) for number in range(2)]
+    assert [pod["spec"]["hostname"] for pod in pods] == ["worker-0", "worker-1"]
+    environment = [json.loads(pod["spec"]["containers"][0]["env"][4]["value"]) for pod in pods]
+    assert [one["RANK"] for one in environment] == ["0", "1"]
+    assert {one["MASTER_ADDR"] for one in environment} == {"worker-0.makeway-j-1-2.jobs.svc"}
+    created = [{"metadata": {**pod["metadata"], "uid": f"u{number}"}} for number, pod in enumerate(pods)]
+    found = service(SETTINGS, gang, created[:1])
+    assert found["metadata"]["name"] == pods[0]["spec"]["subdomain"]
+    assert found["spec"]["clusterIP"] == "None"
+    assert found["spec"]["selector"].items() <= pods[1]["metadata"]["labels"].items()
+    kept = secret(SETTINGS, gang, ["a", "b"], created[:1])
+    assert kept["stringData"] == {"0": "a", "1": "b"}
+    assert [one["uid"] for one in kept["metadata"]["ownerReferences"]] == ["u0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("ana@lab.org", "ana-lab.org"), ("--x--", "x"), ("ä" * 3, ""), ("a" * 70, "a" * 63)]
+)
+def test_names_become_values_of_labels(text: str, value: str) -> None:
+    assert label_value(text) == value
+
+
+@pytest.mark.parametrize("text", ["0:0", "root", "1000", "", "1000:-1"])
+def test_jobs_do_not_run_as_root(text: str) -> None:
+    assert user_and_group("1000:100") == (1000, 100)
+    with pytest.raises(ValueError, match="expected two numbers"):
+        user_and_group(text)
+
+
+# -- templates
+
+TEMPLATE = {
+    "metadata": {"labels": {"cost": "12"}, "annotations": {"note": "x"}},
+    "spec": {
+        "tolerations": [{"key": "batch", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "registry"}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "containers": [
+            {
+                "name": "worker",
+                "env": [{"name": "HOME", "value": "/home"}, {"name": "DATA", "value": "/data"}],
+                "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+            },
+            {"name": "beside", "image": "beside:1"},
+        ],
+    },
+}
+
+
+def test_a_template_adds_to_the_pod() -> None:
+    plain = worker_pod(SETTINGS, order(), 0, PATH, GIVEN)
+    pod = worker_pod(SETTINGS, order(), 0, PATH, replace(GIVEN, template=TEMPLATE))
+    assert pod["metadata"]["labels"] == {**plain["metadata"]["labels"], "cost": "12"}
+    assert pod["metadata"]["annotations"]["note"] == "x"
+    assert [one["key"] for one in pod["spec"]["tolerations"]] == [GPU, "batch"]
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["makeway", "checkpoints", "data"]
+    worker, beside = pod["spec"]["containers"]
+    assert worker["command"] == plain["spec"]["containers"][0]["command"]
+    env = {one["name"]: one.get("value") for one in worker["env"]}
+    assert (env["HOME"], env["DATA"]) == ("/home", "/data")
+    assert len(worker["env"]) == len(plain["spec"]["containers"][0]["env"]) + 1
+    assert [one["mountPath"] for one in worker["volumeMounts"]] == ["/makeway", "/makeway/checkpoints", "/data"]
+    assert beside["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_a_template_is_merged_as_a_strategic_patch() -> None:
+    base = {"a": {"b": 1, "c": 2}, "env": [{"name": "x", "value": "1"}, {"name": "y"}], "list": [1], "gone": 1}
+    patch = {"a": {"c": 3}, "env": [{"name": "x", "value": "2"}, {"name": "z"}], "list": [2], "gone": None}
+    assert merged(base, patch) == {
+        "a": {"b": 1, "c": 3},
+        "env": [{"name": "x", "value": "2"}, {"name": "y"}, {"name": "z"}],
+        "list": [2],
+    }
+    assert base["a"] == {"b": 1, "c": 2}
+
+
+def policy(pod: Any) -> str:
+    """Return a policy document whose only profile has this pod template."""
+    profile = {"name": "gpu1", "gpus": 1, "pools": ["gpu"], "pod": pod}
+    return json.dumps({"version": 1, "pools": [{"name": "gpu"}], "profiles": [profile], "policies": []})
+
+
+@pytest.mark.covers("F84")
+def test_the_policy_document_keeps_templates() -> None:
+    document = read(policy(TEMPLATE))
+    assert document.profile_facts["gpu1"].pod == TEMPLATE
+    assert read(write(document)).profile_facts["gpu1"].pod == TEMPLATE
+
+
+@pytest.mark.covers("F84")
+def test_numbers_of_a_template_are_numbers_and_its_texts_texts() -> None:
+    text = """
+version: 1
+pools: [{name: gpu}]
+profiles:
+- name: gpu1
+  gpus: 1
+  pod:
+    metadata: {labels: {cost: 12, night: true}}
+    spec:
+      securityContext: {fsGroup: 100, runAsNonRoot: true}
+      containers: [{name: worker, env: [{name: N, value: 010}], ports: [{containerPort: 80}]}]
+policies: []
+"""
+    document = read(text)
+    assert document.profile_facts["gpu1"].pod == {
+        "metadata": {"labels": {"cost": "12", "night": "true"}},
+        "spec": {
+            "securityContext": {"fsGroup": 100, "runAsNonRoot": True},
+            "containers": [
+                {"name": "worker", "env": [{"name": "N", "value": "010"}], "ports": [{"containerPort": 80}]}
+            ],
+        },
+    }
+    assert read(write(document)).profile_facts["gpu1"].pod == document.profile_facts["gpu1"].pod
+
+
+@pytest.mark.covers("F84")
+@pytest.mark.parametrize(
+    ("pod", "named"),
+    [
+        ({"status": {}}, "status: a pod template has metadata and spec"),
+        ({"metadata": {"name": "x"}}, "metadata.name is not for a template"),
+        ({"metadata": {"labels": {"makeway/job": "x"}}}, "metadata.labels.makeway/job is not"),
+        ({"metadata": {"labels": {"app.kubernetes.io/managed-by": "x"}}}, "managed-by is not"),
+        ({"metadata": {"labels": {"x": ["y"]}}}, "metadata.labels is a table of texts"),
+        ({"spec": {"nodeName": "n1"}}, "spec.nodeName is not for a template: the plan chooses the node"),
+        ({"spec": {"nodeSelector": {}}}, "spec.nodeSelector is not"),
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork is not"),
+        ({"spec": {"serviceAccountName": "admin"}}, "spec.serviceAccountName is not"),
+        ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "spec.volumes[v].hostPath is not"),
+        ({"spec": {"volumes": [{}]}}, "spec.volumes: each entry needs a name"),
+        ({"spec": {"volumes": {}}}, "spec.volumes is a list of tables"),
+        ({"spec": {"securityContext": {"runAsUser": 0}}}, "spec.securityContext lets the job run as root"),
+        ({"spec": {"containers": [{"image": "x"}]}}, "each container needs a name"),
+        ({"spec": {"containers": [{"name": "worker", "command": []}]}}, "spec.containers[worker].command is not"),
+        ({"spec": {"containers": [{"name": "worker", "image": "x"}]}}, "spec.containers[worker].image is not"),
+        (
+            {"spec": {"containers": [{"name": "worker", "env": [{"name": "MAKEWAY_ATTEMPT_URL"}]}]}},
+            "spec.containers[worker].env.MAKEWAY_ATTEMPT_URL is not",
+        ),
+        (
+            {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"cpu": "1"}}}]}},
+            "spec.containers[worker].resources.limits.cpu is not for a template: the profile sets it",
+        ),
+        (
+            {"spec": {"containers": [{"name": "beside", "resources": {"limits": {GPU: "1"}}}]}},
+            "spec.containers[beside].resources.limits.nvidia.com/gpu is not",
+        ),
+        (
+            {"spec": {"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]}},
+            "spec.initContainers[i].securityContext.privileged is not",
+        ),
+        (
+            {"spec": {"containers": [{"name": "b", "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}}]}},
+            "securityContext.capabilities.add is not",
+        ),
+    ],
+)
+def test_a_forbidden_field_of_a_template_is_named(pod: Any, named: str) -> None:
+    with pytest.raises(PolicyInvalid) as refused:
+        read(policy(pod))
+    (issue,) = refused.value.issues
+    assert issue.where == "profiles[0].pod"
+    assert named in issue.message
+
+
+# -- states
+
+RUNS = {"n1": True, "n2": False}
+
+
+def pod(phase: str = "Running", *, node: str = "n1", worker: int = 0, workers: int = 1, **status: Any) -> JobPod:
+    """Return what is kept of a pod with this status."""
+    found = project_job_pod(
+        {
+            "metadata": {
+                "name": f"p{worker}",
+                "uid": f"u{worker}",
+                "creationTimestamp": "2026-01-01T00:00:00Z",
+                "labels": {
+                    "makeway/job": "j-1",
+                    "makeway/attempt": "2",
+                    "makeway/worker": str(worker),
+                    "makeway/workers": str(workers),
+                },
+            },
+            "spec": {"nodeName": node} if node else {},
+            "status": {"phase": phase, **status},
+        }
+    )
+    assert found is not None
+    return found
+
+
+def waiting(reason: str, message: str = "", name: str = "worker") -> dict[str, Any]:
+    """Return the status of a container that waits."""
+    return {"containerStatuses": [{"name": name, "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def over(code: int, reason: str = "Error") -> dict[str, Any]:
+    """Return the status of a container that has ended."""
+    return {"containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": code, "reason": reason}}}]}
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
+    """Return the conditions of a pod."""
+    return {"conditions": [{"type": kind, "status": status, "reason": reason, "message": message}]}
+
+
+def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
+    kept = pod(worker=1, workers=2)
+    assert (kept.key, kept.worker, kept.workers, kept.node) == (("j-1", 2), 1, 2, "n1")
+    assert kept.created == 1767225600.0
+    assert project_job_pod({"metadata": {"name": "x", "uid": "y", "labels": {"makeway/session": "s-1"}}}) is None
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize(
+    ("kept", "reason", "message"),
+    [
+        (pod(), "", ""),
+        (pod("Pending"), "init", "its container is being made"),
+        (
+            pod("Pending", node="", **condition("PodScheduled", "False", "Unschedulable", "0/3 nodes are available")),
+            "unschedulable",
+            "Kubernetes does not place its pod: 0/3 nodes are available",
+        ),
+        (
+            pod("Pending", **waiting("ImagePullBackOff", "Back-off pulling image")),
+            "image_pull",
+            "its image cannot be fetched: Back-off pulling image",
+        ),
+        (pod("Pending", **waiting("InvalidImageName")), "image_pull", "its image cannot be fetched: InvalidImageName"),
+        (
+            pod("Pending", **waiting("CreateContainerConfigError", 'secret "x" not found')),
+            "container",
+            'its container cannot be made: secret "x" not found',
+        ),
+        (pod("Pending", **waiting("ContainerCreating")), "init", "its container is being made"),
+    ],
+)
+def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str) -> None:
+    assert machines_of([kept], RUNS) == Machines(1, True, False, reason, message)
+
+
+@pytest.mark.parametrize(
+    ("kept", "by_node", "code", "says"),
+    [
+        (pod("Failed", **over(137, "OOMKilled")), False, 137, "it used more memory than its profile has"),
+        (pod("Failed", **over(1)), False, None, "its launcher ended with exit code 1 without a report"),
+        (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
+        (
+            pod("Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds the total limit"),
+            False,
+            137,
+            "Pod ephemeral local storage usage exceeds",
+        ),
+        (
+            pod("Failed", **condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "drained")),
+            True,
+            None,
+            "its pod was disrupted (EvictionByEvictionAPI): drained",
+        ),
+        (
+            pod("Failed", **condition("DisruptionTarget", "True", "PreemptionByScheduler")),
+            True,
+            None,
+            "its pod was disrupted (PreemptionByScheduler)",
+        ),
+        (pod("Failed", node="n2"), True, None, "its node n2 is down"),
+        (pod("Failed", node="n3"), True, None, "its node n3 is gone"),
+        (pod("Failed", reason="UnexpectedAdmissionError", message="no GPU"), True, None, "ended its pod"),
+        (pod("Failed"), False, None, "its pod was deleted by others"),
+    ],
+)
+def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | None, says: str) -> None:
+    found = machines_of([kept], RUNS)
+    assert (found.present, found.node_lost, found.exit_code) == (False, by_node, code)
+    assert says in found.message
+
+
+def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
+    ends = [pod("Failed", worker=0, workers=2, **over(1)), pod("Running", worker=1, workers=2)]
+    assert machines_of(ends, RUNS) == Machines(2)
+    incomplete = machines_of(ends[1:], RUNS)
+    assert (incomplete.waiting_reason, incomplete.message) == ("incomplete", "1 of its 2 pods are not there")
+
+
+def test_the_fault_of_the_job_counts_before_that_of_a_node() -> None:
+    ends = [pod("Failed", node="n2", workers=2), pod("Failed", worker=1, workers=2, **over(137, "OOMKilled"))]
+    found = machines_of(ends, RUNS)
+    assert (found.workers, found.exit_code, found.node_lost) == (2, 137, False)
+
+
+def test_a_pod_that_was_deleted_while_it_ran_is_judged_by_its_last_state() -> None:
+    drained = pod(**condition("DisruptionTarget", "True", "DeletionByTaintManager", "no execute"))
+    assert gone([drained], RUNS).node_lost
+    assert not gone([pod()], RUNS).node_lost
+    assert gone([pod(node="n3")], RUNS).message == "its node n3 is gone"

@@ -1,0 +1,205 @@
+"""The backend for pods on simulated nodes: what it creates, what it reports while pods wait, and how they are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from informing import client, soon, start_api_server, stop_api_server
+from makeway_quota.backends.base import BackendError, BackendUnavailable, StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.backend import KubernetesBackend
+from makeway_quota.backends.kubernetes.informer import Timing
+from makeway_quota.backends.kubernetes.manifest import PodSettings
+from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.remote import Machines
+from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.policy import read
+from makeway_quota.store.store import open_store
+from pods import simulated_pod
+
+from kube_cluster.cluster import Cluster
+from kube_cluster.simulated import SIMULATED
+
+pytestmark = pytest.mark.kube
+
+NAMESPACE = "simulated-jobs"
+CORE = f"/api/v1/namespaces/{NAMESPACE}"
+PODS = f"{CORE}/pods"
+SETTINGS = PodSettings(NAMESPACE, "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
+POLICY = """
+version: 1
+pools: [{name: gpu, nodes: {labels: {type: kwok}}}]
+profiles: [{name: gpu1, gpus: 1, cpu: 2, memory: 1Gi}]
+policies: []
+"""
+QUICK = Timing(first_pause=0.05, longest_pause=0.4, silence=20.0)
+LIMITS = {"unschedulable": 1.5, "incomplete": 1.5, "container": 5.0, "image_pull": 5.0, "init": 600.0}
+
+
+@pytest.fixture(scope="module")
+def cluster(kwok_cluster: Cluster) -> Iterator[Cluster]:
+    kwok_cluster.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    yield kwok_cluster
+    kwok_cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}")
+
+
+@pytest.fixture
+async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    async with client(cluster, seconds=10.0) as api:
+        made = KubernetesBackend(api, SETTINGS, [toleration(SIMULATED)], timing=QUICK, limits=LIMITS)
+        made.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
+        document = read(POLICY)
+        made.follow_policy(lambda: document)
+        await made.open()
+        await made.nodes()
+        accounts = f"{CORE}/serviceaccounts"
+        await soon(lambda: cluster.api.items(accounts), "the namespace has its service account")
+        yield made
+        cluster.api.delete(PODS, gracePeriodSeconds="0")
+        await soon(lambda: not cluster.api.items(PODS), "no pod is left")
+        await made.close(stop_jobs=False)
+    store.close()
+
+
+def order(name: str, *nodes: str, milli: int = 1000, **changes: Any) -> StartOrder:
+    places = tuple(WorkerPlace(node, (0,), (milli,)) for node in nodes)
+    return StartOrder(name, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0, **changes)
+
+
+def usable(backend: KubernetesBackend, name: str) -> bool:
+    """Whether a node takes work."""
+    node = backend.inventory.seen().get(name)
+    return node is not None and node.ready and not node.cordoned
+
+
+async def machines(backend: KubernetesBackend, name: str) -> Machines | None:
+    found = await backend.machines()
+    assert found is not None
+    return found.get((name, 1))
+
+
+async def becomes(backend: KubernetesBackend, name: str, what: str, **facts: Any) -> Machines:
+    """Wait until the machines of an attempt are as the facts say."""
+    for _ in range(1500):
+        found = await machines(backend, name)
+        if found is not None and all(getattr(found, key) == value for key, value in facts.items()):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{what}: {await machines(backend, name)}")
+
+
+async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, backend: KubernetesBackend) -> None:
+    gang = order("j-gang", "simulated-0003", "simulated-0004")
+    await asyncio.gather(backend.start(gang), backend.start(gang))
+    await backend.start(gang)
+    pods = cluster.api.items(PODS)
+    assert sorted(pod["metadata"]["name"] for pod in pods) == ["makeway-j-gang-1-0", "makeway-j-gang-1-1"]
+    kept = {
+        kind: cluster.api.items(f"{CORE}/{kind}", labelSelector="makeway/job=j-gang")
+        for kind in ("secrets", "services")
+    }
+    assert {kind: [one["metadata"]["name"] for one in found] for kind, found in kept.items()} == {
+        "secrets": ["makeway-j-gang-1"],
+        "services": ["makeway-j-gang-1"],
+    }
+    assert sorted(kept["secrets"][0]["data"]) == ["0", "1"]
+    await becomes(backend, "j-gang", "both pods run", workers=2, present=True, waiting_reason="")
+    bound = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in cluster.api.items(PODS)}
+    assert bound == {"makeway-j-gang-1-0": "simulated-0003", "makeway-j-gang-1-1": "simulated-0004"}
+    assert not (await backend.nodes())["simulated-0003"].foreign_gpus
+    await backend.forget("j-gang", 1)
+    assert await machines(backend, "j-gang") is None, "what is forgotten is reported no more"
+    await soon(lambda: not cluster.api.items(PODS), "the pods are gone")
+    await soon(
+        lambda: not cluster.api.items(f"{CORE}/secrets", labelSelector="makeway/job=j-gang"), "and their secret, too"
+    )
+    assert await machines(backend, "j-gang") is None
+
+
+async def test_a_pod_that_kubernetes_does_not_place_is_given_up_with_the_reason(
+    cluster: Cluster, backend: KubernetesBackend
+) -> None:
+    full = simulated_pod("full", gpus=8)
+    full["spec"]["nodeName"] = "simulated-0005"
+    cluster.api.create(PODS, full)
+    await backend.start(order("j-late", "simulated-0005"))
+    await becomes(backend, "j-late", "it waits", waiting_reason="unschedulable")
+    lost = await becomes(backend, "j-late", "it is given up", present=False)
+    assert (lost.node_lost, lost.exit_code) == (False, None)
+    assert lost.message.startswith("its pod waited for 1.5 s: Kubernetes does not place its pod: 0/")
+    assert "Insufficient nvidia.com/gpu" in lost.message
+
+
+async def test_a_gang_without_one_of_its_pods_is_given_up(cluster: Cluster, backend: KubernetesBackend) -> None:
+    await backend.start(order("j-torn", "simulated-0006", "simulated-0007"))
+    await becomes(backend, "j-torn", "both run", present=True, waiting_reason="")
+    cluster.api.delete(f"{PODS}/makeway-j-torn-1-1")
+    await becomes(backend, "j-torn", "one is missing", waiting_reason="incomplete")
+    lost = await becomes(backend, "j-torn", "it is given up", present=False)
+    assert lost.message == "its pod was deleted by others"
+
+
+async def test_a_node_that_is_gone_takes_its_pods_with_it(cluster: Cluster, backend: KubernetesBackend) -> None:
+    node = cluster.api.get("/api/v1/nodes/simulated-0008")
+    await backend.start(order("j-gone", "simulated-0008"))
+    await becomes(backend, "j-gone", "it runs", present=True, waiting_reason="")
+    cluster.api.delete("/api/v1/nodes/simulated-0008")
+    cluster.api.delete(f"{PODS}/makeway-j-gone-1-0", gracePeriodSeconds="0")
+    lost = await becomes(backend, "j-gone", "it is lost", present=False)
+    assert (lost.node_lost, lost.message) == (True, "its node simulated-0008 is gone")
+    kept = {key: node["metadata"][key] for key in ("name", "labels", "annotations")}
+    room = {key: node["status"][key] for key in ("allocatable", "capacity")}
+    again = {"metadata": kept, "spec": {"taints": node["spec"]["taints"]}, "status": room}
+    cluster.api.create("/api/v1/nodes", again)
+    await soon(lambda: usable(backend, "simulated-0008"), "the node is back")
+
+
+async def test_an_evicted_pod_does_not_count_against_its_job(cluster: Cluster, backend: KubernetesBackend) -> None:
+    await backend.start(order("j-drained", "simulated-0009"))
+    await becomes(backend, "j-drained", "it runs", present=True, waiting_reason="")
+    name = "makeway-j-drained-1-0"
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+    cluster.api.create(f"{PODS}/{name}/eviction", eviction)
+    lost = await becomes(backend, "j-drained", "it is lost", present=False)
+    assert lost.node_lost
+    assert "EvictionByEvictionAPI" in lost.message
+
+
+async def test_what_kubernetes_refuses_is_told_and_leaves_nothing(cluster: Cluster, backend: KubernetesBackend) -> None:
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    cluster.api.create(f"{CORE}/resourcequotas", quota)
+    try:
+        await soon(lambda: cluster.api.get(f"{CORE}/resourcequotas/few")["status"].get("hard"), "the quota is in force")
+        with pytest.raises(BackendError, match=r"Kubernetes refuses its pod: .*exceeded quota: few") as refused:
+            await backend.start(order("j-many", "simulated-0010", "simulated-0011"))
+        assert not isinstance(refused.value, BackendUnavailable)
+        await soon(lambda: not cluster.api.items(PODS), "the pod that was created is deleted")
+    finally:
+        cluster.api.delete(f"{CORE}/resourcequotas/few")
+
+
+async def test_a_part_of_a_gpu_is_refused_in_words(backend: KubernetesBackend) -> None:
+    with pytest.raises(BackendError, match=r"nvidia\.com/gpu can only be requested as a whole"):
+        await backend.start(order("j-part", "simulated-0012", milli=500))
+
+
+async def test_without_the_api_server_nothing_is_concluded(cluster: Cluster, backend: KubernetesBackend) -> None:
+    await backend.start(order("j-stays", "simulated-0013"))
+    before = await becomes(backend, "j-stays", "it runs", present=True, waiting_reason="")
+    command = await asyncio.to_thread(stop_api_server, cluster)
+    await soon(lambda: backend.pods.problem and backend.inventory.problem, "the backend has noticed")
+    assert await machines(backend, "j-stays") == before
+    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+        await backend.start(order("j-later", "simulated-0013"))
+    with pytest.raises(BackendUnavailable, match="cannot be reached"):
+        await backend.forget("j-stays", 1)
+    await asyncio.to_thread(start_api_server, cluster, command)
+    await soon(lambda: not backend.pods.problem and not backend.inventory.problem, "it follows again")
+    assert await machines(backend, "j-stays") == before
+    await backend.start(order("j-later", "simulated-0013"))
+    await becomes(backend, "j-later", "it runs", present=True, waiting_reason="")
