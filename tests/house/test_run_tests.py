@@ -63,6 +63,17 @@ def test_a_build_that_takes_too_long_is_ended_with_its_compilers(tmp_path: Path)
         time.sleep(0.02)
 
 
+def test_a_build_gives_way_to_everything_else(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    slow = build(tmp_path, "cat go; nice; cat /proc/self/autogroup || true")
+    (tmp_path / "go").write_text("")
+    slow.wait()
+    niceness, *session = slow.log.read_text().splitlines()
+    assert niceness == "19"
+    if Path("/proc/self/autogroup").exists():
+        assert session[0].endswith("nice 19")
+
+
 def test_what_the_build_says_is_shown_while_the_tests_wait_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
