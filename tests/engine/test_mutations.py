@@ -223,14 +223,14 @@ EDITS = (
     ),
     Edit(
         "cycle/admission.py",
+        "if (in_quota or over) and",
         "if (in_quota or queue.borrows) and",
-        "if (in_quota or not queue.non_preemptible) and",
-        "work that never borrows starts in quota after an eviction, too",
+        "work that evicts in quota starts in quota, else two starts of a plan replace each other for ever",
     ),
     Edit(
         "cycle/admission.py",
-        "if (in_quota or queue.borrows) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):",
-        "if (in_quota or queue.borrows) and try_start(builder, queue, workload, pool, parts, in_quota):",
+        "if (in_quota or over) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):",
+        "if (in_quota or over) and try_start(builder, queue, workload, pool, parts, in_quota):",
         "a preemptor over quota does not delay a workload that waited too long in another pool",
     ),
     Edit(

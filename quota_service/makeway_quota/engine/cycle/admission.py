@@ -16,6 +16,10 @@ from ..rules.victims.preemptor import Preemptor, Right
 from ..rules.victims.sets import WITHDRAW
 from ..snapshot import Workload
 
+MOST_REPLACED = 1000
+"""Starts of one plan that others may replace; then nothing is evicted until the next plan. Far more than any plan
+takes; a stop for the case that two workloads would replace each other for ever."""
+
 
 def try_start(
     builder: PlanBuilder,
@@ -145,6 +149,8 @@ def _try_evict(
     builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool
 ) -> bool:
     """Evict the best victim set by one right; False if there is none."""
+    if builder.progress.replaced >= MOST_REPLACED:
+        return False
     line = builder.cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
     preemptor = Preemptor(builder.cluster, workload, queue.need, queue.account, pool, right, line)
     choice = reclaim(preemptor)
@@ -180,10 +186,15 @@ def _start_elsewhere(builder: PlanBuilder, moving: Moving) -> None:
 
 
 def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice: Choice, over: bool) -> None:
-    """Record the victims and nominate their GPUs; starts of this very plan are withdrawn instead."""
+    """Record the victims, and start the preemptor or nominate their GPUs; starts of this very plan are withdrawn.
+
+    One that evicted in quota starts in quota only: over quota in another pool it could be evicted in turn by the
+    workload whose start it replaced.
+    """
     cluster, workload, parts = builder.cluster, preemptor.workload, choice.parts
     victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
     fresh = [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]
+    builder.progress.replaced += len(fresh)
     for allocation in fresh:
         cluster.restore(allocation)
         cluster.withdraw(allocation)
@@ -199,7 +210,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
         in_quota = not over and cluster.ledger.in_quota(
             queue.account, pool.pool.name, preemptor.amount, queue.non_preemptible
         )
-        if (in_quota or queue.borrows) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):
+        if (in_quota or over) and start_beside_hold(builder, queue, workload, pool, parts, not in_quota):
             return
     cluster.nominate(workload, queue.need, parts)
     builder.nominate(workload, queue, preemptor.pool)

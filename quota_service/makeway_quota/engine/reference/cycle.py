@@ -16,6 +16,10 @@ from .selection import select
 from .victims import Preemptor, Right
 from .withdrawal import replace_preemptors, withdraw_superfluous
 
+MOST_REPLACED = 1000
+"""Starts of one plan that others may replace; then nothing is evicted until the next plan. Far more than any plan
+takes; a stop for the case that two workloads would replace each other for ever."""
+
 MOST_ROUNDS = 100
 """Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
 
@@ -288,14 +292,20 @@ class Cycle:
         return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, right)
 
     def evict(self, queue: Queue, workload: Workload, pool: str, right: Right, over: bool) -> bool:
-        """Evict the best legal victim set, and start the workload or nominate what becomes free."""
+        """Evict the best legal victim set, and start the workload or nominate what becomes free.
+
+        One that evicted in quota starts in quota only: over quota in another pool it could be evicted in turn by the
+        workload whose start it replaced.
+        """
+        if self.decisions.replaced >= MOST_REPLACED:
+            return False
         choice = select(self.preemptor(queue, workload, pool, right))
         if choice is None:
             return False
         parts = self.decisions.evict(workload, right, choice)
         for each in queue.pools:
             quota = not over and self.in_quota(queue, each)
-            if (quota or queue.may_borrow) and self.start_here(queue, workload, each, parts, not quota):
+            if (quota or over) and self.start_here(queue, workload, each, parts, not quota):
                 return True
         self.decisions.nominate(queue, workload, parts)
         return True

@@ -32,6 +32,8 @@ class Decisions:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.count = 0
+        self.replaced = 0
+        """Starts of this plan that were withdrawn because another workload got their devices."""
         self.started: dict[str, bool] = {}
         """Workload to whether it was in quota."""
         self.evicted: dict[str, Eviction] = {}
@@ -74,6 +76,7 @@ class Decisions:
         for member in choice.victims:
             victim = member.allocation
             if victim.fresh:
+                self.replaced += 1
                 self.withdraw(victim.workload)
                 self.came_from.pop(victim.id).members.append(victim.workload)
                 continue
