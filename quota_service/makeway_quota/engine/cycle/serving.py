@@ -72,17 +72,22 @@ def serve(
                 builder.progress.releases += 1
         if nominated:
             builder.lowered.append((queue.account, workload.owner))
-        while builder.lowered:
-            heads.lower(*builder.lowered.pop())
-        while builder.returned:
-            back, owner = builder.returned.pop()
-            if any(each is back for each in waiting):
-                heads.enter_again(back, owner)
+        _queue_again(heads, builder, waiting)
         if out and builder.progress.releases != releases:
             for each in out:  # these queues may have room now; those whose turn was before, in the next round
                 if (place := heads.place_after(each, turn)) is not None:
                     heads.enter(each, place)
             out = []
+
+
+def _queue_again(heads: QueueHeads, builder: PlanBuilder, waiting: list[Queue]) -> None:
+    """Push what the last decision brought forward: work of owners who use less now, and withdrawn starts."""
+    while builder.lowered:
+        heads.lower(*builder.lowered.pop())
+    while builder.returned:
+        back, owner = builder.returned.pop()
+        if any(each is back for each in waiting):
+            heads.enter_again(back, owner)
 
 
 def _kept_elsewhere(queue: Queue, nominated: tuple[Part, ...], able: list[PoolState]) -> bool:

@@ -292,11 +292,7 @@ class Cycle:
         return Preemptor(self.cluster, workload, queue.need, queue.levels, pool, right)
 
     def evict(self, queue: Queue, workload: Workload, pool: str, right: Right, over: bool) -> bool:
-        """Evict the best legal victim set, and start the workload or nominate what becomes free.
-
-        One that evicted in quota starts in quota only: over quota in another pool it could be evicted in turn by the
-        workload whose start it replaced.
-        """
+        """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
         if self.decisions.replaced >= MOST_REPLACED:
             return False
         choice = select(self.preemptor(queue, workload, pool, right))
