@@ -15,7 +15,6 @@ from typing import Any
 
 from makeway_quota.control.garbage import collect_less
 from makeway_quota.engine import IncrementalEngine, Snapshot, schedule
-from makeway_quota.snapshot_file import read_snapshot, write_snapshot
 
 from .measure import Measured
 from .worlds_at_scale import EACH, all_at_once, carried_out, nothing_fits, one_gang
@@ -135,6 +134,9 @@ def _cold(size: int) -> Run:
     peak = _peak()
     assert not plan.start
     assert not plan.evict
+    # Imported here: the models of files are no part of the engine, whose memory is measured.
+    from makeway_quota.snapshot_file import read_snapshot, write_snapshot
+
     text = write_snapshot(world, "json")
     begin = time.perf_counter()
     assert read_snapshot(text) == world
