@@ -57,7 +57,7 @@ class Application:
             clock=components.clock,
             threads=components.threads,
         )
-        self.services = Services.of(components, self.loop.wake)
+        self.services = Services.of(components, self.loop.wake, self.loop.wake_at_once)
         self._lock = lock
         self._tasks: list[asyncio.Task[None]] = []
 

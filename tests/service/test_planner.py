@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,19 @@ async def test_a_long_cycle_is_followed_by_a_rest(tmp_path: Path, monkeypatch: p
         await run.until(lambda: loop.cycles > before, "a cycle ends")
         assert loop.last_cycle_at is not None
         assert loop._not_before - loop.last_cycle_at == pytest.approx(LONGEST_REST)
+
+
+async def test_a_session_does_not_wait_for_the_rest_after_a_long_cycle(tmp_path: Path) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=60) as run:
+        loop = run.service.loop
+        await _rest(run)
+        loop._not_before = time.monotonic() + 3600.0  # as after a cycle that took long
+        before = loop.cycles
+        loop.wake()
+        await asyncio.sleep(0.3)
+        assert loop.cycles == before, "other requests wait"
+        await run.session("ana", "gpu1", "rnd")
+        await run.until(lambda: loop.cycles > before, "a cycle for the session")
 
 
 async def _rest(run: Running) -> None:

@@ -37,7 +37,7 @@ MIN_CYCLE_SECONDS = 0.01
 
 LONGEST_REST = 0.25
 """Seconds between two cycles, at most. A cycle is followed by a rest as long as itself, in which requests have the
-processor for themselves: on a busy machine fewer cycles decide more each."""
+processor for themselves: on a busy machine fewer cycles decide more each. A person who waits for a session ends it."""
 
 PART = 200
 """Changes of a plan that are written and actuated together: where hundreds start at once, the first need not wait for
@@ -77,6 +77,7 @@ class Loop:
         self._reasons = ReasonThrottle()
         self._explaining = Explaining()
         self._wake = asyncio.Event()
+        self._at_once = asyncio.Event()
         self._woken = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
@@ -88,6 +89,13 @@ class Loop:
         if loop is not None and not loop.is_closed() and not self._woken:
             self._woken = True  # until the next cycle begins to observe
             loop.call_soon_threadsafe(self._wake.set)
+
+    def wake_at_once(self) -> None:
+        """Request a cycle without the rest before it: a person waits for what it decides."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._at_once.set)
+        self.wake()
 
     def stop(self) -> None:
         """End `run` after the cycle under way."""
@@ -179,9 +187,12 @@ class Loop:
         self._wake.set()
 
     async def _rest(self) -> None:
-        """Wait until the next cycle may begin."""
-        if not self._stopping:
-            await asyncio.sleep(max(0.0, self._not_before - time.monotonic()))
+        """Wait until the next cycle may begin, or is requested at once."""
+        left = self._not_before - time.monotonic()
+        if left > 0 and not self._stopping:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._at_once.wait()
 
     async def cycle(self, explain: bool = True) -> bool:
         """Observe, reconcile, plan, apply and actuate once; return whether the store changed.
@@ -189,6 +200,7 @@ class Loop:
         Without `explain` the reasons of workloads that wait stay as they are, for a later cycle.
         """
         started_at = time.perf_counter()
+        self._at_once.clear()
         work_queue = self.world.work_queue
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()

@@ -45,9 +45,9 @@ class Services:
     attempts: AttemptService
 
     @classmethod
-    def of(cls, parts: Components, wake: Callable[[], None]) -> Services:
-        """Construct the services of a process; `wake` requests a cycle of the loop."""
-        context = Context.of(parts, wake)
+    def of(cls, parts: Components, wake: Callable[[], None], wake_at_once: Callable[[], None]) -> Services:
+        """Construct the services of a process; `wake` and `wake_at_once` request a cycle of the loop."""
+        context = Context.of(parts, wake, wake_at_once)
         feed = EventFeed(parts.store, context.call)
         access, offers = JobAccess(context), OfferService(context)
         return cls(

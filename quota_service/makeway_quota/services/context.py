@@ -48,6 +48,9 @@ class Context:
     leases: Leases
     clock: Callable[[], float]
     wake: Callable[[], None]
+    """Requests a cycle soon."""
+    wake_at_once: Callable[[], None]
+    """Requests a cycle without the rest before it: a person waits for what it decides."""
     gate: CycleGate
     limits: UserLimits
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(REQUEST_THREADS, "request"))
@@ -57,7 +60,7 @@ class Context:
     file_reads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FILE_READS))
 
     @classmethod
-    def of(cls, parts: Components, wake: Callable[[], None]) -> Context:
+    def of(cls, parts: Components, wake: Callable[[], None], wake_at_once: Callable[[], None]) -> Context:
         """Make the context of a service."""
         settings = parts.settings
         return cls(
@@ -69,6 +72,7 @@ class Context:
             leases=parts.leases,
             clock=parts.clock,
             wake=wake,
+            wake_at_once=wake_at_once,
             gate=parts.gate,
             limits=UserLimits(
                 parts.store,

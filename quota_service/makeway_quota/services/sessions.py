@@ -67,7 +67,7 @@ class SessionService:
         if row.team is None:
             row = await self._grant_without_gpus(row)
         context.leases.renew(row.id)
-        context.wake()
+        context.wake_at_once()
         return self._session(row)
 
     async def _end_earlier(self, live: Sequence[Workload], request: SessionRequest) -> None:
