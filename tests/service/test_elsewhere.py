@@ -250,6 +250,24 @@ time.sleep(600)
         assert job.message == "exit code 1: [1] rank 1 fails"
 
 
+async def test_a_gang_saves_and_starts_again_where_one_of_its_workers_is_stopped(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        first_saves = SAVES.replace(
+            "with checkpoint", 'if os.environ["RANK"] == "1":\n    checkpoint.stop()\nwith checkpoint'
+        )
+        job = await service.run.submit("ana", "gang", python(first_saves), profile="gpu1", workers=2)
+        await service.run.job(job.id, "running")
+        await service.said(job, "[0] from 0")
+        await service.said(job, "[1] from 0")
+        service.backend.launcher(job.id, worker=1).send_signal(signal.SIGTERM)
+        await service.said(job, "[0] from 5", attempt=2)
+        assert "makeway: notice: another worker of the gang was stopped" in await service.log(job)
+        job = await service.run.job(job.id, "running")
+        assert (job.attempt, job.failures) == (2, 0)
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(job)
+
+
 async def test_what_a_job_writes_about_itself_keeps_no_end_from_being_reported(tmp_path: Path) -> None:
     code = """
 import json, os

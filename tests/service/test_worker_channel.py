@@ -130,6 +130,18 @@ async def test_a_read_under_way_brings_no_forgotten_attempt_back(store: Store, m
     assert here.worker() is None
 
 
+async def test_an_end_on_a_notice_in_the_gang_is_known(store: Store) -> None:
+    here = Replica(store)
+    for number in (0, 1):
+        store.worker_reports.claim(("j1", 1, number), f"launcher-{number}", 0.0)
+    for noticed, completed, code, at in ((True, True, 0, None), (False, False, 75, None), (True, False, 75, 5.0)):
+        end = {"exit_code": code, "ended_at": 5.0, "completed": completed}
+        store.worker_reports.write(("j1", 1, 1), {"noticed": noticed, "exit": end}, 1.0)
+        await here.channel.refresh()
+        assert here.channel.gang_stopped_at(KEY) == at
+        assert here.channel.gang_stopped_at(("j1", 1, 1)) is None
+
+
 async def test_a_failure_in_the_gang_is_known(store: Store) -> None:
     here = Replica(store)
     for number in (0, 1):

@@ -180,6 +180,12 @@ class WorkerChannel:
         workers = self._seen.get(key[:2], {})
         return any(w.ended and w.exit_code not in (0, 75) for number, w in workers.items() if number != key[2])
 
+    def gang_stopped_at(self, key: WorkerKey) -> float | None:
+        """Return when another worker of the same attempt ended on a notice, in Unix seconds; None if none did."""
+        others = [w for number, w in self._seen.get(key[:2], {}).items() if number != key[2]]
+        ends = [w.ended_at or 0.0 for w in others if w.exit_code in (0, 75) and w.noticed and not w.completed]
+        return min(ends, default=None)
+
     # -- for other replicas
 
     async def write_heard(self) -> None:

@@ -118,7 +118,8 @@ class AttemptService:
         with self._context.world.follow(key[0]) as follower:
             while True:
                 row = await self._live(key)
-                orders = _orders(row, stop=row.cancel_requested or self._channel.gang_failed(key))
+                stop = row.cancel_requested or self._channel.gang_failed(key)
+                orders = _orders(row, self._channel.gang_stopped_at(key), stop=stop)
                 left = deadline - time.monotonic()
                 if orders.known != known or left <= 0:
                     return orders
@@ -222,12 +223,16 @@ def _start(row: Workload, key: WorkerKey, files: list[WorkerFile], lost_after: f
     )
 
 
-def _orders(row: Workload, *, stop: bool) -> WorkerOrders:
+def _orders(row: Workload, gang_stopped_at: float | None, *, stop: bool) -> WorkerOrders:
+    """Return what a worker has to do; where something else stopped one of a gang, the others save and end, too."""
     if stop:
         return WorkerOrders(known="stop", stop=True)
-    if row.notice is None:
+    notice = row.notice
+    if notice is None and gang_stopped_at is not None:
+        notice = Notice("another worker of the gang was stopped", gang_stopped_at, gang_stopped_at + row.grace)
+    if notice is None:
         return WorkerOrders(known="")
-    return WorkerOrders(known=f"notice {row.notice.deadline}", notice=WorkerNotice(**_words(row.notice)))
+    return WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**_words(notice)))
 
 
 def _words(notice: Notice) -> dict[str, Any]:
