@@ -157,7 +157,7 @@ class Remote:
             except Over:
                 self._over = True
             except Away as error:
-                self._over = self._service.void_for > VOID_SECONDS
+                self._over |= self._service.void_for > VOID_SECONDS
                 time.sleep(pause.next(error.wait))
             except Rejected:
                 raise
