@@ -186,6 +186,26 @@ async def _components(
     return Components(settings, store, backend, world, leases, leader, channel, servers, feed, clock)
 
 
+async def world_now(settings: ServiceSettings, store: Store, backend: Backend, now: float) -> World:
+    """Return the world as it is at the moment, without starting or adopting anything."""
+    remote = backend if isinstance(backend, RemoteBackend) else None
+    if remote is not None:
+        remote.connect(WorkerChannel(store, AttemptTokens(os.urandom(32))))
+        await remote.open()
+    try:
+        seen = await backend.observe()
+        document, version = current_policy(store, settings, now, partial(sizes, seen.nodes))
+        if remote is not None:
+            remote.follow_policy(lambda: document)
+            seen = await remote.observe()
+    finally:
+        if remote is not None:
+            await remote.close(stop_jobs=False)
+    world = World(store, document, version)
+    world.see(seen)
+    return world
+
+
 def take_state_dir(state_dir: Path) -> IO[str]:
     """Lock the state directory until the file is closed; AlreadyRunning when another service has it."""
     state_dir.mkdir(parents=True, exist_ok=True)

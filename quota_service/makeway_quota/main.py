@@ -12,14 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from . import __version__
 from .backends.base import Backend
-from .settings import KubernetesSettings, ServiceSettings, load
+from .settings import ServiceSettings, load
 
 log = logging.getLogger("makeway.main")
 
@@ -199,17 +198,12 @@ def _snapshot(args: argparse.Namespace) -> int:
     from .snapshot_file import write_snapshot
 
     async def dump() -> str:
-        from .application import current_policy, store_of
-        from .control.pool_assignment import sizes
-        from .control.world import World
+        from .application import store_of, world_now
 
         settings = load(args.config)
         store = store_of(settings)
-        backend = make_backend(settings)
         now = time.time()
-        seen = await backend.observe()
-        world = World(store, *current_policy(store, settings, now, partial(sizes, seen.nodes)))
-        world.see(seen)
+        world = await world_now(settings, store, make_backend(settings), now)
         text = write_snapshot(world.snapshot(await world.rows(), now), args.format)
         store.close()
         return text
@@ -236,7 +230,9 @@ def _serve(args: argparse.Namespace) -> int:
 def make_backend(settings: ServiceSettings) -> Backend:
     """Return the backend that runs the jobs: the processes of this machine, or the pods of a cluster."""
     if settings.backend == "kubernetes":
-        return _kubernetes_backend(settings.kubernetes)
+        from .backends.kubernetes.configured import backend_of
+
+        return backend_of(settings.kubernetes)
     from .backends.local import LocalBackend
 
     return LocalBackend(
@@ -245,30 +241,6 @@ def make_backend(settings: ServiceSettings) -> Backend:
         virtual_nodes=settings.virtual_nodes,
         system_users=settings.mode == "system",
     )
-
-
-def _kubernetes_backend(found: KubernetesSettings) -> Backend:
-    from .backends.kubernetes.backend import KubernetesBackend
-    from .backends.kubernetes.client import ApiClient
-    from .backends.kubernetes.connection import connection
-    from .backends.kubernetes.manifest import PodSettings, user_and_group
-    from .backends.kubernetes.nodes import toleration
-
-    if not found.launcher_image:
-        raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
-    cluster = connection(found.kubeconfig, found.context)
-    pods = PodSettings(
-        namespace=found.namespace or cluster.namespace,
-        instance=found.instance,
-        address=found.worker_url,
-        launcher_image=found.launcher_image,
-        image=found.image,
-        service_account=found.service_account,
-        priority_class=found.priority_class,
-        run_as=user_and_group(found.run_as),
-        checkpoint_claim=found.checkpoint_claim,
-    )
-    return KubernetesBackend(ApiClient(cluster), pods, [toleration(text) for text in found.tolerations])
 
 
 async def serve(settings: ServiceSettings, ready: Callable[[], object] = lambda: None) -> int:

@@ -12,23 +12,7 @@ from traitlets import Bool, Enum, Float, Int, Unicode
 from traitlets.config import Config, Configurable
 from traitlets.config.loader import PyFileConfigLoader
 
-
-@dataclass(frozen=True, slots=True)
-class KubernetesSettings:
-    """The cluster on which jobs run as pods, and what all of those pods have; read only with that backend."""
-
-    kubeconfig: Path | None
-    context: str
-    namespace: str
-    instance: str
-    worker_url: str
-    launcher_image: str
-    image: str
-    service_account: str
-    priority_class: str
-    run_as: str
-    checkpoint_claim: str
-    tolerations: tuple[str, ...]
+from .backends.kubernetes.configured import KubernetesSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from makeway_quota.application import Application
 from makeway_quota.backends.base import StartOrder, WorkerPlace
 from makeway_quota.backends.kubernetes.client import ApiRefusal, Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
-from makeway_quota.main import make_backend
+from makeway_quota.main import main, make_backend
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
@@ -142,6 +142,7 @@ def policy(cluster: Cluster, real_node: Node, tmp_path_factory: pytest.TempPathF
             {"name": "gpu1", **profile},
             {"name": "other", **profile, "image": "makeway.test/nothing:1"},
             {"name": "small", **profile, "memory": 64},
+            {"name": "gang", **profile, "workers": 2},
         ],
         "policies": [
             {"name": "rnd", "groups": ["rnd"], "quotas": [{"pools": ["gpu"], "reserved": 1, "limit": 2}]},
@@ -200,7 +201,7 @@ class Serving:
         }
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[Application]:
         """Run the service as configured; pods outlive it."""
         settings = load(environ=self.environ)
         service = await Application.open(settings, make_backend(settings))
@@ -210,7 +211,7 @@ class Serving:
         listener = socket.create_server(self.reservation.getsockname(), reuse_port=True)
         serving = asyncio.create_task(server._serve([listener]))
         try:
-            yield
+            yield service
         finally:
             app.state.streams.close()
             server.should_exit = True
@@ -319,6 +320,63 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
 
 async def _false(pods: dict[str, str]) -> bool:
     return not pods
+
+
+async def test_a_drained_pod_saves_and_its_job_goes_on(serving: Serving) -> None:
+    async with serving.running():
+        job = await training(serving, "ana", "drained", "0.03")
+        await serving.says(job, "step 100")
+        name = f"makeway-{job.id}-1-0"
+        metadata = {"name": name, "namespace": NAMESPACE}
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        serving.cluster.api.create(f"{PODS}/{name}/eviction", eviction)
+        done = await serving.reaches(job, "succeeded", "failed", attempt=2)
+        assert (done.state.value, len(done.attempts)) == ("succeeded", 2), done
+        assert done.attempts[0].checkpoint is not None
+        assert f"going on at step {done.attempts[0].checkpoint.step} of 400" in await serving.log(job, 2)
+
+
+async def test_the_first_failure_of_a_gang_ends_it(serving: Serving) -> None:
+    code = "import os, sys, time; rank = int(os.environ['RANK']); print(rank, os.environ['WORLD_SIZE'], flush=True); "
+    code += "time.sleep(3); sys.exit(3) if rank else time.sleep(600)"
+    async with serving.running():
+        job = await serving.submit("ana", "gang", "python3", "-c", code, profile="gang")
+        done = await serving.reaches(job, "failed")
+        assert (len(done.attempts), done.attempts[0].exit_code) == (1, 3), done
+        log = await serving.log(job)
+        assert "0 2" in log
+        assert "1 2" in log
+        await serving.until(lambda: _false(serving.pods()), lambda: "both pods are removed")
+
+
+async def test_a_snapshot_shows_the_cluster(serving: Serving, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving.running():
+        job = await serving.submit("ana", "shown", "sleep", "600")
+        await serving.reaches(job, "running")
+    config = Path(serving.environ["MAKEWAY_STATE_DIR"]) / "config.py"
+    config.write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in serving.environ.items():
+            patch.setenv(name, value)
+        assert await asyncio.to_thread(main, ["snapshot", "--config", str(config)]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    (node,) = [node for node in shown["nodes"] if node["gpus"]]
+    assert (node["name"], node["pool"], node["gpus"]) == ("node-0", "gpu", 2)
+    assert [one["id"] for one in shown["workloads"]] == [job.id]
+
+
+async def test_a_first_start_takes_the_document_as_it_is(serving: Serving, policy: str) -> None:
+    """A pool without labels has all nodes, and the policy says how large it is, not what is there at the start."""
+    document = json.loads(policy)
+    del document["pools"][0]["nodes"]
+    text = json.dumps(document)
+    Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(text)
+    async with serving.running() as service:
+        current = service.components.store.policies.current()
+        assert current is not None
+        assert current.document == text
+        job = await serving.submit("ana", "first", "true")
+        await serving.reaches(job, "succeeded")
 
 
 @pytest.mark.covers("N07")

@@ -126,8 +126,10 @@ class KubernetesBackend(RemoteBackend):
         await self._client.close()
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
-        """Return the nodes by name, in the pools of the policy in force."""
-        if self._document is not None and (document := self._document()) is not self._selected:
+        """Return the nodes by name, in the pools of the policy in force; none before there is one."""
+        if self._document is None:
+            return {}
+        if (document := self._document()) is not self._selected:
             self._selected = document
             self._selectors = selectors(document, self._tolerations)
             self.inventory.select(self._selectors)

@@ -1,0 +1,51 @@
+"""Make the backend for pods from the settings of the service; called when the service is assembled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..base import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """The cluster on which jobs run as pods, and what all of those pods have; read only with that backend."""
+
+    kubeconfig: Path | None
+    context: str
+    namespace: str
+    instance: str
+    worker_url: str
+    launcher_image: str
+    image: str
+    service_account: str
+    priority_class: str
+    run_as: str
+    checkpoint_claim: str
+    tolerations: tuple[str, ...]
+
+
+def backend_of(found: KubernetesSettings) -> Backend:
+    """Return the backend; ValueError where a setting is missing or wrong."""
+    from .backend import KubernetesBackend
+    from .client import ApiClient
+    from .connection import connection
+    from .manifest import PodSettings, user_and_group
+    from .nodes import toleration
+
+    if not found.launcher_image:
+        raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
+    cluster = connection(found.kubeconfig, found.context)
+    pods = PodSettings(
+        namespace=found.namespace or cluster.namespace,
+        instance=found.instance,
+        address=found.worker_url,
+        launcher_image=found.launcher_image,
+        image=found.image,
+        service_account=found.service_account,
+        priority_class=found.priority_class,
+        run_as=user_and_group(found.run_as),
+        checkpoint_claim=found.checkpoint_claim,
+    )
+    return KubernetesBackend(ApiClient(cluster), pods, [toleration(text) for text in found.tolerations])
