@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from informing import client, soon, start_api_server, stop_api_server
 from makeway_quota.backends.base import BackendError, BackendUnavailable, StartOrder, WorkerPlace
-from makeway_quota.backends.kubernetes.backend import KubernetesBackend
+from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
+from makeway_quota.backends.kubernetes.client import Object
 from makeway_quota.backends.kubernetes.informer import Timing
 from makeway_quota.backends.kubernetes.manifest import PodSettings
 from makeway_quota.backends.kubernetes.nodes import toleration
@@ -119,6 +120,29 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
         lambda: not cluster.api.items(f"{CORE}/secrets", labelSelector="makeway/job=j-gang"), "and their secret, too"
     )
     assert await machines(backend, "j-gang") is None
+
+
+async def test_the_pods_of_several_gangs_are_created_some_at_a_time(
+    cluster: Cluster, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, open_requests = backend._client.create, [0]
+
+    async def counted(path: str, body: Object) -> Object:
+        if path != PODS:
+            return await create(path, body)
+        now.add(body["metadata"]["name"])
+        open_requests.append(len(now))
+        try:
+            return await create(path, body)
+        finally:
+            now.discard(body["metadata"]["name"])
+
+    now: set[str] = set()
+    monkeypatch.setattr(backend._client, "create", counted)
+    nodes = [f"simulated-{number:04d}" for number in range(10, 10 + AT_ONCE // 2)]
+    await asyncio.gather(*(backend.start(order(f"j-many-{number}", *nodes)) for number in range(3)))
+    assert max(open_requests) == AT_ONCE
+    assert len(cluster.api.items(PODS)) == 3 * len(nodes)
 
 
 async def test_a_pod_that_kubernetes_does_not_place_is_given_up_with_the_reason(

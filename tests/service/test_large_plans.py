@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import NodeSeen, Phase, StartOrder
+from makeway_quota.backends.base import BackendError, BackendUnavailable, NodeSeen, Phase, StartOrder
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.actuate import Actuator, Started
+from makeway_quota.control.actuate import AT_ONCE, Actuator, Started
 from makeway_quota.control.change_set import ChangeSet, decide
 from makeway_quota.control.leader import Leader
 from makeway_quota.services import submission_check
+from makeway_quota.store.errors import NotLeading
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import Store, open_store
@@ -81,6 +83,52 @@ async def test_a_cancelled_job_is_not_started_and_a_failed_start_is_recorded(sto
         refused.id: "failed",
     }
     assert not backend.attempts
+
+
+class Slow(MemoryBackend):
+    """A backend elsewhere: each start waits for another task; `most` is how many waited at the same time."""
+
+    shared = True
+
+    def __init__(self) -> None:
+        super().__init__([NODE])
+        self.waiting = self.most = 0
+        self.errors: dict[str, Exception] = {}
+
+    async def start(self, order: StartOrder) -> None:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        await asyncio.sleep(0)
+        self.waiting -= 1
+        if order.workload in self.errors:
+            raise self.errors[order.workload]
+        await super().start(order)
+
+
+async def test_a_backend_elsewhere_starts_some_attempts_at_the_same_time(store: Store, leader: Leader) -> None:
+    backend, started = Slow(), Started()
+    orders = Actuator(store, backend, leader)
+    orders.restart(leader.check())
+    rows = [row(f"j-{number:08d}", "starting") for number in range(2 * AT_ONCE + 3)]
+    refused, later = rows[1].id, rows[AT_ONCE].id
+    backend.errors = {refused: BackendError("No such image."), later: BackendUnavailable("It does not answer.")}
+    await orders.begin([*rows, row("j-waits")], 2.0, started)
+    assert backend.most == AT_ONCE
+    assert {id for id, _ in backend.attempts} == {each.id for each in rows} - {refused, later}
+    assert [change.workload for change in started.failed.changes] == [refused]
+    assert started.postponed == {(later, 1)}
+    assert started.attempts == {(each.id, 1) for each in rows}
+
+
+async def test_a_replica_that_leads_no_more_starts_no_further_attempts(store: Store, leader: Leader) -> None:
+    backend, started = Slow(), Started()
+    orders = Actuator(store, backend, leader)
+    orders.restart(leader.check())
+    rows = [row(f"j-{number:08d}", "starting") for number in range(2 * AT_ONCE)]
+    backend.errors = {rows[2].id: NotLeading("for the test")}
+    with pytest.raises(NotLeading, match="for the test"):
+        await orders.begin(rows, 2.0, started)
+    assert {id for id, _ in backend.attempts} == {each.id for each in rows[:AT_ONCE]} - {rows[2].id}
 
 
 async def test_hundreds_start_once_each_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

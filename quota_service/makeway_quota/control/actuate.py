@@ -6,6 +6,7 @@ is sent only while this replica leads: those of a cycle (`_order`) in the cycle'
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -38,6 +39,9 @@ log = logging.getLogger("makeway.actuate")
 
 TAKEOVER_GRACE = 10.0
 """Seconds that a session has at least from when a leader first sees its notice, or its grace if that is shorter."""
+
+AT_ONCE = 16
+"""Attempts that a backend elsewhere is ordered to start at the same time."""
 
 ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 
@@ -96,10 +100,19 @@ class Actuator:
 
     async def begin(self, rows: Iterable[Workload], now: float, started: Started) -> None:
         """Start at once what was just committed as starting; `give` then leaves that alone."""
-        for row in rows:
-            if row.kind == "job" and row.state == "starting" and not row.cancel_requested:
+        due = [row for row in rows if row.kind == "job" and row.state == "starting" and not row.cancel_requested]
+        if not self._backend.shared:
+            for row in due:
                 started.attempts.add((row.id, row.attempt))
                 await self._start(started, row, now)
+            return
+        for at in range(0, len(due), AT_ONCE):  # each waits for the answers of others, not for a processor
+            some = due[at : at + AT_ONCE]
+            started.attempts.update((row.id, row.attempt) for row in some)
+            orders = (self._start(started, row, now) for row in some)
+            for error in await asyncio.gather(*orders, return_exceptions=True):
+                if error is not None:
+                    raise error
 
     async def give(
         self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS

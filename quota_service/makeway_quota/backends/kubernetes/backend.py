@@ -30,7 +30,7 @@ OPEN_SECONDS = 60.0
 REMOVAL_GRACE = 2
 """Seconds that a pod gets which is removed: its launcher had its notice and its grace before."""
 AT_ONCE = 16
-"""Pods of one gang that are created at the same time."""
+"""Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
 LIMITS: Mapping[str, float] = {
     "unschedulable": 60.0,
     "incomplete": 60.0,
@@ -84,6 +84,7 @@ class KubernetesBackend(RemoteBackend):
         self._document: Callable[[], Document] | None = None
         self._selected: Document | None = None
         self._selectors: tuple[NodeSelector, ...] = ()
+        self._creating = asyncio.Semaphore(AT_ONCE)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -157,10 +158,9 @@ class KubernetesBackend(RemoteBackend):
         manifests = [self._pod(order, number) for number in range(len(order.workers))]
         key = (order.workload, order.attempt)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
-        limit = asyncio.Semaphore(AT_ONCE)
 
         async def create(manifest: Object) -> Object:
-            async with limit:
+            async with self._creating:
                 return await self._create("pods", manifest)
 
         try:
