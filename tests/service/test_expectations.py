@@ -6,18 +6,33 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from makeway_quota import policy
 from makeway_quota.application import Application
 from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.control.engine_view import to_avoid
+from makeway_quota.control.engine_view import EngineView, to_avoid
 from makeway_quota.control.expectations import NOTE_AFTER, Expectations
+from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
+from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
 from running import running
 
 NODES = tuple(NodeSeen(name, "", (0, 1), virtual=True) for name in ("n1", "n2"))
 KEY = ("j-12345678", 1)
+POLICY = policy.read("""
+version: 1
+pools:
+  - {name: a, nodes: {local: {gpus: all}}}
+  - {name: b, nodes: {labels: {pool: b}}}
+profiles:
+  - {name: gpu1, gpus: 1, pools: [a], policies: [rnd]}
+  - {name: both, gpus: 1, policies: [rnd]}
+policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
+""")
+A100 = replace(POLICY.profiles[0], name="a100", models=("A100",))
+POLICY = replace(POLICY, profiles=(*POLICY.profiles, A100))
 
 
 class Clock:
@@ -147,7 +162,7 @@ async def test_before_a_backend_is_synced_nothing_is_concluded(tmp_path: Path) -
 def lost(job: Workload, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool) -> Workload:
     """Return what a job is after it was lost once more, on the node where it ran."""
     seen = AttemptSeen(job.id, job.attempt, Phase.LOST, **facts)
-    (change,) = reconcile({job.id: job}, Seen(nodes, (seen,)), now=100.0, lost_budget=2).changes
+    (change,) = reconcile({job.id: job}, Seen(nodes, (seen,)), now=100.0, lost_budget=2, document=POLICY).changes
     return job._replace(**change.fields)  # type: ignore[arg-type]
 
 
@@ -181,6 +196,59 @@ def test_a_job_goes_on_on_the_only_node_until_it_was_lost_too_often() -> None:
         assert (job.state, to_avoid(job.lost_on)) == ("pending", ()), "there is no other node to go to"
         job = job._replace(state="running", placement=(Place("n1", (0,), (1000,)),))
     assert lost(job, NODES[:1]).state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("request_of", "other"),
+    [
+        ({}, NodeSeen("n2", "b", (0, 1))),
+        ({}, NodeSeen("n2", "a", (0, 1), cordoned=True)),
+        ({}, NodeSeen("n2", "a", (0, 1), ready=False)),
+        ({"profile": "a100"}, NodeSeen("n2", "a", (0, 1), model="H100")),
+        ({"gpus": 2000}, NodeSeen("n2", "a", (0,))),
+        ({"cpu": 8000}, NodeSeen("n2", "a", (0, 1), cpu=4000)),
+        ({"workers": 3, "min_workers": 3}, NodeSeen("n2", "a", (0, 1))),
+    ],
+    ids=["pool", "cordoned", "down", "model", "GPUs", "CPU", "gang"],
+)
+def test_a_job_avoids_no_node_where_it_fits_on_no_other(request_of: dict[str, object], other: NodeSeen) -> None:
+    one = (NodeSeen("n1", "a", (0, 1, 2), model="A100"), other)
+    fits = (one[0], NodeSeen("n2", "a", (0, 1, 2), model="A100"))
+    for nodes, avoided, state in ((one, (), "failed"), (fits, ("n1",), "pending")):
+        job = row(**{"state": "running", "gpus": 1000} | request_of)
+        for _ in range(2):
+            job = lost(job, nodes)
+            assert job.state == "pending"
+            job = job._replace(state="running", placement=(Place("n1", (0,), (1000,)),))
+        assert to_avoid(job.lost_on) == avoided
+        assert lost(job, nodes).state == state
+
+
+def test_a_job_avoids_a_node_for_one_in_another_pool_of_its_profile() -> None:
+    job = row(state="running", profile="both", infra_failures=2, lost_on=("n1", "n1"))
+    job = lost(job, (NodeSeen("n1", "a", (0,)), NodeSeen("n2", "b", (0,))))
+    assert (job.state, to_avoid(job.lost_on)) == ("pending", ("n1",))
+
+
+def test_a_job_never_avoids_all_nodes_that_it_fits_on() -> None:
+    job = row(state="running", gpus=1000, lost_on=("n1", "n1", "n2"), placement=(Place("n2", (0,), (1000,)),))
+    assert to_avoid(lost(job).lost_on) == ()
+    three = (*NODES, NodeSeen("n3", "", (0,)))
+    assert to_avoid(lost(job, three).lost_on) == ("n1", "n2")
+
+
+def test_a_job_avoids_each_part_of_a_divided_machine() -> None:
+    document = policy.read("""
+version: 1
+pools: [{name: a, nodes: {local: {gpus: [0]}}}, {name: b, nodes: {local: {gpus: [1]}}}]
+profiles: [{name: gpu1, gpus: 1, policies: [rnd]}]
+policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
+""")
+    view, job = EngineView(Durations()), row(state="pending", placement=(), lost_on=("n1", "n1"))
+    view.stale_machines = {"n1", "n2"}
+    view.show({job.id: job}, divide(NODES, document), document, 100.0)
+    (shown,) = view.workloads()
+    assert {node.name for node in view.nodes()} - set(shown.avoid) == {"n2/a", "n2/b"}
 
 
 def test_a_job_says_why_its_attempt_is_still_starting() -> None:

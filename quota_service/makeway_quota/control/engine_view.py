@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..engine.snapshot import ADMITTED, PRIORITIES, Node, Placement, Snapshot
 from ..engine.snapshot import Workload as EngineWorkload
@@ -130,6 +130,8 @@ class EngineView:
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
+        if shown.avoid:
+            shown = replace(shown, avoid=_in_any_pool(shown.avoid, document))
         self._expect(shown)
         if known != shown:  # what the engine cannot see does not concern it
             self._workloads[id] = shown
@@ -184,6 +186,11 @@ def _placed_on(rows: Mapping[str, Workload], assignment: PoolAssignment) -> Plac
 def to_avoid(lost_on: Sequence[str]) -> tuple[str, ...]:
     """Return the nodes on which a job was lost twice or more, sorted."""
     return tuple(sorted({node for node in lost_on if lost_on.count(node) > 1}))
+
+
+def _in_any_pool(machines: Sequence[str], document: Document) -> tuple[str, ...]:
+    """Return the names that the engine may know machines by: their own, and one for each pool if they are divided."""
+    return tuple(name for machine in machines for name in (machine, *(f"{machine}/{p.name}" for p in document.pools)))
 
 
 def as_workload(

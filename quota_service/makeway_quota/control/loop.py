@@ -206,7 +206,8 @@ class Loop:
         now = self.clock()
         rows = await self.world.rows_now()
         names = self._names(rows)
-        reconciled = reconcile(rows, work_queue.seen(now), now=now, lost_budget=self.lost_budget, names=names)
+        seen, document = work_queue.seen(now), self.world.document
+        reconciled = reconcile(rows, seen, now=now, lost_budget=self.lost_budget, names=names, document=document)
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
@@ -279,8 +280,10 @@ class Loop:
             if stop_jobs and leads:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
-                now, names, budget = self.clock(), self._names(rows), self.lost_budget
-                ended = reconcile(rows, seen, now=now, lost_budget=budget, names=names, stopping=True)
+                now, names, budget, document = self.clock(), self._names(rows), self.lost_budget, self.world.document
+                ended = reconcile(
+                    rows, seen, now=now, lost_budget=budget, names=names, document=document, stopping=True
+                )
                 await self._commit(ended, now)
                 await self.world.rows()
             if leads:

@@ -6,21 +6,21 @@ attempt is requeued is decided by our own record of its eviction, never by its e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from ..backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from ..backends.base import AttemptSeen, Phase, Seen
 from ..engine.snapshot import ADMITTED
+from ..policy import Document
 from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
 from .change_set import ChangeSet, decide
+from .losses import Losses
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
 
-MOST_LOST_ON = 8
-"""Losses of a job whose nodes are remembered."""
+NO_DOCUMENT = Document()
 
 
 def reconcile(
@@ -30,15 +30,16 @@ def reconcile(
     now: float,
     lost_budget: int,
     names: Names = IDS,
+    document: Document = NO_DOCUMENT,
     stopping: bool = False,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
-    `lost_budget` is how often a job is started again that was lost without a cause that is known. `stopping`: the
-    service has just stopped all jobs, because it ends itself.
+    `lost_budget` is how often a job is started again that was lost without a cause that is known; `document` says which
+    nodes it may go to. `stopping`: the service has just stopped all jobs, because it ends itself.
     """
     change_set = ChangeSet()
-    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget), stopping)
+    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget, document), stopping)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
@@ -57,35 +58,6 @@ def note_launched(change_set: ChangeSet, launched: Mapping[str, float]) -> None:
     for id, at in launched.items():
         if id not in known:
             change_set.add(Change(id, {"launched_at": at}, expect_states=("starting",)))
-
-
-class Losses:
-    """Losses of attempts, judged by the nodes as they are reported: some say nothing about the job."""
-
-    def __init__(self, nodes: Iterable[NodeSeen], budget: int) -> None:
-        self._nodes = nodes
-        self._budget = budget
-
-    @cached_property
-    def _ready(self) -> frozenset[str]:
-        return frozenset(node.name for node in self._nodes if node.ready)
-
-    def count(self, row: Workload, seen: AttemptSeen) -> bool:
-        """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""
-        return not seen.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
-
-    def end(self, row: Workload, lost_on: Sequence[str]) -> bool:
-        """Whether a job ends that was lost once more, on any of these nodes so far.
-
-        After `budget` losses it does, unless all were on one node and there is another one to go on: then it avoids
-        that node.
-        """
-        return row.infra_failures >= self._budget and (len(set(lost_on)) > 1 or len(self._ready) < 2)
-
-    def remembered(self, row: Workload, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return the nodes of a job's losses, the only ready node once at most: it cannot be avoided."""
-        lost_on = (*row.lost_on, *nodes)
-        return tuple(dict.fromkeys(lost_on)) if len(self._ready) < 2 else lost_on[-MOST_LOST_ON:]
 
 
 def _possible(seen: AttemptSeen, now: float) -> AttemptSeen:

@@ -1,0 +1,79 @@
+"""Judge the losses of attempts by the nodes: which count, when a job ends, and which nodes it avoids.
+
+Called by `reconcile` for each attempt that is lost. A job avoids nodes only while others of its profile's pools could
+hold all its workers, if all that runs there left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+
+from ..backends.base import AttemptSeen, NodeSeen
+from ..engine.index.nodes import UNLIMITED, hosts
+from ..engine.request import Need, need_of
+from ..engine.snapshot import GPU
+from ..policy import Document
+from ..store.records import Workload
+from .engine_view import as_workload, to_avoid
+from .pool_assignment import PoolAssignment, divide
+
+MOST_LOST_ON = 8
+"""Losses of a job whose nodes are remembered."""
+
+Room = Mapping[str, Mapping[str, int]]
+"""Pool to machine to how many workers of a job it could hold"""
+
+
+class Losses:
+    """Losses of attempts, judged by the nodes as they are reported: some say nothing about the job."""
+
+    def __init__(self, nodes: Iterable[NodeSeen], budget: int, document: Document) -> None:
+        self._nodes = nodes
+        self._budget = budget
+        self._document = document
+        self._rooms: dict[tuple[str, Need], Room] = {}
+
+    @cached_property
+    def _ready(self) -> frozenset[str]:
+        return frozenset(node.name for node in self._nodes if node.ready)
+
+    @cached_property
+    def _assignment(self) -> PoolAssignment:
+        return divide((node for node in self._nodes if node.ready and not node.cordoned), self._document)
+
+    def count(self, row: Workload, seen: AttemptSeen) -> bool:
+        """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""
+        return not seen.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
+
+    def end(self, row: Workload, lost_on: Sequence[str]) -> bool:
+        """Whether a job ends that was lost once more, on any of these nodes so far.
+
+        After `budget` losses it does, unless all were on one node and it fits on others: then it avoids that node.
+        """
+        return row.infra_failures >= self._budget and (len(set(lost_on)) > 1 or not self._fits(row, lost_on))
+
+    def remembered(self, row: Workload, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes of a job's losses; each once where it fits nowhere but on those that it would avoid."""
+        lost_on = (*row.lost_on, *nodes)[-MOST_LOST_ON:]
+        avoided = to_avoid(lost_on)
+        return tuple(dict.fromkeys(lost_on)) if avoided and not self._fits(row, avoided) else lost_on
+
+    def _fits(self, row: Workload, avoided: Collection[str]) -> bool:
+        """Whether all workers of a job fit into one of its pools without these nodes."""
+        need = need_of(as_workload(row._replace(lost_on=()), lambda _: (), None), self._document.profile(row.profile))
+        if (key := (row.profile, need)) not in self._rooms:
+            self._rooms[key] = self._room(row.profile, need)
+        rooms = self._rooms[key].values()
+        return any(sum(room.values()) - sum(room.get(name, 0) for name in set(avoided)) >= need.least for room in rooms)
+
+    def _room(self, name: str, need: Need) -> Room:
+        profile = self._document.profile(name)
+        pools = profile.pools if profile else ()
+        room: dict[str, dict[str, int]] = {}
+        for node in self._assignment.nodes:
+            if (not pools or node.pool in pools) and (not need.models or node.model in need.models):
+                devices = [GPU] * len(node.devices)
+                held = hosts(need, devices, len(devices), node.cpu or UNLIMITED, node.memory or UNLIMITED)
+                room.setdefault(node.pool, {})[node.name] = held
+        return room
