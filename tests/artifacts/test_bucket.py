@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -155,6 +155,30 @@ def test_a_storage_that_is_away_hinders_no_start_and_is_reported(
             store.contents.keep([("a", b"x" * 10, False)])
         store.close()
     assert "very-secret" not in caplog.text
+    assert "cannot be used" in caplog.text
+
+
+class Overloaded(BaseHTTPRequestHandler):
+    """Answers as S3 does when it has to shed load."""
+
+    def do_GET(self) -> None:
+        self.send_response(503)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+
+def test_a_storage_that_answers_with_an_error_of_its_own_hinders_no_start(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_address[1]}")
+        with caplog.at_level(logging.WARNING, "makeway.artifacts"):
+            open_store(f"sqlite:///{tmp_path / 'db.sqlite'}", ArtifactBucket("s3://some"), 10).close()
+        server.shutdown()
     assert "cannot be used" in caplog.text
 
 

@@ -126,7 +126,7 @@ class ArtifactBucket:
         try:
             self.check()
         except ArtifactsUnavailable as error:
-            if isinstance(error.__cause__, (ConnectionError, HTTPClientError)):
+            if _is_temporary(error.__cause__):
                 log.warning("%s", error)
             else:
                 raise
@@ -245,6 +245,14 @@ def _superseded(found: list[Stored]) -> list[Stored]:
         if known is None or (stored.at, stored.place) > (known.at, known.place):
             newest[stored.digest] = stored
     return [stored if newest[stored.digest] is stored else stored._replace(digest="") for stored in found]
+
+
+def _is_temporary(error: BaseException | None) -> bool:
+    """Whether the storage does not answer now, or answers that it cannot serve now; not that a request is wrong."""
+    if isinstance(error, ClientError):
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return status >= 500 or status == 429
+    return isinstance(error, (ConnectionError, HTTPClientError))
 
 
 def _date(answer: dict[str, Any]) -> float:
