@@ -282,19 +282,25 @@ def test_both_engines_decide_the_same_in_changed_worlds(part: int) -> None:
             compare(world)
 
 
+def jobs_in_each_others_pool() -> World:
+    """Return a world whose jobs late3 and new1 have a reservation in one pool only, where the other one comes first.
+
+    A limit of their department admits one of them.
+    """
+    return with_holds(in_two_pools(contended_world(Random(1537)), Random(1537)), Random(1546))
+
+
 @pytest.mark.timeout(60)
 def test_no_two_starts_of_a_plan_replace_each_other_for_ever() -> None:
-    """Each of two jobs has a reservation in one pool only, where the other one comes first; a limit admits one."""
-    world = with_holds(in_two_pools(contended_world(Random(1537)), Random(1537)), Random(1546))
     for engine in ENGINES.values():
-        plan = check(world, engine, Random(7))
+        plan = check(jobs_in_each_others_pool(), engine, Random(7))
         assert {start.id for start in plan.start} & {"late3", "new1"}
-    compare(world)
+    compare(jobs_in_each_others_pool())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_plan_that_replaced_too_many_starts_evicts_no_more(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = with_holds(in_two_pools(contended_world(Random(1537)), Random(1537)), Random(1546))
+    world = jobs_in_each_others_pool()
     assert ENGINES[engine](world.snapshot()).evict
     for module in (admission, reference_cycle):
         monkeypatch.setattr(module, "MOST_REPLACED", 0)
