@@ -114,7 +114,7 @@ class QuotaService(Configurable):
     ).tag(config=True, env="MAKEWAY_KUBE_LAUNCHER_IMAGE")
     kube_image = Unicode(
         "",
-        help="Image of jobs whose profile and submission name none; empty: that of the launcher (MAKEWAY_KUBE_IMAGE).",
+        help="Image of jobs whose profile names none; empty: that of the launcher (MAKEWAY_KUBE_IMAGE).",
     ).tag(config=True, env="MAKEWAY_KUBE_IMAGE")
     kube_service_account = Unicode(
         "default", help="Service account of the jobs' pods, which get no token of it (MAKEWAY_KUBE_SERVICE_ACCOUNT)."

@@ -44,7 +44,7 @@ class PodSettings:
     launcher_image: str
     """an image with Python and Makeway, from which the launcher is copied"""
     image: str
-    """of jobs whose profile and submission name none"""
+    """of jobs whose profile names none"""
     launcher_source: str = ""
     """the launcher's folder in its image; "": where Python finds it"""
     pull_policy: str = "IfNotPresent"
