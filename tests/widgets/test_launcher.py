@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from makeway.launcher import log as launcher_log
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.log import Log
 from makeway.launcher.run import _time_left
@@ -226,6 +228,21 @@ def test_a_clock_that_is_set_takes_no_time_to_save(at: float, deadline: float, l
     now = time.time()
     notice = {"at": now + at, "deadline": now + deadline}
     assert _time_left(notice, 5.0) == pytest.approx(left, abs=0.5)
+
+
+def test_a_note_waits_for_a_line_that_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_log, "LINE_SECONDS", 60.0)
+    attempt = Attempt({"workload": "j", "attempt": 1, "directory": str(tmp_path)})
+    assert attempt.claim()
+    log = Log(attempt, 1000)
+    log.write(b"step")
+    noting = threading.Thread(target=log.note, args=("notice",))
+    noting.start()
+    time.sleep(0.1)
+    log.write(b" 43\n")
+    noting.join(30.0)
+    assert (tmp_path / "attempt-1" / "log").read_text() == "step 43\nmakeway: notice\n"
+    log._file.close()
 
 
 def test_a_note_never_continues_a_line_of_the_job(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 
 from .attempt import Attempt
 
 LIMIT = 64 * 2**20
 """The default limit in bytes."""
+LINE_SECONDS = 0.1
+"""Seconds for which a note waits for the end of a line that the job is writing: Python writes one in several parts"""
 
 
 class Log:
@@ -46,9 +49,14 @@ class Log:
 
     def note(self, sentence: str) -> None:
         """Append a line of the launcher's own, marked with `makeway:`; it never continues a line of the job."""
-        with self._lock:
-            start = b"" if not self._newest or self._newest.endswith((b"\n", b"\r")) else b"\n"
-            self._write(start + f"makeway: {sentence}\n".encode())
+        line, ends = f"makeway: {sentence}\n".encode(), time.monotonic() + LINE_SECONDS
+        while True:
+            with self._lock:
+                between = not self._newest or self._newest.endswith((b"\n", b"\r"))
+                if between or time.monotonic() > ends:
+                    self._write(line if between else b"\n" + line)
+                    return
+            time.sleep(0.002)
 
     def last_lines(self, count: int) -> list[str]:
         """Return the newest lines of the job's output, without the launcher's own."""
