@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import run_tests
@@ -75,13 +76,20 @@ def test_a_build_gives_way_to_everything_else(tmp_path: Path) -> None:
 
 
 def test_what_the_build_says_is_shown_while_the_tests_wait_for_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def sleep(seconds: float) -> None:
+        """Release the build once its first lines were shown."""
+        if (tmp_path / "go").exists():
+            (tmp_path / "go").write_text("20 percent\n")
+            (tmp_path / "go").unlink()
+        time.sleep(seconds)
+
     os.mkfifo(tmp_path / "go")
     slow = build(tmp_path, "echo early; echo 10 percent; cat go; sleep 1")
     while slow.log.read_text() != "early\n10 percent\n":
         time.sleep(0.02)
-    (tmp_path / "go").write_text("20 percent\n")
+    monkeypatch.setattr(run_tests, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     slow.wait()
     said = capsys.readouterr().out
     assert "early" not in said
