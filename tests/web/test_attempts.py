@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -260,41 +261,40 @@ def test_room_for_a_log_comes_back_with_time() -> None:
     assert rates.take("v", BURST) == 0
 
 
+@asynccontextmanager
+async def slow_output(worker: Worker) -> AsyncIterator[None]:
+    """Send a piece of log whose body arrives in part, and in whole at the end of the block."""
+    go, sent = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"begin"
+        sent.set()
+        await go.wait()
+
+    held = asyncio.create_task(worker.http.post(f"{worker.path}/outputs/log?offset=0", content=slow()))
+    await sent.wait()
+    yield
+    go.set()
+    assert (await held).status_code == 200
+
+
 async def test_one_worker_has_one_name_however_its_address_is_written(tmp_path: Path) -> None:
     async with portal(tmp_path, most_worker_outputs=2, most_bodies_per_worker=1) as web:
         worker = Worker(web, await web.running_job(profile="gpu1"))
         await worker.claim()
-        go, sent = asyncio.Event(), asyncio.Event()
-
-        async def slow() -> AsyncIterator[bytes]:
-            yield b"begin"
-            sent.set()
-            await go.wait()
-
-        held = asyncio.create_task(worker.http.post(f"{worker.path}/outputs/log?offset=0", content=slow()))
-        await sent.wait()
-        again = f"{worker.path.removesuffix('/1/0')}/0000001/000/outputs/log?offset=0"
-        assert code(await worker.http.post(again, content=b"x")) == (503, "busy")
-        go.set()
-        assert (await held).status_code == 200
+        async with slow_output(worker):
+            again = f"{worker.path.removesuffix('/1/0')}/0000001/000/outputs/log?offset=0"
+            assert code(await worker.http.post(again, content=b"x")) == (503, "busy")
 
 
 async def test_bodies_of_workers_have_places_of_their_own(tmp_path: Path) -> None:
     async with portal(tmp_path, most_bodies=2, most_worker_outputs=1, most_bodies_per_worker=1) as web:
         worker = Worker(web, await web.running_job(profile="gpu1"))
         await worker.claim()
-        go, sent = asyncio.Event(), asyncio.Event()
-
-        async def slow() -> AsyncIterator[bytes]:
-            yield b"begin"
-            sent.set()
-            await go.wait()
-
-        held = asyncio.create_task(worker.http.post(f"{worker.path}/outputs/log?offset=0", content=slow()))
-        await sent.wait()
-        second = await worker.send("log", 0, b"x")
-        assert code(second) == (503, "busy")
-        assert (await worker.post("report", {})).status_code == 200
-        assert (await web.as_("ana").post(f"{API}/jobs", json={"command": ["x"], "dry_run": True})).status_code == 200
-        go.set()
-        assert (await held).status_code == 200
+        async with slow_output(worker):
+            second = await worker.send("log", 0, b"x")
+            assert code(second) == (503, "busy")
+            assert (await worker.post("report", {})).status_code == 200
+            assert (
+                await web.as_("ana").post(f"{API}/jobs", json={"command": ["x"], "dry_run": True})
+            ).status_code == 200
