@@ -162,7 +162,8 @@ class Run:
         pump = threading.Thread(target=self._pump, args=(output, prefix), daemon=True)
         pump.start()
         self._pumps.append((pump, output))
-        write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
+        with contextlib.suppress(FileNotFoundError):  # the job may have removed its folder already
+            write_json(self.attempt.path("running.json"), {"at": self.began, "pids": self.children.workers})
 
     def _pump(self, output: int, prefix: bytes) -> None:
         """Copy a worker's output to the log; in a gang by whole lines, so that no line mixes two ranks."""

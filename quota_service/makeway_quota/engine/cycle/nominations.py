@@ -47,7 +47,8 @@ def _must_wait(queue: Queue, nomination: Allocation) -> bool:
 def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
     """Start the workloads that this plan nominated and whose GPUs are free by now.
 
-    One that is not in quota in any pool must not delay the workload that GPUs are held for.
+    One that is not in quota in any pool starts on other GPUs only if that does not delay the workload that GPUs are
+    held for. The GPUs nominated for it are not held for others: the next plan would start it on them, too (I7).
     """
     for workload, queue in list(builder.nominated.values()):
         nomination = cluster.nominations.get(workload.id)
@@ -59,8 +60,9 @@ def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
             for pool in queue.pools
             if nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
         ]
+        mine = nominated[0].node.pool if is_still_free(nominated, queue) else None
         for pool in queue.pools if queue.borrows else right:
-            if right:
+            if right or pool is mine:
                 started = try_start(builder, queue, workload, pool, nominated, pool in right)
             else:
                 started = start_beside_hold(builder, queue, workload, pool, nominated, True)

@@ -103,7 +103,8 @@ class Cycle:
     def start_nominated(self) -> None:
         """Start the workloads that this plan nominated, where nothing is in their way any more.
 
-        One that is not in quota in any pool must not delay the workload that devices are held for.
+        One that is not in quota in any pool starts on other devices only if that does not delay the workload that
+        devices are held for.
         """
         for name, queue in list(self.decisions.nominated.items()):
             if name not in self.cluster.nominations:
@@ -115,8 +116,9 @@ class Cycle:
                 for pool in queue.pools
                 if self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(queue, pool)
             ]
+            mine = self.cluster.nodes[nominated[0].node].pool if self.free_now(nominated, queue) else None
             for pool in queue.pools if queue.may_borrow else right:
-                if right:
+                if right or pool == mine:
                     started = self.start(queue, workload, pool, nominated, pool in right)
                 else:
                     started = self.start_here(queue, workload, pool, nominated, True)

@@ -132,7 +132,12 @@
   }
   document.addEventListener("focusout", hide);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-  addEventListener("scroll", hide, { passive: true });
+  // A scroll takes away what the pointer showed; what has the focus keeps its tooltip, at its new place.
+  addEventListener("scroll", () => {
+    const focused = shownFor && shownFor === document.activeElement;
+    if (focused && shownFor.dataset.tip) draw(shownFor);
+    else if (!focused) hide();
+  }, { passive: true });
 
   // -- the heat map: which node is under the pointer, or chosen with the arrow keys --------------------------------
   const nodeAt = (map, event) => {
@@ -207,9 +212,9 @@
     tick();
     if (!live) return;
     const again = shownFor;
-    if (focused && !focused.active.isConnected && !live.contains(document.activeElement)) {
-      const { cell, href, at } = focused;
-      const same = href && places().find((place) => place.getAttribute("href") === href);
+    if (focused && !live.contains(document.activeElement)) {
+      const { active, cell, href, at } = focused;
+      const same = active.isConnected ? active : href && places().find((place) => place.getAttribute("href") === href);
       (cell >= 0 ? cells()[cell] : same || places()[at])?.focus({ preventScroll: true });
     }
     if (again?.classList.contains("mw-heat")) {
