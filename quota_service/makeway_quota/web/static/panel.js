@@ -204,18 +204,25 @@
   const places = () => [...live.querySelectorAll(FOCUSABLE)];
   const cells = () => [...live.querySelectorAll(".mw-cell")];
   let focused = null;
+  let shownAt = -1; // the cell of the tooltip: a refresh may use its element for another cell
   document.addEventListener("htmx:before:swap", () => {
     const active = document.activeElement;
     focused = live?.contains(active) ? { active, cell: cells().indexOf(active), href: active.getAttribute("href"), at: places().indexOf(active) } : null;
+    shownAt = live && shownFor ? cells().indexOf(shownFor) : -1;
   });
+  const sameAs = ({ active, cell, href, at }) => {
+    if (cell >= 0) return cells()[cell];
+    if (active.isConnected && active.getAttribute("href") === href) return active;
+    return (href && places().find((place) => place.getAttribute("href") === href)) || places()[at];
+  };
   document.addEventListener("htmx:after:swap", () => {
     tick();
     if (!live) return;
+    if (shownFor && shownAt >= 0) shownFor = cells()[shownAt] ?? shownFor;
     const again = shownFor;
-    if (focused && !live.contains(document.activeElement)) {
-      const { active, cell, href, at } = focused;
-      const same = active.isConnected ? active : href && places().find((place) => place.getAttribute("href") === href);
-      (cell >= 0 ? cells()[cell] : same || places()[at])?.focus({ preventScroll: true });
+    if (focused && [focused.active, document.body].includes(document.activeElement)) {
+      const same = sameAs(focused);
+      if (same !== document.activeElement) same?.focus({ preventScroll: true });
     }
     if (again?.classList.contains("mw-heat")) {
       const map = again.isConnected ? again : null;
