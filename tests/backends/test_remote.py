@@ -157,10 +157,10 @@ def test_a_failure_of_one_worker_is_that_of_the_gang() -> None:
     assert not gang(replace(ENDED, completed=True), saved).completed
 
 
-def test_an_absence_of_the_service_says_nothing_about_the_job() -> None:
+def test_an_unavailable_service_says_nothing_about_the_job() -> None:
     ended = replace(ENDED, exit_code=75, acknowledged=True, noticed=True)
     assert not gang(ended).node_lost
-    assert gang(replace(ended, service_away=True), ENDED).node_lost
+    assert gang(replace(ended, service_unavailable=True), ENDED).node_lost
 
 
 async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster: Cluster) -> None:

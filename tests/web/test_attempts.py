@@ -16,6 +16,7 @@ from makeway_api.models import FileIn
 from makeway_quota.backends.remote import LOST_AFTER
 from makeway_quota.control import attempt_tokens
 from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.control.worker_channel import worker_of
 from makeway_quota.services.output_rates import BURST, RATE, RESULT_BURST, OutputRates
 from web.portal import API, Portal, portal
 
@@ -169,16 +170,20 @@ async def test_an_expired_token_is_only_renewed(worker: Worker, monkeypatch: pyt
     assert code(await worker.post("report", {})) == (401, "unauthorized")
 
 
-async def test_an_absence_of_the_service_that_ended_the_work_is_known(
+async def test_an_unavailable_service_that_ended_the_work_is_known(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await worker.claim()
-    for unheard, just_back, away in ((False, True, False), (True, False, False), (True, True, True)):
+    for unheard, just_back, unavailable in ((False, True, False), (True, False, False), (True, True, True)):
         monkeypatch.setattr(worker.channel, "lost_after", 1e9 if just_back else -1.0)
         end = {"exit_code": 75, "ended_at": 1.0, "acknowledged": True, "unheard": unheard}
         assert (await worker.post("report", {"noticed": True, "exit": end})).status_code == 200
         await worker.channel.refresh()
-        assert worker.channel.seen()[worker.key[:2]][0].service_away is away
+        assert worker.channel.seen()[worker.key[:2]][0].service_unavailable is unavailable
+
+
+def test_a_report_that_an_earlier_release_stored_is_read() -> None:
+    assert worker_of({"exit": {"exit_code": 75, "ended_at": 1.0, "service_away": True}}).service_unavailable
 
 
 async def test_a_worker_that_was_not_claimed_reports_nothing(worker: Worker) -> None:

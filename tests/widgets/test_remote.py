@@ -21,7 +21,7 @@ import pytest
 from makeway.launcher import remote
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.remote import LogSender, Pause, Remote, _report
-from makeway.launcher.service import Away, Over, Rejected, Service
+from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
 START = {
@@ -234,7 +234,7 @@ def test_orders_are_followed(quota: Quota, tmp_path: Path, orders: dict[str, Any
         assert json.loads((tmp_path / "attempt-1" / "stop.json").read_text())["reason"] == "reclaim"
 
 
-def test_the_work_goes_on_while_the_service_is_away(quota: Quota, tmp_path: Path) -> None:
+def test_the_work_goes_on_while_the_service_is_unavailable(quota: Quota, tmp_path: Path) -> None:
     process = launch(quota, tmp_path, "sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.05; done; echo $((6 * 7))")
     until(quota, lambda: b"up" in quota.outputs["log"])
     quota.down.set()
@@ -308,7 +308,7 @@ def test_a_worker_that_is_not_wanted_starts_nothing(quota: Quota, tmp_path: Path
     assert not (tmp_path / "work").exists()
 
 
-def test_a_worker_whose_attempt_is_over_ends_and_sends_nothing_more(quota: Quota, tmp_path: Path) -> None:
+def test_a_worker_whose_attempt_has_ended_ends_and_sends_nothing_more(quota: Quota, tmp_path: Path) -> None:
     process = launch(quota, tmp_path, "sh", "-c", "trap '' TERM; echo up; sleep 600")
     until(quota, lambda: b"up" in quota.outputs["log"])
     over = (410, {"code": "attempt_ended", "detail": "over"})
@@ -447,23 +447,23 @@ def test_pauses_grow_and_differ() -> None:
 def test_answers_mean_what_they_say(quota: Quota) -> None:
     service = Service(quota.url, "first")
     cases: list[tuple[int, Any, type[OSError]]] = [
-        (410, {"code": "attempt_ended", "detail": "over"}, Over),
+        (410, {"code": "attempt_ended", "detail": "over"}, AttemptEnded),
         (422, {"code": "invalid", "detail": "no"}, Rejected),
-        (404, {}, Away),
-        (401, {"code": "unauthorized", "detail": "no"}, Away),
-        (500, {"code": "internal", "detail": "no"}, Away),
-        (503, {"code": "busy", "detail": "later"}, Away),
-        (200, [], Away),
+        (404, {}, Unavailable),
+        (401, {"code": "unauthorized", "detail": "no"}, Unavailable),
+        (500, {"code": "internal", "detail": "no"}, Unavailable),
+        (503, {"code": "busy", "detail": "later"}, Unavailable),
+        (200, [], Unavailable),
     ]
     for status, answer, kind in cases:
         quota.troubles = {"report": [(status, answer)]}
         with pytest.raises(kind) as raised:
             service.post("report", {})
-        if isinstance(raised.value, Away):
+        if isinstance(raised.value, Unavailable):
             assert raised.value.wait == (1.0 if status == 503 else 0.0)
     assert service.post("report", {})["heartbeat"] == 0.2
     quota.down.set()
-    with pytest.raises(Away, match="does not answer"):
+    with pytest.raises(Unavailable, match="does not answer"):
         service.post("report", {})
     quota.down.clear()
     assert service.post("report", {})["heartbeat"] == 0.2, "a connection that broke is opened again"
@@ -514,9 +514,9 @@ def test_a_token_that_stays_void_ends_the_launcher(
     monkeypatch.setattr(remote, "VOID_SECONDS", 0.0)
     quota.troubles = {what: [UNAUTHORIZED] * 1000 for what in ("claim", "files", "report", "outputs")}
     far = Remote(Service(quota.url, "void"), {})
-    with pytest.raises(Over, match="opens no worker"):
+    with pytest.raises(AttemptEnded, match="opens no worker"):
         far.order()
-    with pytest.raises(Over, match="opens no worker"):
+    with pytest.raises(AttemptEnded, match="opens no worker"):
         far.content({"digest": "0" * 64, "path": "a.txt"})
     status = dict.fromkeys(("killed", "acknowledged", "completed", "timed_out", "noticed"), False)
     far.finish(attempt(tmp_path), {**status, "exit_code": 0, "ended_at": 5.0, "message": ""}, print)

@@ -22,8 +22,8 @@ class WorkerSeen:
     acknowledged: bool = False
     completed: bool = False
     timed_out: bool = False
-    service_away: bool = False
-    """it was ended because it did not reach the service, which was away"""
+    service_unavailable: bool = False
+    """it was ended because it did not reach the service, which was unavailable"""
     message: str = ""
 
     @property
@@ -73,6 +73,6 @@ def _over(seen: AttemptSeen, found: list[WorkerSeen]) -> AttemptSeen:
         acknowledged=any(w.acknowledged for w in found) and all(w.acknowledged or w.exit_code == 0 for w in found),
         completed=code == 0 and any(w.completed for w in found),
         timed_out=any(w.timed_out for w in found),
-        node_lost=any(w.service_away for w in found),
+        node_lost=any(w.service_unavailable for w in found),
         message="" if says is None else says.message,
     )

@@ -162,7 +162,7 @@ class WorkerChannel:
 
     @property
     def returned(self) -> bool:
-        """Whether this process hears workers only since less than `lost_after`: the service may have been away."""
+        """Whether this process hears workers only since less than `lost_after`: the service may have been down."""
         return self._awake < self.lost_after
 
     @property
@@ -223,6 +223,6 @@ def worker_of(report: Mapping[str, Any]) -> WorkerSeen:
         acknowledged=bool(end.get("acknowledged")),
         completed=bool(end.get("completed")),
         timed_out=bool(end.get("timed_out")),
-        service_away=bool(end.get("service_away")),
+        service_unavailable=bool(end.get("service_unavailable") or end.get("service_away")),  # its name before
         message=str(end.get("message") or ""),
     )

@@ -44,7 +44,7 @@ MOST_ERROR = 2**20
 LEAST = 64 * 1024
 """Bytes that each write of a worker counts for at least: it is a transaction"""
 LOOK_AGAIN = 5.0
-"""Seconds after which a held request looks for a failure in the gang, which may have been reported elsewhere."""
+"""Seconds after which a long poll looks for a failure in the gang, which may have been reported elsewhere."""
 
 
 class AttemptService:
@@ -100,7 +100,9 @@ class AttemptService:
         if isinstance(first, FileUnreadable):
             raise refuse(str(first), "file_lost", 404) from first
         if isinstance(first, FilesUnavailable):
-            raise busy("The place of large files cannot be reached: try again.", "files_away", 503, 5.0) from first
+            raise busy(
+                "The storage of large files is unavailable: try again.", "files_unavailable", 503, 5.0
+            ) from first
         return self._rest(key, first, chunks)
 
     async def _rest(self, key: WorkerKey, first: bytes, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -132,7 +134,7 @@ class AttemptService:
         self._channel.hear(key)
         given = report.model_dump()
         if report.exit is not None:
-            given["exit"]["service_away"] = report.exit.unheard and self._channel.returned
+            given["exit"]["service_unavailable"] = report.exit.unheard and self._channel.returned
         if given != self._channel.report(key):
             self._slow_down(key, LEAST, self._rates)
             context = self._context

@@ -1,7 +1,7 @@
 """Speak the attempt protocol: fetch order and files, follow orders, report, and send log, result and exception.
 
-The service may be away for minutes: the work goes on, and what it has not taken is kept in the attempt's files and
-sent later. Orders become the notice that a service on the same machine would write, and the signal. A launcher that
+The service may be unavailable for minutes: the work goes on, and what it has not taken is kept in the attempt's files
+and sent later. Orders become the notice that a service on the same machine would write, and the signal. A launcher that
 reaches the service no more has its work end before the service starts it elsewhere.
 """
 
@@ -23,14 +23,14 @@ from typing import Any
 
 from .attempt import Attempt, read_json
 from .log_sender import PART, LogSender
-from .service import Away, Over, Rejected, Service
+from .service import AttemptEnded, Rejected, Service, Unavailable
 
-HELD = 25.0
-"""Seconds for which a request for orders is held"""
+POLL_SECONDS = 25.0
+"""Seconds that one long poll for orders takes"""
 EVERY = 1.0
 """Seconds between two looks for output and progress"""
 LONGEST_PAUSE = 10.0
-"""Seconds between two tries while the service is away, at most (half as much more by chance)"""
+"""Seconds between two tries while the service is unavailable, at most (half as much more by chance)"""
 ORDERS_PAUSE = 3.0
 """The same for orders: a notice that waits there has a deadline"""
 FINISH_SECONDS = 900.0
@@ -63,15 +63,15 @@ class Remote:
         self._done = threading.Event()
         self._unheard = False
         """Whether the work was ended because the service was not reached"""
-        self._over = False
+        self._ended = False
         """Whether the service has ended the attempt"""
         self._log: LogSender | None = None
         self._threads: list[threading.Thread] = []
 
     def order(self) -> dict[str, Any]:
-        """Claim the worker and return its order; Over if it has another launcher or no attempt any more.
+        """Claim the worker and return its order; AttemptEnded if it has another launcher or no attempt any more.
 
-        OSError on a SIGTERM while the service is away: nothing was started.
+        OSError on a SIGTERM while the service is unavailable: nothing was started.
         """
         pause = Pause()
         while True:
@@ -79,8 +79,8 @@ class Remote:
                 start = self._claim()
                 break
             except Rejected as error:
-                raise Over(str(error)) from error
-            except Away as error:
+                raise AttemptEnded(str(error)) from error
+            except Unavailable as error:
                 self._wait(pause, error)
         self._heartbeat = float(start["heartbeat"])
         self._lost_after = float(start["lost_after"])
@@ -90,16 +90,16 @@ class Remote:
     def _claim(self) -> dict[str, Any]:
         return self._service.post("claim", {"instance": self._instance})
 
-    def _wait(self, pause: Pause, error: Away) -> None:
-        """Wait before the next try, while nothing is started yet; Over or OSError where there will be none."""
+    def _wait(self, pause: Pause, error: Unavailable) -> None:
+        """Wait before the next try, while nothing is started yet; AttemptEnded or OSError where there will be none."""
         if self._service.void_for > VOID_SECONDS:
-            raise Over(str(error)) from error
+            raise AttemptEnded(str(error)) from error
         if signal.SIGTERM in signal.sigpending():
             raise OSError(errno.EINTR, "the machine is stopping") from error
         time.sleep(pause.next(error.wait))
 
     def content(self, entry: dict[str, Any]) -> bytes:
-        """Fetch a file and check that it is the one that was submitted; wait for a service that is away."""
+        """Fetch a file and check that it is the one that was submitted; wait for a service that is unavailable."""
         pause, damaged = Pause(), 0
         while damaged < DAMAGED:
             try:
@@ -111,7 +111,7 @@ class Remote:
                 damaged += 1
             except Rejected as error:
                 raise OSError(errno.EIO, str(error.strerror), entry["path"]) from error
-            except Away as error:
+            except Unavailable as error:
                 self._wait(pause, error)
         raise OSError(errno.EIO, f"the file came damaged {DAMAGED} times", entry["path"])
 
@@ -146,18 +146,18 @@ class Remote:
                 self._until_taken(attempt, partial(self._tell, {"exit": end}), ends)
 
     def _until_taken(self, attempt: Attempt, work: Callable[[], object], ends: float) -> None:
-        """Do something until the service has taken it, the attempt is over, time is up, or its files are gone."""
+        """Do something until the service has taken it, the attempt has ended, time is up, or its files are gone."""
         pause = Pause()
-        while not self._over and time.monotonic() < ends:
+        while not self._ended and time.monotonic() < ends:
             try:
                 if self._service.expired:
                     self._renew(attempt)
                 work()
                 return
-            except Over:
-                self._over = True
-            except Away as error:
-                self._over |= self._service.void_for > VOID_SECONDS
+            except AttemptEnded:
+                self._ended = True
+            except Unavailable as error:
+                self._ended |= self._service.void_for > VOID_SECONDS
                 time.sleep(pause.next(error.wait))
             except Rejected:
                 raise
@@ -169,12 +169,12 @@ class Remote:
         known, pause = "", Pause(ORDERS_PAUSE)
         while not self._done.is_set():
             try:
-                orders = self._service.orders(known, HELD)
-            except Over:
-                self._over = True
+                orders = self._service.orders(known, POLL_SECONDS)
+            except AttemptEnded:
+                self._ended = True
                 self._notify({"kill": True})
                 return
-            except (Away, Rejected) as error:
+            except (Unavailable, Rejected) as error:
                 self._done.wait(pause.next(getattr(error, "wait", 0.0)))
                 continue
             pause = Pause(ORDERS_PAUSE)
@@ -220,7 +220,7 @@ class Remote:
                     self._log.send()
                     log_due = now + self._pace
                 pause = Pause()
-            except Over:
+            except AttemptEnded:
                 return  # the other thread hears the same, and ends the job
             except Rejected:
                 last, due = report, time.monotonic() + self._heartbeat
@@ -234,7 +234,7 @@ class Remote:
 
     def _renew(self, attempt: Attempt) -> None:
         """Get a new token by a report; the next try shows whether that went well."""
-        with contextlib.suppress(Away, Rejected):
+        with contextlib.suppress(Unavailable, Rejected):
             self._tell(self._report(attempt, None))
 
     def _report(self, attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:

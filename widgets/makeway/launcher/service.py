@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 TIMEOUT = 20.0
-"""Seconds for one answer; a held request adds its own wait."""
+"""Seconds for one answer; a long poll adds its own wait."""
 LONGEST_WAIT = 60.0
 """Seconds after which a request is tried again, whatever the answer asked for"""
 
 
-class Away(OSError):
+class Unavailable(OSError):
     """The service did not answer, or cannot now; `wait` are the seconds after which it wants to be asked again."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
@@ -26,12 +26,12 @@ class Away(OSError):
         self.wait = wait
 
 
-class Void(Away):
+class Void(Unavailable):
     """The service knows no such token; replicas with another secret say so for a while, too."""
 
 
-class Over(OSError):
-    """The attempt is over for the service: it takes nothing more, and the worker has to end."""
+class AttemptEnded(OSError):
+    """The attempt has ended, or another launcher runs the worker: the service takes nothing more from this one."""
 
 
 class Rejected(OSError):
@@ -102,7 +102,7 @@ class Service:
         reply = self._send("POST", f"outputs/{kind}", query, data, "application/octet-stream", TIMEOUT)
         end = _object(self._checked(reply)).get("end")
         if not isinstance(end, int):
-            raise Away("the answer cannot be read")
+            raise Unavailable("the answer cannot be read")
         return end
 
     def _send(
@@ -124,7 +124,7 @@ class Service:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
-                    raise Away(f"the service does not answer: {error or type(error).__name__}") from error
+                    raise Unavailable(f"the service does not answer: {error or type(error).__name__}") from error
                 kept = False
 
     def _exchange(self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout: float) -> Reply:
@@ -164,26 +164,26 @@ class Service:
             code, detail, numbers = "", f"status {reply.status}", {}
         if code == "token_expired":
             self.expired = True
-            raise Away(detail)
+            raise Unavailable(detail)
         if code in ("attempt_ended", "claimed"):
-            raise Over(detail)
+            raise AttemptEnded(detail)
         if reply.status == 401 and code:
             self._void_since = clock() if self._void_since is None else self._void_since
             raise Void(detail)
         if reply.status in (400, 404, 409, 413, 422) and code:
             raise Rejected(reply.status, code, detail, numbers)
-        # Others may come from a proxy while the service is away.
-        raise Away(detail, reply.wait)
+        # Others may come from a proxy while the service is unavailable.
+        raise Unavailable(detail, reply.wait)
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Return the JSON of an answer; Away for what is none, as a proxy may answer while the service is away."""
+    """Return the JSON of an answer; Unavailable for what is none, as a proxy may answer for the service."""
     try:
         value = json.loads(body)
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise Away("the answer cannot be read")
+        raise Unavailable("the answer cannot be read")
     return value
 
 
