@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from makeway.launcher import remote
+from makeway.launcher import log_sender, remote
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.remote import LogSender, Pause, Remote, _report
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
@@ -407,6 +407,34 @@ def test_a_gang_sends_whole_lines_until_its_end(tmp_path: Path) -> None:
     assert kept.sent == [(0, b"[0] one\n", False)]
     sender.send(final=True)
     assert kept.sent[1:] == [(8, b"[0] tw", False)]
+
+
+def test_a_gang_sends_a_line_whole_that_two_pieces_of_its_log_share(tmp_path: Path) -> None:
+    made, kept = attempt(tmp_path, gang=2), Kept()
+    (tmp_path / "attempt-1" / "log").write_bytes(b"one\ntw")
+    (tmp_path / "attempt-1" / "log.6").write_bytes(b"o\nthree\nfo")
+    LogSender(made, kept).send()  # type: ignore[arg-type]
+    assert b"".join(data for _, data, _ in kept.sent) == b"one\ntwo\nthree\n"
+
+
+def test_a_gang_sends_a_line_whose_end_was_dropped(tmp_path: Path) -> None:
+    made, kept = attempt(tmp_path, gang=2), Kept()
+    (tmp_path / "attempt-1" / "log").write_bytes(b"one\ntw")
+    (tmp_path / "attempt-1" / "log.10").write_bytes(b"e\nfour\n")
+    LogSender(made, kept).send()  # type: ignore[arg-type]
+    assert kept.sent == [(0, b"one\ntw", False), (10, b"e\nfour\n", True)]
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_gang_sends_whole_lines_however_much_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, final: bool
+) -> None:
+    monkeypatch.setattr(log_sender, "PART", 8)
+    made, kept = attempt(tmp_path, gang=2), Kept()
+    (tmp_path / "attempt-1" / "log").write_bytes(b"one\ntwo\nthree\nmore than one part\nfive")
+    LogSender(made, kept).send(final=final)  # type: ignore[arg-type]
+    sent = [data for _, data, _ in kept.sent]
+    assert sent == [b"one\ntwo\n", b"three\n", b"more tha", b"n one pa", b"rt\nfive" if final else b"rt\n"]
 
 
 @pytest.mark.parametrize(

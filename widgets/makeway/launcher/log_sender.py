@@ -26,11 +26,15 @@ class LogSender:
         self._whole_lines = int(attempt.order.get("gang") or 1) > 1
 
     def send(self, *, final: bool = False) -> None:
-        """Send what is new; in a gang whole lines, unless it is the end."""
+        """Send what is new.
+
+        In a gang each part ends with a line, but for the last part of all, a line whose end was dropped, and one that
+        is longer than a part.
+        """
         while True:
-            start, data = self._read()
-            if self._whole_lines and not final and len(data) < PART:
-                data = data[: data.rfind(b"\n") + 1]
+            start, data, complete = self._read()
+            if self._whole_lines and not complete and not (final and len(data) < PART):
+                data = data[: data.rfind(b"\n") + 1] or (data if len(data) == PART else b"")
             if not data:
                 return
             try:
@@ -39,17 +43,22 @@ class LogSender:
                 expected = error.numbers.get("expected")
                 self._sent = int(expected) if isinstance(expected, int) else start + len(data)
 
-    def _read(self) -> tuple[int, bytes]:
-        """Return the next bytes that are still there, and where they begin."""
-        pieces = []
-        with contextlib.suppress(OSError):  # the job may have removed the folder
-            for name in os.listdir(self._attempt.home):
-                if re.fullmatch(r"log(\.\d{1,18})?", name):
-                    pieces.append((int(name[4:] or 0), name))
-        for start, name in sorted(pieces):
+    def _read(self) -> tuple[int, bytes, bool]:
+        """Return the next bytes that are still there, where they begin, and whether what follows them was dropped."""
+        begin, data = self._sent, b""
+        for start, name in self._pieces():
+            if start > begin + len(data):
+                if data:
+                    return begin, data, len(data) < PART
+                begin = start
             with contextlib.suppress(OSError), open(self._attempt.path(name), "rb") as file:
-                begin = max(self._sent, start)
-                file.seek(begin - start)
-                if data := file.read(PART):
-                    return begin, data
-        return self._sent, b""
+                file.seek(begin + len(data) - start)
+                data += file.read(PART - len(data))
+        return begin, data, False
+
+    def _pieces(self) -> list[tuple[int, str]]:
+        """Return the offset and the name of each file of the log, by offset."""
+        with contextlib.suppress(OSError):  # the job may have removed the folder
+            names = (re.fullmatch(r"log(?:\.(\d{1,18}))?", name) for name in os.listdir(self._attempt.home))
+            return sorted((int(name[1] or 0), name[0]) for name in names if name)
+        return []
