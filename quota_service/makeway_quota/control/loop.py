@@ -204,7 +204,7 @@ class Loop:
         work_queue = self.world.work_queue
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
-        rows = await self.world.rows_now()
+        rows = await self.world.rows_as_of_now()
         names = self._names(rows)
         seen, document = work_queue.seen(now), self.world.document
         reconciled = reconcile(rows, seen, now=now, lost_budget=self.lost_budget, names=names, document=document)

@@ -133,31 +133,27 @@ class World:
     # What was submitted
 
     async def rows(self) -> dict[str, Workload]:
-        """Return every workload that has not ended, by id, with all commits so far; do not change it."""
+        """Return every workload that has not ended, by id, with all commits so far: a copy that stays as it is.
+
+        All readers share it until something changes; none may change it.
+        """
         await self._follow()
         return self._active.copy()
 
-    async def rows_now(self) -> Mapping[str, Workload]:
-        """Return `rows` without a copy of thousands: valid until the caller awaits anything."""
-        await self._follow()
-        return self._active.found or {}
-
     async def rows_as_of_now(self) -> Mapping[str, Workload]:
-        """Return `rows` without a copy, as they are now also after later commits: valid until the next call.
-
-        For the loop alone: another reader's call would end what it holds.
-        """
+        """Return `rows` without a copy; for the loop alone, because the next call makes what it returned void."""
         await self._follow()
         return self._active.as_of_now()
 
     async def rows_of(self, teams: Sequence[str] | None, owner: str) -> list[Workload]:
         """Return those of `rows` that belong to some teams (None: all) or to `owner` ("": no one), in no order."""
-        rows = await self.rows_now()
-        return list(rows.values()) if teams is None else self._active.of(teams, owner)
+        await self._follow()
+        return list((self._active.found or {}).values()) if teams is None else self._active.of(teams, owner)
 
     async def row(self, id: str) -> Workload | None:
         """Return one workload that has not ended, as it is now, or None."""
-        return (await self.rows_now()).get(id)
+        await self._follow()
+        return (self._active.found or {}).get(id)
 
     async def watched(self) -> dict[str, Workload]:
         """Return those of `rows` that may hold something or have a lease, not the thousands of jobs that wait."""

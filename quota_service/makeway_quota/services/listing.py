@@ -109,8 +109,8 @@ class ListingService:
 
     async def names(self, ids: Sequence[str]) -> dict[str, str]:
         """Return the names of live workloads by id; others are left out."""
-        rows = await self._context.world.rows()
-        return {id: rows[id].name for id in ids if id in rows and rows[id].name}
+        rows = [await self._context.world.row(id) for id in ids]
+        return {row.id: row.name for row in rows if row is not None and row.name}
 
 
 def list_workloads(rows: Iterable[Workload], visible: Sequence[str] | None, owner: str, query: ListQuery) -> Listing:
