@@ -176,7 +176,8 @@ async def test_a_silent_worker_is_lost_fenced_and_its_job_starts_again(tmp_path:
         os.kill(first.pid, signal.SIGSTOP)
         await service.said(job, "up", attempt=2)
         decisions = await service.run.client("ana").job_events(job.id)
-        assert any(each.code == "node_failed" for each in decisions)
+        [lost] = [each.message for each in decisions if each.code == "node_failed"]
+        assert "worker 0 was not heard of for 12 s" in lost
         row = await service.run.service.components.world.row(job.id)
         assert row is not None
         assert (row.failures, row.infra_failures, row.attempt) == (0, 1, 2), "a job can stop its own launcher"

@@ -104,6 +104,13 @@ def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_
         "“train” of ana did not leave within 30 s and was killed; no checkpoint, lost 1 min 30 s of work. "
         "It waits for GPUs again and starts from the beginning."
     )
+    assert outcomes.lost(job, ["n1"], "its pod was deleted by others.", saved) == (
+        "“train” of ana was lost on n1: its pod was deleted by others; saved at step 21, "
+        f"3 s of work since then is lost. {goes_on}"
+    )
+    assert outcomes.lost_for_good(job, ["n1"], "its node n1 is down", 4) == (
+        "“train” of ana was lost 4 times and is not tried again; the last time on n1: its node n1 is down."
+    )
     assert outcomes.succeeded(job, 61, 500) == "“train” of ana succeeded after 1 min 1 s; 0.5 GPU is free again."
     assert outcomes.cancelled(job, 0).endswith("its CPU and memory are free again.")
     assert outcomes.failed_and_retried(job, "exit code 3", 1).endswith(

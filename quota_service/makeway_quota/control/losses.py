@@ -22,11 +22,11 @@ MOST_LOST_ON = 8
 """Losses of a job whose nodes are remembered."""
 
 Room = Mapping[str, Mapping[str, int]]
-"""Pool to machine to how many workers of a job it could hold"""
+"""Pool to node to how many workers of a job it could hold"""
 
 
 class Losses:
-    """Losses of attempts, judged by the nodes as they are reported: some say nothing about the job."""
+    """Judges losses of attempts by the nodes as they are reported: a loss with its node says nothing about the job."""
 
     def __init__(self, nodes: Iterable[NodeSeen], budget: int, document: Document) -> None:
         self._nodes = nodes
@@ -42,19 +42,19 @@ class Losses:
     def _assignment(self) -> PoolAssignment:
         return divide((node for node in self._nodes if node.ready and not node.cordoned), self._document)
 
-    def count(self, row: Workload, seen: AttemptSeen) -> bool:
+    def counts(self, row: Workload, seen: AttemptSeen) -> bool:
         """Whether a loss counts: not where a node of the job is gone or down, or the backend knows of it."""
         return not seen.node_lost and (not self._ready or all(place.node in self._ready for place in row.placement))
 
-    def end(self, row: Workload, lost_on: Sequence[str]) -> bool:
-        """Whether a job ends that was lost once more, on any of these nodes so far.
+    def ends_job(self, row: Workload, lost_on: Sequence[str]) -> bool:
+        """Whether a job ends that was lost once more; `lost_on` are the nodes of all its losses.
 
         After `budget` losses it does, unless all were on one node and it fits on others: then it avoids that node.
         """
         return row.infra_failures >= self._budget and (len(set(lost_on)) > 1 or not self._fits(row, lost_on))
 
     def remembered(self, row: Workload, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Return the nodes of a job's losses; each once where it fits nowhere but on those that it would avoid."""
+        """Return the nodes of a job's newest losses; each once if the job would avoid every node that it fits on."""
         lost_on = (*row.lost_on, *nodes)[-MOST_LOST_ON:]
         avoided = to_avoid(lost_on)
         return tuple(dict.fromkeys(lost_on)) if avoided and not self._fits(row, avoided) else lost_on

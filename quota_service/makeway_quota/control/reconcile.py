@@ -35,8 +35,8 @@ def reconcile(
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
-    `lost_budget` is how often a job is started again that was lost without a cause that is known; `document` says which
-    nodes it may go to. `stopping`: the service has just stopped all jobs, because it ends itself.
+    `lost_budget` is how many losses that count a job survives (`Losses.counts`); `document` says which nodes it may go
+    to. `stopping`: the service has just stopped all jobs, because it ends itself.
     """
     change_set = ChangeSet()
     reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget, document), stopping)
@@ -176,17 +176,17 @@ class _Reports:
 
     def _lost(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that was lost."""
-        nodes = _nodes(row)
-        message = outcomes.lost(_job(row), nodes, _saved(row, seen, self.now))
-        self._count(row, seen, message, outcomes.lost_for_good(_job(row), nodes, row.infra_failures + 1))
+        job, nodes, cause = _job(row), _nodes(row), _cause(seen)
+        message = outcomes.lost(job, nodes, cause, _saved(row, seen, self.now))
+        self._count(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
 
     def _count(self, row: Workload, seen: AttemptSeen, message: str, for_good: str) -> None:
         """Requeue a job after a loss; it ends only where it was lost too often without a node to blame."""
         nodes = _nodes(row)
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
-        if self.losses.count(row, seen):
+        if self.losses.counts(row, seen):
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
-        if "lost_on" in fields and self.losses.end(row, (*row.lost_on, *nodes)):
+        if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
             self._finish(row, seen, "failed", for_good)
         else:
             lost = _saved(row, seen, self.now).lost

@@ -110,7 +110,7 @@ class WorkQueue:
         return self.expectations.verdict(row, self.observed.synced, now)
 
     def _lost(self, row: Workload) -> AttemptSeen:
-        return AttemptSeen(row.id, row.attempt, Phase.LOST, message="it is not there any more")
+        return AttemptSeen(row.id, row.attempt, Phase.LOST, message="the backend no longer reports it")
 
     def _is_left(self, attempt: AttemptSeen) -> bool:
         """Whether an attempt is over, or is not the present one of a workload that holds GPUs."""

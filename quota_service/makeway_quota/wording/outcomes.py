@@ -89,9 +89,9 @@ def _goes_on(progress: SavedWork) -> str:
     return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 
-def lost(job: str, nodes: Sequence[str], progress: SavedWork) -> str:
-    """Return that a job was lost with its nodes and starts again."""
-    return f"{job} vanished from {_nodes(nodes)} without a report and is started again; {progress.with_loss}."
+def lost(job: str, nodes: Sequence[str], cause: str, progress: SavedWork) -> str:
+    """Return that an attempt was lost, and why as far as it is known; the job returns to the queue."""
+    return f"{job} was lost on {_nodes(nodes)}: {cause.rstrip('.')}; {progress.with_loss}. {_goes_on(progress)}"
 
 
 def stopped_with_makeway(job: str, progress: SavedWork) -> str:
@@ -115,9 +115,10 @@ def _kept(progress: SavedWork) -> str:
     return progress.with_loss if progress.lost else str(progress)
 
 
-def lost_for_good(job: str, nodes: Sequence[str], times: int) -> str:
-    """Return that a job was lost too often."""
-    return f"{job} vanished from {_nodes(nodes)}, {count(times, 'time')} in all, and is not tried again."
+def lost_for_good(job: str, nodes: Sequence[str], cause: str, times: int) -> str:
+    """Return that a job was lost too often, with the cause of the last loss."""
+    last = f"the last time on {_nodes(nodes)}: {cause.rstrip('.')}"
+    return f"{job} was lost {count(times, 'time')} and is not tried again; {last}."
 
 
 def preemptor(owner: str | None, team: str | None) -> str:
