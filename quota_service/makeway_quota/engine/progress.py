@@ -13,7 +13,7 @@ class Progress:
     """Starts, withdrawals, evictions, moves, nominations and refusals."""
     releases: int = 0
     """Evictions, moves, withdrawn starts and lost nominations: each released GPUs that other workloads may use."""
-    replaced: int = 0
+    withdrawn_starts: int = 0
     """Starts of this plan that were withdrawn because another workload got their GPUs."""
     over_reservation: int = 0
     """Starts that put their policy above its reservation, so that its workloads became candidates."""

@@ -16,9 +16,9 @@ from ..rules.victims.preemptor import Preemptor, Right
 from ..rules.victims.sets import WITHDRAW
 from ..snapshot import Workload
 
-MOST_REPLACED = 1000
-"""Starts of one plan that others may replace; then nothing is evicted until the next plan. Far more than any plan
-takes; a stop for the case that two workloads would replace each other for ever."""
+MOST_WITHDRAWN = 1000
+"""Starts of one plan that may be withdrawn for other workloads; then nothing is evicted until the next plan. Far more
+than any plan needs: it stops two workloads that would replace each other for ever."""
 
 
 def try_start(
@@ -149,7 +149,7 @@ def _try_evict(
     builder: PlanBuilder, queue: Queue, workload: Workload, pool: PoolState, right: Right, over: bool
 ) -> bool:
     """Evict the best victim set by one right; False if there is none."""
-    if builder.progress.replaced >= MOST_REPLACED:
+    if builder.progress.withdrawn_starts >= MOST_WITHDRAWN:
         return False
     line = builder.cluster.ledger.over_limit(queue.account, pool.pool.name, queue.total, True)
     preemptor = Preemptor(builder.cluster, workload, queue.need, queue.account, pool, right, line)
@@ -194,7 +194,7 @@ def _carry_out(builder: PlanBuilder, queue: Queue, preemptor: Preemptor, choice:
     cluster, workload, parts = builder.cluster, preemptor.workload, choice.parts
     victims = [victim for victim in choice.victims if victim.kind != WITHDRAW]
     fresh = [victim.allocation for victim in choice.victims if victim.kind == WITHDRAW]
-    builder.progress.replaced += len(fresh)
+    builder.progress.withdrawn_starts += len(fresh)
     for allocation in fresh:
         cluster.restore(allocation)
         cluster.withdraw(allocation)

@@ -55,15 +55,15 @@ def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
         if nomination is None or _must_wait(queue, nomination):
             continue
         nominated = cluster.withdraw_nomination(workload)
-        right = [
+        in_quota = [
             pool
             for pool in queue.pools
             if nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
         ]
-        mine = nominated[0].node.pool if is_still_free(nominated, queue) else None
-        for pool in queue.pools if queue.borrows else right:
-            if right or pool is mine:
-                started = try_start(builder, queue, workload, pool, nominated, pool in right)
+        free_in = nominated[0].node.pool if is_still_free(nominated, queue) else None
+        for pool in queue.pools if queue.borrows else in_quota:
+            if in_quota or pool is free_in:
+                started = try_start(builder, queue, workload, pool, nominated, pool in in_quota)
             else:
                 started = start_beside_hold(builder, queue, workload, pool, nominated, True)
             if started:

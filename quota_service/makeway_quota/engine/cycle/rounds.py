@@ -22,7 +22,7 @@ from .serving import guaranteed, serve
 from .unschedulable import Unschedulable
 
 MOST_ROUNDS = 100
-"""Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
+"""Rounds of one plan. Far more than any plan needs: it stops two workloads that would replace each other for ever."""
 
 
 class Rounds:

@@ -74,9 +74,9 @@ def serve(
             builder.lowered.append((queue.account, workload.owner))
         _queue_again(heads, builder, waiting)
         if out and builder.progress.releases != releases:
-            for each in out:  # these queues may have room now; those whose turn was before, in the next round
-                if (place := heads.place_after(each, turn)) is not None:
-                    heads.enter(each, place)
+            for each in out:  # these queues may have room now; one that came before this turn gets it in the next round
+                if (number := heads.pool_after(each, turn)) is not None:
+                    heads.enter(each, number)
             out = []
 
 

@@ -16,12 +16,12 @@ from .selection import select
 from .victims import Preemptor, Right
 from .withdrawal import replace_preemptors, withdraw_superfluous
 
-MOST_REPLACED = 1000
-"""Starts of one plan that others may replace; then nothing is evicted until the next plan. Far more than any plan
-takes; a stop for the case that two workloads would replace each other for ever."""
+MOST_WITHDRAWN = 1000
+"""Starts of one plan that may be withdrawn for other workloads; then nothing is evicted until the next plan. Far more
+than any plan needs: it stops two workloads that would replace each other for ever."""
 
 MOST_ROUNDS = 100
-"""Far more than any plan takes; a stop for the case that two workloads would displace each other for ever."""
+"""Rounds of one plan. Far more than any plan needs: it stops two workloads that would replace each other for ever."""
 
 
 class Cycle:
@@ -111,15 +111,15 @@ class Cycle:
                 continue
             workload = self.cluster.live[name]
             nominated = self.decisions.drop_nomination(workload)
-            right = [
+            in_quota = [
                 pool
                 for pool in queue.pools
                 if self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(queue, pool)
             ]
-            mine = self.cluster.nodes[nominated[0].node].pool if self.free_now(nominated, queue) else None
-            for pool in queue.pools if queue.may_borrow else right:
-                if right or pool == mine:
-                    started = self.start(queue, workload, pool, nominated, pool in right)
+            free_in = self.cluster.nodes[nominated[0].node].pool if self.free_now(nominated, queue) else None
+            for pool in queue.pools if queue.may_borrow else in_quota:
+                if in_quota or pool == free_in:
+                    started = self.start(queue, workload, pool, nominated, pool in in_quota)
                 else:
                     started = self.start_here(queue, workload, pool, nominated, True)
                 if started:
@@ -158,7 +158,7 @@ class Cycle:
                     self.decisions.count += 1  # a nomination that cannot be kept any more
 
     def entitled(self, competing: Sequence[Queue]) -> list[Queue]:
-        """Return the queues that are in quota as their class begins, or may be once a nomination moves to a pool."""
+        """Return the queues that are in quota, and those that may be once a nomination of a shared level moves away."""
         easing = {level for queue in competing if queue.nominated for level in queue.levels}
         in_quota = [q for q in competing if any(self.in_quota(q, pool) for pool in q.pools)]
         return [q for q in competing if q.nominated or q in in_quota or not easing.isdisjoint(q.levels)]
@@ -295,7 +295,7 @@ class Cycle:
 
     def evict(self, queue: Queue, workload: Workload, pool: str, right: Right, over: bool) -> bool:
         """Evict the best legal victim set; start the workload (in quota, if it is) or nominate what becomes free."""
-        if self.decisions.replaced >= MOST_REPLACED:
+        if self.decisions.withdrawn_starts >= MOST_WITHDRAWN:
             return False
         choice = select(self.preemptor(queue, workload, pool, right))
         if choice is None:

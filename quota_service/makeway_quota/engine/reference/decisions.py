@@ -32,7 +32,7 @@ class Decisions:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.count = 0
-        self.replaced = 0
+        self.withdrawn_starts = 0
         """Starts of this plan that were withdrawn because another workload got their devices."""
         self.started: dict[str, bool] = {}
         """Workload to whether it was in quota."""
@@ -76,7 +76,7 @@ class Decisions:
         for member in choice.victims:
             victim = member.allocation
             if victim.fresh:
-                self.replaced += 1
+                self.withdrawn_starts += 1
                 self.withdraw(victim.workload)
                 self.came_from.pop(victim.id).members.append(victim.workload)
                 continue

@@ -89,8 +89,8 @@ class QueueHeads:
         self.at[id(queue)] = at
         self._push(queue, at, None)
 
-    def place_after(self, queue: Queue, turn: Key) -> int | None:
-        """Return the number of the first pool in which a queue would compete after a turn; None if there is none."""
+    def pool_after(self, queue: Queue, turn: Key) -> int | None:
+        """Return the number of the first pool in which a queue comes after `turn`, the key that is served, or None."""
         heads = list(queue.heads())
         for at, pool in enumerate(queue.pools if heads else ()):
             if min(key(self.cluster, queue, pool, head, self.over) for head in heads) > turn:
