@@ -13,7 +13,7 @@ UserName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
 class Wire(BaseModel):
-    """An answer: unknown fields are ignored, so that old notebooks read new services."""
+    """A message: unknown fields are ignored, so that old notebooks read new services, and old launchers, too."""
 
     model_config = ConfigDict(extra="ignore")
 

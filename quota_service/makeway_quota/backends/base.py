@@ -212,16 +212,16 @@ class Backend(Protocol):
         """Return bytes of an attempt's log from `offset`, at most `size`, and the log's length now."""
 
     async def log_gap(self, workload: str, attempt: int) -> tuple[int, int] | None:
-        """Return the bytes of a very long log that were dropped (from, to), None while it is whole.
+        """Return where the dropped bytes of a very long log begin and end; None while the log is whole.
 
-        `log` has nothing there: read on at the second."""
+        `log` returns nothing between the two.
+        """
 
     async def result(self, workload: str, attempt: int) -> bytes | None:
         """Return the job's result ($MAKEWAY_RESULT_FILE), or None."""
 
     async def result_part(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int] | None:
-        """Return bytes of the job's result ($MAKEWAY_RESULT_FILE) from `offset`, at most `size`, and the size of the
-        whole; None without a result."""
+        """Return at most `size` bytes of the job's result from `offset`, and its whole size; None without a result."""
 
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Return the JSON about the job's exception ($MAKEWAY_ERROR_FILE), or None."""

@@ -1,7 +1,8 @@
-"""Write a plan to the store: every start, eviction, move and reason with its numbers, before anything is actuated.
+"""Turn a plan into changes and decisions: every start, eviction, move and reason with its numbers.
 
-Called by the loop. Each change is checked against the row's version at the commit, so that a workload that was
-cancelled meanwhile stays as it is; afterwards `actuate.py` gives the orders to the backend, from the store.
+Called by the loop, which commits them before anything is actuated. Each change is checked against the row's version at
+the commit, so that a workload that was cancelled meanwhile stays as it is; afterwards `actuate.py` gives the orders to
+the backend, from the store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sign the tokens of workers: each opens one worker of one attempt, for a while, and nothing else.
 
-A token ends by its time, and before that with its attempt, which the services check. One that has ended by its time
-may still be exchanged for a new one while its attempt lives: a worker outlives an absence of the service.
+A token expires, and is void before that when its attempt has ended, which the services check. One that has expired may
+still be exchanged for a new one while its attempt lives: a worker outlives a downtime of the service.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class AttemptTokens:
             raise ValueError("the signing secret must have at least 16 bytes")
         signing = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
         key = hmac.digest(secret, PURPOSE, "sha256")
-        self._notes = itsdangerous.URLSafeSerializer(key, salt="attempt", signer_kwargs=signing)
+        self._serializer = itsdangerous.URLSafeSerializer(key, salt="attempt", signer_kwargs=signing)
         self._clock = clock
 
     def token(self, key: WorkerKey) -> str:
         """Return a new token of a worker."""
-        return str(self._notes.dumps([*key, round(self._clock())]))
+        return str(self._serializer.dumps([*key, round(self._clock())]))
 
     def check(self, token: str, key: WorkerKey) -> Validity:
         """Return what a token is worth for a worker: `old` is valid and to be replaced, `expired` can be renewed."""
         try:
-            workload, attempt, worker, at = self._notes.loads(token)
+            workload, attempt, worker, at = self._serializer.loads(token)
         except (itsdangerous.BadData, ValueError, TypeError):  # ValueError: text that is not Unicode, or other fields
             return "void"
         age = self._clock() - float(at)

@@ -1,7 +1,7 @@
 """Connect the service with workers that are no processes of it: their reports, their outputs, their credentials.
 
 Workers send to any replica (`services/attempts.py`); reports reach the others through the store, and wake the loop.
-How long a worker is silent is counted while this process observes: an absence of the service makes no worker lost.
+How long a worker is silent is counted while this process observes: a downtime of the service makes no worker lost.
 """
 
 from __future__ import annotations
@@ -161,8 +161,8 @@ class WorkerChannel:
         self._unwritten[key] = self._clock()
 
     @property
-    def returned(self) -> bool:
-        """Whether this process hears workers only since less than `lost_after`: the service may have been down."""
+    def just_started(self) -> bool:
+        """Whether this process has heard workers for less than `lost_after`: the service may have been down before."""
         return self._awake < self.lost_after
 
     @property

@@ -19,6 +19,7 @@ from makeway_api.models.attempts import (
     WorkerReportIn,
     WorkerStart,
 )
+from makeway_api.quantities import size
 
 from ..control.worker_channel import WorkerChannel
 from ..engine.snapshot import ADMITTED
@@ -134,7 +135,7 @@ class AttemptService:
         self._channel.hear(key)
         given = report.model_dump()
         if report.exit is not None:
-            given["exit"]["service_unavailable"] = report.exit.unheard and self._channel.returned
+            given["exit"]["service_unavailable"] = report.exit.unheard and self._channel.just_started
         if given != self._channel.report(key):
             self._slow_down(key, LEAST, self._rates)
             context = self._context
@@ -160,7 +161,7 @@ class AttemptService:
             message = f"The output is known up to offset {error.expected}: send what follows."
             raise refuse(message, "out_of_place", 409, expected=error.expected) from error
         except TooLong as error:
-            message = f"The output is longer than {error.limit} bytes."
+            message = f"The output is longer than {size(error.limit)}, the most that is kept."
             raise refuse(message, "too_large", 413, limit_bytes=error.limit) from error
         return OutputReceipt(end=end)
 
@@ -234,10 +235,10 @@ def _orders(row: Workload, gang_stopped_at: float | None, *, stop: bool) -> Work
         notice = Notice("another worker of the gang was stopped", gang_stopped_at, gang_stopped_at + row.grace)
     if notice is None:
         return WorkerOrders(known="")
-    return WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**_words(notice)))
+    return WorkerOrders(known=f"notice {notice.deadline}", notice=WorkerNotice(**_fields(notice)))
 
 
-def _words(notice: Notice) -> dict[str, Any]:
+def _fields(notice: Notice) -> dict[str, Any]:
     return {
         "reason": notice.reason,
         "by_team": notice.by_team,

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from makeway_api.models import LogChunk
+from makeway_api.quantities import size
 
 from ..engine.snapshot import ADMITTED
 from ..store.records import Workload
@@ -69,27 +70,27 @@ class OutputService:
         pause = LOG_POLL
         while True:
             over = not (row.state in ADMITTED and row.attempt == number) and not (row.live and number > row.attempt)
-            data, size = await self._read(row.id, number, max(0, offset), limit)
+            data, length = await self._read(row.id, number, max(0, offset), limit)
             if offset < 0:
-                offset = max(0, size + offset)
-                data, size = await self._read(row.id, number, offset, limit)
+                offset = max(0, length + offset)
+                data, length = await self._read(row.id, number, offset, limit)
             if data or over or time.monotonic() >= deadline:
                 break
             await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             pause = min(LONGEST_POLL, pause * 1.5)
             row = await self._access.visible(caller, row.id)
         skipped = False
-        if not data and offset < size and (gap := await self._gap(row.id, number)) and gap[0] <= offset < gap[1]:
+        if not data and offset < length and (gap := await self._gap(row.id, number)) and gap[0] <= offset < gap[1]:
             offset, skipped = gap[1], True
-            data, size = await self._read(row.id, number, offset, limit)
-        text, used = _decode(data, final=over and offset + len(data) >= size)
-        following = min(offset, size) + used if data else min(offset, size)
+            data, length = await self._read(row.id, number, offset, limit)
+        text, used = _decode(data, final=over and offset + len(data) >= length)
+        following = min(offset, length) + used if data else min(offset, length)
         return LogChunk(
             attempt=number,
             offset=offset,
             next_offset=following,
             text=text,
-            eof=over and following >= size,
+            eof=over and following >= length,
             truncated=skipped,
         )
 
@@ -102,17 +103,17 @@ class OutputService:
             part = await self._context.backend.result_part(id, row.attempt, 0, 0)
         if part is None:
             return None
-        size, most = part[1], self._context.settings.max_result_bytes
-        if most and size > most:
+        total, most = part[1], self._context.settings.max_result_bytes
+        if most and total > most:
             raise refuse(
-                f"The result of {row.name} has {size // 1_000_000} MB, and {most // 1_000_000} MB is the most that is "
-                "sent: write large results to the shared storage and return their path.",
+                f"The result of “{row.name}” has {size(total)}, and {size(most)} is the most that is sent: write large "
+                "results to the shared storage and return their path.",
                 "result_too_large",
                 413,
-                bytes=size,
+                bytes=total,
                 limit_bytes=most,
             )
-        return Result(self._context, id, row.attempt, size)
+        return Result(self._context, id, row.attempt, total)
 
     async def error(self, caller: Caller, id: str) -> dict[str, Any] | None:
         """Return the exception that ended the job, or None."""

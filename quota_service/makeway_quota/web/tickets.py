@@ -17,32 +17,32 @@ _SIGNING = {"key_derivation": "hmac", "digest_method": hashlib.sha256}
 class Signer:
     """Signs small JSON values with HMAC-SHA256 (itsdangerous); each `purpose` has a key of its own.
 
-    A note is readable, and void once it is changed. `read` returns None for a note of another secret or purpose, and
-    for one that is too old. A note carries its own end, since its readers do not know how long it was meant to last.
+    A signed value can be read by everyone, and is void once it is changed. `read` returns None for one of another
+    secret or purpose, and for one that has expired. It carries its expiry, which its readers do not know otherwise.
     """
 
     def __init__(self, secret: bytes, *, clock: Callable[[], float] = time.time) -> None:
         if len(secret) < 16:
             raise ValueError("the signing secret must have at least 16 bytes")
-        self._notes = partial(itsdangerous.URLSafeSerializer, secret, signer_kwargs=_SIGNING)
-        self._digests = partial(itsdangerous.Signer, secret, key_derivation="hmac", digest_method=hashlib.sha256)
+        self._serializer = partial(itsdangerous.URLSafeSerializer, secret, signer_kwargs=_SIGNING)
+        self._signer = partial(itsdangerous.Signer, secret, key_derivation="hmac", digest_method=hashlib.sha256)
         self._clock = clock
 
     def sign(self, purpose: str, value: Any, seconds: float) -> str:
-        """Return a note that is valid for `seconds`."""
-        return str(self._notes(salt=f"note {purpose}").dumps([value, self._clock() + seconds]))
+        """Return the signed value, which is valid for `seconds`."""
+        return str(self._serializer(salt=f"note {purpose}").dumps([value, self._clock() + seconds]))
 
-    def read(self, purpose: str, note: str) -> Any | None:
+    def read(self, purpose: str, signed: str) -> Any | None:
         """Return the value that was signed, or None."""
         try:
-            value, expires = self._notes(salt=f"note {purpose}").loads(note)
+            value, expires = self._serializer(salt=f"note {purpose}").loads(signed)
         except (itsdangerous.BadData, ValueError):  # ValueError: text that is not Unicode
             return None
         return value if self._clock() < expires else None
 
     def digest(self, purpose: str, text: str) -> str:
         """Return the token of `text` under the secret; it does not expire."""
-        signer = self._digests(salt=f"digest {purpose}")
+        signer = self._signer(salt=f"digest {purpose}")
         return signer.get_signature(text.encode("utf-8", "replace")).decode()
 
 

@@ -93,23 +93,23 @@ def _with_one_more_worker(builder: PlanBuilder, victim: Allocation, kept: tuple[
 
 
 @dataclass(slots=True)
-class _Places:
-    """Nominations of this plan that are placed anew, or restored."""
+class _Nominations:
+    """Nominations of this plan that are withdrawn, and then placed again or restored."""
 
     cluster: Cluster
-    taken: list[_Nomination]
+    all: list[_Nomination]
 
-    def off(self) -> None:
-        for workload, _, _ in self.taken:
+    def withdraw(self) -> None:
+        for workload, _, _ in self.all:
             self.cluster.withdraw_nomination(workload)
 
-    def back(self) -> None:
-        for workload, queue, parts in self.taken:
+    def restore(self) -> None:
+        for workload, queue, parts in self.all:
             self.cluster.withdraw_nomination(workload)
             self.cluster.nominate(workload, queue.need, parts)
 
-    def find(self, nominations: Iterable[_Nomination]) -> bool:
-        """Nominate these workloads again, in their order; False if one has no placement."""
+    def place(self, nominations: Iterable[_Nomination]) -> bool:
+        """Nominate the workloads of these nominations again, in their order; False if one has no placement."""
         for workload, queue, old in nominations:
             pool = old[0].node.pool
             may = allowed(self.cluster, queue.account, pool, queue.total, True)
@@ -130,30 +130,30 @@ def _try(builder: PlanBuilder, victim: Allocation) -> bool:
         return False
     nominations = _nominations(builder, victim)
     nodes = {part.node.position for part in victim.parts}
-    near = _Places(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
-    near.off()
+    near = _Nominations(cluster, [p for p in nominations if any(part.node.position in nodes for part in p[2])])
+    near.withdraw()
     if _overbooked(builder, victim):
-        near.back()
+        near.restore()
         return False
     moved = []
-    for nomination in near.taken:
+    for nomination in near.all:
         if fits_later(nomination[2], nomination[1].need):
             cluster.nominate(nomination[0], nomination[1].need, nomination[2])
         else:
             moved.append(nomination)
-    if near.find(moved):
+    if near.place(moved):
         return True
-    near.back()
+    near.restore()
     if len(nominations) > _MOST_REPLACED:
         return False
-    every = _Places(cluster, nominations)
+    every = _Nominations(cluster, nominations)
     displaced = {workload.id for workload, _, _ in moved}
     keys = (lambda _: 0, lambda n: -n[1].need.gpus, lambda n: n[0].id not in displaced)
     for order in (sorted(nominations, key=key) for key in keys):
-        every.off()
-        if every.find(order):
+        every.withdraw()
+        if every.place(order):
             return True
-        every.back()
+        every.restore()
     return False
 
 

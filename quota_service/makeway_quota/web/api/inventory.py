@@ -73,8 +73,8 @@ async def offers(
     else:
         raise refusal(caller, ["reserve", "admin"])
     table = await services.offers.offers(caller, name, groups, kind.value)
-    note = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
-    return json_of(table.model_copy(update={"ticket": note}))
+    ticket = authenticator.signer.sign(TICKET, [name, kind.value], authenticator.settings.ticket_seconds)
+    return json_of(table.model_copy(update={"ticket": ticket}))
 
 
 @open_router.get("/offers/live", operation_id="offers_live", response_model=OfferTable)
