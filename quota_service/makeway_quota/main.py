@@ -106,7 +106,7 @@ def _add_nodes(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="append",
         default=[],
         metavar="TAINT",
-        help="a taint that work tolerates: key, key=value:NoSchedule …; may be repeated",
+        help="a taint that jobs tolerate: key, key=value, key:effect or key=value:effect; may be repeated",
     )
     nodes.set_defaults(run=_nodes)
 

@@ -97,9 +97,11 @@ class QuotaService(Configurable):
     kube_context = Unicode("", help="Context of the kubeconfig; empty: its current one (MAKEWAY_KUBE_CONTEXT).").tag(
         config=True, env="MAKEWAY_KUBE_CONTEXT"
     )
-    kube_namespace = Unicode("", help="Namespace of the jobs' pods (MAKEWAY_KUBE_NAMESPACE).").tag(
-        config=True, env="MAKEWAY_KUBE_NAMESPACE"
-    )
+    kube_namespace = Unicode(
+        "",
+        help="Namespace of the jobs' pods; empty: that of the kubeconfig's context, or of the service's own pod "
+        "(MAKEWAY_KUBE_NAMESPACE).",
+    ).tag(config=True, env="MAKEWAY_KUBE_NAMESPACE")
     kube_instance = Unicode(
         "makeway",
         help="Name of this installation, a label of its pods; each installation on a cluster needs its own "

@@ -142,7 +142,7 @@ def test_the_command_lists_the_nodes(big: Cluster, tmp_path: Path, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE"]
     assert lines[1].split() == ["simulated-0000", "h100", "8", "0", MODEL, "96", "1024Gi", "ready"]
-    assert lines[-1] == "h100: 8000 GPUs on 1000 nodes that take work, 0 of them held by foreign pods."
+    assert lines[-1] == "h100: 8,000 GPUs on 1,000 nodes that take work; foreign pods hold 0."
     assert main(command) == 0
     assert "takes no work: kwok.x-k8s.io/node=fake:NoSchedule" in capsys.readouterr().out
     assert main(["nodes", "--kubeconfig", str(tmp_path / "none")]) == 2

@@ -59,7 +59,7 @@ class InformerCounts:
 class Informer(Generic[T]):
     """The objects of one list by key: `namespace/name`, or the name of those without a namespace.
 
-    `changed` are the keys that changed or are gone since the last `take`. `synced` is whether a list was complete.
+    `take` returns the keys that changed or are gone. `synced` is whether a list was complete once.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Informer(Generic[T]):
     # -- listing
 
     async def _list(self) -> None:
-        """Read all pages; the objects that are in none of them are gone."""
+        """Read all pages; known objects that are in none of them are gone."""
         found: set[str] = set()
         query = {**self._query, "limit": str(self._timing.page)}
         self.counts.lists += 1

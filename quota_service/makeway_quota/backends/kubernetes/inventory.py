@@ -19,6 +19,7 @@ from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, u
 from .pod_requests import PodShare, project_share
 
 GPU = 1000
+"""Milli-GPUs of one device"""
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 

@@ -1,10 +1,12 @@
-"""`makeway-quota nodes`: print the nodes of a Kubernetes cluster as the service sees them, once."""
+"""Read the nodes of a Kubernetes cluster once and tabulate them as the service sees them, for `makeway-quota nodes`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from makeway_api.quantities import count
 
 from ...policy import Document
 from ..base import BackendError, NodeSeen
@@ -16,6 +18,8 @@ from .nodes import NodeSelector, Toleration, selectors
 HEAD = ("NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE")
 SECONDS = 60.0
 """How long the first lists may take."""
+CPU = 1000
+"""Milli-cores of one CPU"""
 
 
 def nodes_command(
@@ -62,7 +66,7 @@ def _row(node: NodeSeen) -> tuple[str, ...]:
         str(len(node.devices)),
         f"{node.foreign_gpus / GPU:g}",
         node.model or "-",
-        f"{node.cpu / GPU:g}",
+        f"{node.cpu / CPU:g}",
         f"{node.memory / 1024:.0f}Gi",
         state(node),
     )
@@ -83,4 +87,5 @@ def _sum(pool: str, nodes: Iterable[NodeSeen]) -> str:
     usable = [node for node in nodes if node.ready and not node.cordoned]
     gpus = sum(len(node.devices) for node in usable)
     foreign = sum(node.foreign_gpus for node in usable) / GPU
-    return f"{pool}: {gpus} GPUs on {len(usable)} nodes that take work, {foreign:g} of them held by foreign pods."
+    nodes_that = f"{count(len(usable), 'node')} that {'takes' if len(usable) == 1 else 'take'} work"
+    return f"{pool}: {count(gpus, 'GPU')} on {nodes_that}; foreign pods hold {foreign:g}."

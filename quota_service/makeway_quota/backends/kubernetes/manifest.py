@@ -44,7 +44,7 @@ class PodSettings:
     launcher_image: str
     """an image with Python and Makeway, from which the launcher is copied"""
     image: str
-    """of jobs whose profile names none"""
+    """the image of jobs whose profile names none"""
     launcher_source: str = ""
     """the launcher's folder in its image; "": where Python finds it"""
     pull_policy: str = "IfNotPresent"
@@ -104,7 +104,7 @@ def secret(settings: PodSettings, order: StartOrder, tokens: Sequence[str], owne
 
 
 def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) -> Object:
-    """Return the Service without an address by which the workers of a gang find each other, ready or not."""
+    """Return the headless Service by which the workers of a gang find each other, ready or not."""
     key = (order.workload, order.attempt)
     return {
         "apiVersion": "v1",
@@ -147,11 +147,11 @@ def worker_pod(settings: PodSettings, order: StartOrder, number: int, path: str,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(order.grace) + PATIENCE,
-            "affinity": _on(node),
+            "affinity": _affinity_to(node),
             "tolerations": [_toleration(one) for one in given.tolerations],
             "securityContext": _pod_security(settings),
-            "initContainers": [_launcher(settings)],
-            "containers": [_worker(settings, order, number, path, given)],
+            "initContainers": [_launcher_container(settings)],
+            "containers": [_worker_container(settings, order, number, path, given)],
             "volumes": _volumes(settings, order),
             "hostname": f"worker-{number}",
             **({"subdomain": name} if len(order.workers) > 1 else {}),
@@ -177,7 +177,7 @@ def _owned(name: str, labels: Mapping[str, str], owners: Sequence[Object]) -> Ob
     return {"name": name, "labels": dict(labels), "ownerReferences": references}
 
 
-def _on(node: str) -> Object:
+def _affinity_to(node: str) -> Object:
     """Return the affinity to one node; the scheduler of Kubernetes still checks that the pod fits there."""
     term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
@@ -207,7 +207,7 @@ def _container_security() -> Object:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def _launcher(settings: PodSettings) -> Object:
+def _launcher_container(settings: PodSettings) -> Object:
     """Return the init container that copies the launcher to where an image without it can run it."""
     source = [settings.launcher_source] if settings.launcher_source else ["-m", "makeway.launcher"]
     small = {"cpu": "50m", "memory": "64Mi"}
@@ -221,14 +221,16 @@ def _launcher(settings: PodSettings) -> Object:
     }
 
 
-def _worker(settings: PodSettings, order: StartOrder, number: int, path: str, given: WorkerResources) -> Object:
+def _worker_container(
+    settings: PodSettings, order: StartOrder, number: int, path: str, given: WorkerResources
+) -> Object:
     token = {"secretKeyRef": {"name": attempt_name(order.workload, order.attempt), "key": str(number)}}
     variables = {
         "MAKEWAY_ATTEMPT_URL": f"{settings.address.rstrip('/')}/{path}",
         "MAKEWAY_JOB_DIR": HOME,
         "MAKEWAY_CHECKPOINT_DIR": f"{CHECKPOINTS}/{order.workload}",
         "MAKEWAY_TERMINATION_FILE": "/dev/termination-log",
-        "MAKEWAY_WORKER_ENV": json.dumps(_gang(settings, order, number), sort_keys=True),
+        "MAKEWAY_WORKER_ENV": json.dumps(_rendezvous(settings, order, number), sort_keys=True),
         "HOME": HOME,
     }
     return {
@@ -250,8 +252,8 @@ def _worker(settings: PodSettings, order: StartOrder, number: int, path: str, gi
     }
 
 
-def _gang(settings: PodSettings, order: StartOrder, number: int) -> dict[str, str]:
-    """Return what the worker of a gang has to know of the others."""
+def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[str, str]:
+    """Return the variables by which a worker knows its rank and, in a gang, finds the others."""
     size = len(order.workers)
     if size < 2:
         return {"RANK": "0", "WORLD_SIZE": "1"}
