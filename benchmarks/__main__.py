@@ -16,6 +16,7 @@ from . import (
     idle,
     lease,
     offers,
+    pods,
     queue_mix,
     reclaim,
     requests,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "nodes": world_cycle.measure,
     "offers": offers.measure,
     "requests": requests.measure,
+    "pods": pods.measure,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
