@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from job_service import PODS as JOB_PODS
+from job_service import Serving, make_namespace, policy_of
 from leftovers import left
 from pods import PODS, wait_until
 
@@ -59,3 +62,22 @@ def api(control_plane: Cluster) -> Iterator[Api]:
     yield control_plane.api
     control_plane.api.delete(PODS, gracePeriodSeconds="0")
     wait_until(lambda: not control_plane.api.items(PODS), "no pod is left")
+
+
+@pytest.fixture(scope="session")
+def jobs_policy(control_plane: Cluster, real_node: Node, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a policy document for jobs on the real node; their namespace and volumes are there."""
+    make_namespace(control_plane)
+    return policy_of(control_plane, tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+async def serving(control_plane: Cluster, jobs_policy: str, tmp_path: Path) -> AsyncIterator[Serving]:
+    """Return a service for jobs on the real node, which does not run yet; afterwards their pods are gone."""
+    made = Serving(control_plane, tmp_path / "state", jobs_policy)
+    yield made
+    for one in made.clients.values():
+        await one.close()
+    made.reservation.close()
+    control_plane.api.delete(JOB_PODS, gracePeriodSeconds="0")
+    await asyncio.to_thread(wait_until, lambda: not made.pods(), "no pod of a job is left")
