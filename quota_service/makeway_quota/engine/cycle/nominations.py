@@ -6,7 +6,7 @@ Called at the beginning of the rounds of a cycle, before any other workload is s
 from __future__ import annotations
 
 from ..index.cluster import Cluster
-from ..index.nodes import Allocation
+from ..index.nodes import Allocation, Part
 from ..index.queues import Queue
 from ..placement.fit import enough
 from ..plan_builder import PlanBuilder
@@ -44,30 +44,39 @@ def _must_wait(queue: Queue, nomination: Allocation) -> bool:
     return all(part.node.open[at] < GPU for part in nomination.parts for at in part.devices)
 
 
-def start_nominated(cluster: Cluster, builder: PlanBuilder) -> None:
+def start_nominated(cluster: Cluster, builder: PlanBuilder, over: bool) -> None:
     """Start the workloads that this plan nominated and whose GPUs are free by now.
 
-    One that is not in quota in any pool starts on other GPUs only if that does not delay the workload that GPUs are
-    held for. The GPUs nominated for it are not held for others: the next plan would start it on them, too (I7).
+    One that is not in quota in any pool starts on the GPUs nominated for it at any time, as in the next plan (I7). On
+    other GPUs it starts over quota only (`over`), where that does not delay the workload that GPUs are held for.
     """
     for workload, queue in list(builder.nominated.values()):
         nomination = cluster.nominations.get(workload.id)
         if nomination is None or _must_wait(queue, nomination):
             continue
         nominated = cluster.withdraw_nomination(workload)
-        in_quota = [
-            pool
-            for pool in queue.pools
-            if nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
-        ]
-        free_in = nominated[0].node.pool if is_still_free(nominated, queue) else None
-        for pool in queue.pools if queue.borrows else in_quota:
-            if in_quota or pool is free_in:
-                started = try_start(builder, queue, workload, pool, nominated, pool in in_quota)
-            else:
-                started = start_beside_hold(builder, queue, workload, pool, nominated, True)
-            if started:
-                del builder.nominated[workload.id]
-                break
+        if _start(cluster, builder, queue, workload, nominated, over):
+            del builder.nominated[workload.id]
         else:
             cluster.nominate(workload, queue.need, nominated)
+
+
+def _start(
+    cluster: Cluster, builder: PlanBuilder, queue: Queue, workload: Workload, nominated: tuple[Part, ...], over: bool
+) -> bool:
+    in_quota = [
+        pool
+        for pool in queue.pools
+        if nomination_outlives_quota(queue, nominated, pool) or guaranteed(cluster, queue, pool)
+    ]
+    if in_quota:
+        pools = queue.pools if queue.borrows else in_quota
+        return not over and any(
+            try_start(builder, queue, workload, pool, nominated, pool in in_quota) for pool in pools
+        )
+    if not queue.borrows:
+        return False
+    if over:
+        return any(start_beside_hold(builder, queue, workload, pool, nominated, True) for pool in queue.pools)
+    own = nominated[0].node.pool
+    return is_still_free(nominated, queue) and try_start(builder, queue, workload, own, nominated, False)

@@ -58,9 +58,8 @@ class Rounds:
         """Serve sessions in quota, jobs in quota, then over quota; return whether another round is needless."""
         builder, nominations = self.builder, bool(self.cluster.nominations)
         held = _what_is_held(builder)
-        builder.suspend_holds()
-        start_nominated(self.cluster, builder)
         builder.drop_holds()
+        start_nominated(self.cluster, builder, False)
         for queues in (self.sessions, self.non_preemptible, self.others) if not self.quota_served else ():
             serve(self.cluster, builder, queues)
         in_quota = builder.progress.decisions
@@ -80,12 +79,16 @@ class Rounds:
         It stands where all were denied with more room, and only starts followed.
         """
         builder, unschedulable = self.builder, Unschedulable(self.cluster, self.builder)
-        if not self.why and not any(_may_start(queue, unschedulable) for queue in self.borrowing):
+        able = any(_may_start(queue, unschedulable) for queue in self.borrowing)
+        if not self.why and not able and not builder.nominated:
             return False
         _hold_for_the_starving(self.cluster, builder, self.late)
         if self.quiet and builder.progress.decisions == before.decisions and _what_is_held(builder) == held:
             return True
-        again = Unschedulable(self.cluster, builder) if builder.holds else unschedulable
+        asked = builder.progress.decisions
+        start_nominated(self.cluster, builder, True)
+        changed = builder.holds or builder.progress.decisions != asked
+        again = Unschedulable(self.cluster, builder) if changed else unschedulable
         serve(self.cluster, builder, self.borrowing, again)
         return False
 

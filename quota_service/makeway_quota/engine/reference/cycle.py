@@ -58,12 +58,13 @@ class Cycle:
         for _ in range(MOST_ROUNDS):
             before = self.decisions.count
             self.suspend_holds()
-            self.start_nominated()
             self.decisions.holds = {}
+            self.start_nominated(False)
             self.serve(sessions, False)
             self.serve(guaranteed, False)
             self.serve(others, False)
             self.hold_for_the_starving()
+            self.start_nominated(True)
             self.serve([q for q in borrowing if q.nominated or q.may_borrow], True)
             if self.decisions.count == before:
                 break
@@ -100,31 +101,29 @@ class Cycle:
         never_over_quota = queue.guaranteed or not queue.may_borrow
         return bool(nominated) and never_over_quota and self.cluster.nodes[nominated[0].node].pool == pool
 
-    def start_nominated(self) -> None:
+    def start_nominated(self, over: bool) -> None:
         """Start the workloads that this plan nominated, where nothing is in their way any more.
 
-        One that is not in quota in any pool starts on other devices only if that does not delay the workload that
-        devices are held for.
+        One that is not in quota in any pool starts on its own devices at any time. Elsewhere it starts over quota only
+        (`over`), where that does not delay the workload that devices are held for.
         """
         for name, queue in list(self.decisions.nominated.items()):
             if name not in self.cluster.nominations:
                 continue
             workload = self.cluster.live[name]
             nominated = self.decisions.drop_nomination(workload)
-            in_quota = [
-                pool
-                for pool in queue.pools
-                if self.nomination_outlives_quota(queue, nominated, pool) or self.in_quota(queue, pool)
-            ]
-            free_in = self.cluster.nodes[nominated[0].node].pool if self.free_now(nominated, queue) else None
-            for pool in queue.pools if queue.may_borrow else in_quota:
-                if in_quota or pool == free_in:
-                    started = self.start(queue, workload, pool, nominated, pool in in_quota)
-                else:
-                    started = self.start_here(queue, workload, pool, nominated, True)
-                if started:
-                    del self.decisions.nominated[name]
-                    break
+            outlives = [p for p in queue.pools if self.nomination_outlives_quota(queue, nominated, p)]
+            in_quota = [p for p in queue.pools if p in outlives or self.in_quota(queue, p)]
+            free = [self.cluster.nodes[nominated[0].node].pool] if self.free_now(nominated, queue) else []
+            pools = (queue.pools if in_quota or over else free) if queue.may_borrow else in_quota
+            if over and not in_quota:
+                done = any(self.start_here(queue, workload, pool, nominated, True) for pool in pools)
+            else:
+                done = not over and any(
+                    self.start(queue, workload, pool, nominated, pool in in_quota) for pool in pools
+                )
+            if done:
+                del self.decisions.nominated[name]
             else:
                 self.cluster.nominate(workload, nominated)
 
