@@ -240,6 +240,18 @@ EDITS = (
         "a nominated workload over quota does not delay a workload that waited too long in another pool",
     ),
     Edit(
+        "cycle/nominations.py",
+        "return is_still_free(nominated, queue) and try_start(",
+        "return False and try_start(",
+        "a nominated workload over quota starts on its own free GPUs, whomever others are held for",
+    ),
+    Edit(
+        "cycle/rounds.py",
+        "start_nominated(self.cluster, builder, True)",
+        "start_nominated(self.cluster, builder, False)",
+        "a nominated workload over quota starts on other GPUs once they are no longer held",
+    ),
+    Edit(
         "rules/reclaim.py",
         "if not returns or not any_returns(",
         "if True or not any_returns(",

@@ -150,7 +150,10 @@ async def test_a_start_that_is_not_possible_now_is_tried_again(tmp_path: Path) -
         other = await service.submit("ana", "other", profile="gpu1")
         await service.job(other.id, "running")
         await service.converged()
-        assert (await service.job(job.id, "starting")).attempt == 1
+        waits = await service.job(job.id, "starting")
+        assert waits.attempt == 1
+        assert waits.reason is not None
+        assert waits.reason.message == "“later” of ana cannot be started yet: the cluster does not answer"
         backend.broken["start"] = set()
         found = await service.job(job.id, "running")
         assert (found.attempt, found.failures) == (1, 0)

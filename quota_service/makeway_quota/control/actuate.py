@@ -187,6 +187,10 @@ class Actuator:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)
             started.postponed.add(key)
+            message = outcomes.start_postponed(_job(row), _sentence(error))
+            if row.reason_message != message:
+                reason = {"reason_code": "start_postponed", "reason_message": message}
+                started.failed.add(Change(row.id, reason, expect_states=("starting",)))
         except (BackendError, OSError) as error:
             message = outcomes.could_not_start(_job(row), _sentence(error))
             started.failed.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))

@@ -65,6 +65,11 @@ def could_not_start(job: str, cause: str) -> str:
     return f"{job} could not be started: {cause}"
 
 
+def start_postponed(job: str, cause: str) -> str:
+    """Return that a job has its GPUs and cannot be started at the moment."""
+    return f"{job} cannot be started yet: {cause}"
+
+
 def failed(job: str, cause: str, milli: int) -> str:
     """Return that a job failed for good."""
     return f"{job} failed: {cause}; {free_again(milli)}"

@@ -302,6 +302,8 @@ class KubernetesBackend(RemoteBackend):
 
 def _in_words(error: Exception) -> BackendError:
     """Return why pods were not created: a refusal of the job, or a reason to try again."""
+    if isinstance(error, ApiRefusal) and error.status == 403 and "exceeded quota" in error.message:
+        return BackendUnavailable(f"the quota of the namespace is used up: {error.message}")
     if isinstance(error, ApiRefusal) and error.status in (400, 403, 404, 409, 422):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     return BackendUnavailable(str(error))

@@ -1,0 +1,74 @@
+"""What goes wrong in the cluster while jobs run as pods: each job ends right, and its owner reads why it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from informing import start_api_server, stop_api_server
+from job_service import NAMESPACE, Serving, training
+from makeway_api.models import Job
+
+pytestmark = pytest.mark.kube
+
+QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
+
+
+async def waits_because(serving: Serving, job: Job, *words: str) -> None:
+    """Wait until the reason of a job contains the words."""
+    found: list[str] = []
+
+    async def told() -> bool:
+        one: Job = await serving.client("ana").job(job.id)
+        found.append(one.reason.message if one.reason else "")
+        return all(word in found[-1] for word in words)
+
+    await serving.until(told, lambda: f"the reason says {words}: {found[-1]}")
+
+
+async def test_a_job_waits_for_the_quota_of_the_namespace(serving: Serving) -> None:
+    async with serving.running():
+        serving.cluster.api.create(QUOTAS, {"metadata": {"name": "site"}, "spec": {"hard": {"pods": "0"}}})
+        try:
+            job = await serving.submit("ana", "patient", "true")
+            await waits_because(serving, job, "cannot be started yet", "quota of the namespace", "limited: pods=0")
+            await asyncio.sleep(3)  # it is tried again meanwhile
+        finally:
+            serving.cluster.api.delete(f"{QUOTAS}/site")
+        done = await serving.reaches(job, "succeeded", "failed")
+        assert (done.state.value, len(done.attempts)) == ("succeeded", 1), done
+
+
+async def test_a_template_that_kubernetes_refuses_fails_the_job_in_words(serving: Serving, jobs_policy: str) -> None:
+    document = json.loads(jobs_policy)
+    mounts = document["profiles"][0]["pod"]["spec"]["containers"][0]["volumeMounts"]
+    mounts.append({"name": "forgotten", "mountPath": "/data"})
+    Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(json.dumps(document))
+    async with serving.running():
+        job = await serving.submit("ana", "refused", "true")
+        done = await serving.reaches(job, "failed")
+        assert "Kubernetes refuses its pod" in done.message
+        assert "forgotten" in done.message
+
+
+async def test_jobs_go_on_while_the_api_server_is_down(serving: Serving) -> None:
+    """60 s, as an upgrade of a control plane takes: nothing is concluded, and what waits starts afterwards."""
+    async with serving.running():
+        job = await training(serving, "ana", "long", "0.2")  # 80 s
+        await serving.says(job, "step 10")
+        command = stop_api_server(serving.cluster)
+        try:
+            waiting = await training(serving, "bo", "waiting", "0")
+            await asyncio.sleep(60)
+            during = await serving.client("root").job(job.id)
+            assert (during.state.value, during.attempt, during.preemptions) == ("running", 1, 0), during
+            later = await serving.client("root").job(waiting.id)
+            assert later.state.value in ("pending", "starting"), later
+            assert "step 200" in await serving.log(job), "its output still arrives"
+        finally:
+            start_api_server(serving.cluster, command)
+        for each in (job, waiting):
+            done = await serving.reaches(each, "succeeded", "failed")
+            assert (done.state.value, len(done.attempts)) == ("succeeded", 1), done
