@@ -16,6 +16,7 @@ from . import (
     idle,
     lease,
     offers,
+    pod_reclaim,
     pods,
     queue_mix,
     reclaim,
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "offers": offers.measure,
     "requests": requests.measure,
     "pods": pods.measure,
+    "pod-reclaim": pod_reclaim.measure,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 

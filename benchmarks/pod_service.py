@@ -1,6 +1,7 @@
-"""The service of the benchmark of pods: the real API, database and loop, with pods on a cluster of simulated nodes.
+"""The service of the benchmarks of pods: the real API, database and loop, with pods on a cluster of this machine.
 
-It prints its address, and one line of figures for each line that it reads.
+It prints its address, and one line of figures for each line that it reads. Without launchers, which do not run on
+simulated nodes, it does not expect any worker to report.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 import uvicorn
@@ -20,42 +27,48 @@ from makeway_quota.backends.kubernetes.client import ApiClient
 from makeway_quota.backends.kubernetes.connection import from_kubeconfig
 from makeway_quota.backends.kubernetes.manifest import PodSettings
 from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.remote import LOST_AFTER, REPORT_WITHIN
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
 from makeway_quota.web.auth import TokenAuth
 from makeway_quota.web.http_server import run, server_config
 from makeway_quota.web.settings import WebSettings
 
+from kube_cluster.images import HOST
 from kube_cluster.simulated import SIMULATED
 
 from .request_load import people
 from .requests import cycles
 
+ROOT = Path(__file__).resolve().parent.parent
 NAMESPACE = "bench"
-IMAGE = "bench.test/none"
 NEVER = 1e9
-"""Seconds: no launcher runs on a simulated node, so that none is expected to report."""
+"""Seconds within which workers report where no launcher runs."""
 
 
-async def serve(folder: Path, kubeconfig: Path) -> None:
-    """Serve on a free port until a signal."""
+async def serve(folder: Path, kubeconfig: Path, host: str, launchers: bool) -> None:
+    """Serve on a free port of this address until a signal."""
+    listener = socket.create_server((host, 0), backlog=1024)
+    web = WebSettings(secret=b"benchmark" * 4)
+    url = f"http://{host}:{listener.getsockname()[1]}{web.prefix.rstrip('/')}"
     environ = {"MAKEWAY_STATE_DIR": str(folder), "MAKEWAY_POLICY_FILE": str(folder / "policy.yaml")}
     environ |= {"MAKEWAY_MAX_PENDING_JOBS": "0", "MAKEWAY_MAX_SUBMISSIONS_PER_MINUTE": "0"}
-    environ |= {"MAKEWAY_WORKER_URL": "http://bench.test/services/makeway", "MAKEWAY_TICKET_SECRET": "0" * 64}
+    environ |= {"MAKEWAY_WORKER_URL": url, "MAKEWAY_TICKET_SECRET": "0" * 64}
     client = ApiClient(from_kubeconfig(kubeconfig))
-    pods = PodSettings(NAMESPACE, "bench", environ["MAKEWAY_WORKER_URL"], IMAGE, IMAGE)
-    backend = KubernetesBackend(client, pods, [toleration(SIMULATED)], lost_after=NEVER, report_within=NEVER)
+    pods = PodSettings(NAMESPACE, "bench", url, HOST, HOST, checkpoint_claim="checkpoints" if launchers else "")
+    lost_after, report_within = (LOST_AFTER, REPORT_WITHIN) if launchers else (NEVER, NEVER)
+    backend = KubernetesBackend(
+        client, pods, [toleration(SIMULATED)], lost_after=lost_after, report_within=report_within
+    )
     service = await Application.open(load(environ=environ), backend)
-    web = WebSettings(secret=b"benchmark" * 4)
     app = create_app(service.services, web, TokenAuth(people()))
     server = uvicorn.Server(server_config(app))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     await service.start()
     answering: asyncio.Task[None] | None = None
     try:
         with cycles() as seconds:
             answering = asyncio.create_task(_answer(seconds, client))
-            print(f"http://127.0.0.1:{listener.getsockname()[1]}{web.prefix.rstrip('/')}", flush=True)
+            print(url, flush=True)
             await server.serve([listener])
     finally:
         if answering is not None:
@@ -80,6 +93,39 @@ async def _answer(seconds: list[float], client: ApiClient) -> None:
         print(json.dumps(figures), flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The running service, seen from the process of the benchmark."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def figures(self) -> dict[str, Any]:
+        """Return what it did since the last call."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+
+@contextmanager
+def running(kubeconfig: Path, policy: str, host: str = "127.0.0.1", *, launchers: bool = False) -> Iterator[Service]:
+    """Run the service with a policy document."""
+    with TemporaryDirectory(prefix="makeway-pods-") as folder:
+        Path(folder, "policy.yaml").write_text(policy, encoding="utf-8")
+        words = [folder, str(kubeconfig), host, "launchers" if launchers else "alone"]
+        command = [sys.executable, "-m", "benchmarks.pod_service", *words]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT, text=True) as process:
+            try:
+                assert process.stdout
+                yield Service(process.stdout.readline().strip(), process)
+            finally:
+                process.terminate()
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run(serve(Path(sys.argv[1]), Path(sys.argv[2])))
+    run(serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], launchers=sys.argv[4] == "launchers"))

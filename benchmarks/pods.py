@@ -6,15 +6,10 @@ The pods are simulated by kwok; etcd, API server, scheduler, the service and its
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from makeway_api.client import AsyncClient
@@ -26,10 +21,11 @@ from makeway_quota.backends.kubernetes.informer import Informer
 from kube_cluster import programs
 from kube_cluster.api import GPU
 from kube_cluster.cluster import Cluster
+from kube_cluster.images import HOST
 from kube_cluster.simulated import toleration
 
 from .measure import Measured
-from .pod_service import IMAGE, NAMESPACE
+from .pod_service import NAMESPACE, running
 from .request_load import TEAMS, USERS, policy
 from .requests import p95
 
@@ -47,7 +43,6 @@ GOAL = 1 / 0.8
 """times the seconds of bare pods"""
 PATIENCE = 1200.0
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def measure() -> list[Measured]:
@@ -66,7 +61,7 @@ async def _measure(cluster: Cluster) -> list[Measured]:
     try:
         async with _phases(client) as pods:
             before = await _bare(client, pods)
-            with _service(cluster.kubeconfig) as service:
+            with running(cluster.kubeconfig, _policy()) as service:
                 async with _load(service.url) as load:
                     took = await _jobs(load, pods, JOBS)
                     first = service.figures()
@@ -105,6 +100,10 @@ def _rows(
     ]
 
 
+def _policy() -> str:
+    return policy(NODES).replace("{name: gpu, profiles", "{name: gpu, nodes: {labels: {type: kwok}}, profiles")
+
+
 # -- pods
 
 
@@ -135,7 +134,7 @@ async def _phases(client: ApiClient) -> AsyncIterator[Phases]:
 
 def _pod(number: int) -> Object:
     """Return the least pod with a GPU."""
-    container = {"name": "worker", "image": IMAGE, "resources": {"limits": {GPU: "1"}}}
+    container = {"name": "worker", "image": HOST, "resources": {"limits": {GPU: "1"}}}
     return {"metadata": {"name": f"bare-{number}"}, "spec": {"containers": [container], "tolerations": [toleration()]}}
 
 
@@ -177,38 +176,6 @@ async def _change_nodes(client: ApiClient) -> int:
 
 
 # -- jobs
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """The running service."""
-
-    url: str
-    process: subprocess.Popen[str]
-
-    def figures(self) -> dict[str, Any]:
-        """Return what it did since the last call."""
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
-
-
-@contextmanager
-def _service(kubeconfig: Path) -> Iterator[Service]:
-    with TemporaryDirectory(prefix="makeway-pods-") as folder:
-        text = policy(NODES).replace("name: gpu, profiles", "name: gpu, nodes: {labels: {type: kwok}}, profiles")
-        Path(folder, "policy.yaml").write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", "benchmarks.pod_service", folder, str(kubeconfig)]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT, text=True) as process:
-            try:
-                assert process.stdout
-                yield Service(process.stdout.readline().strip(), process)
-            finally:
-                process.terminate()
 
 
 class Load:

@@ -1,0 +1,244 @@
+"""Measure reclaims on a real Kubernetes node of this machine: training pods make way for the pods of an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from makeway_api.client import AsyncClient
+from makeway_api.models import FileIn, Job, JobRequest
+from makeway_quota.backends.kubernetes.client import ApiClient, Object
+from makeway_quota.backends.kubernetes.connection import from_kubeconfig
+from makeway_quota.backends.kubernetes.informer import Informer
+
+from kube_cluster import programs
+from kube_cluster.cluster import Cluster
+from kube_cluster.images import host_pod
+from kube_cluster.problems import NotHere
+
+from .measure import Measured
+from .pod_service import NAMESPACE, ROOT, Service, running
+from .reclaim import TRAINING
+
+ROUNDS = 50
+BARE = 5
+GPUS = 2
+PATIENCE = 120.0
+CORE = f"/api/v1/namespaces/{NAMESPACE}"
+PODS = f"{CORE}/pods"
+
+
+def measure() -> list[Measured]:
+    """Measure everything; nothing where Kubernetes has not been built or this machine cannot run a node."""
+    if not programs.are_built():
+        print("  Kubernetes is not built: run `make kube-test` once", file=sys.stderr)
+        return []
+    with Cluster.start() as cluster, TemporaryDirectory(prefix="makeway-reclaim-") as folder:
+        try:
+            cluster.add_node(gpus=GPUS)
+        except NotHere as reason:
+            print(f"  {reason}", file=sys.stderr)
+            return []
+        cluster.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        policy = _policy(cluster, Path(folder))
+        endpoints = cluster.api.get("/api/v1/namespaces/default/endpoints/kubernetes")
+        host = endpoints["subsets"][0]["addresses"][0]["ip"]
+        with running(cluster.kubeconfig, policy, host, launchers=True) as service:
+            return asyncio.run(_measure(cluster, service))
+
+
+async def _measure(cluster: Cluster, service: Service) -> list[Measured]:
+    client = ApiClient(from_kubeconfig(cluster.kubeconfig))
+    try:
+        async with _times(client) as times, AsyncClient(service.url, "user00-0") as owner:
+            bare = [await _bare(client, times, number) for number in range(BARE)]
+            async with AsyncClient(service.url, "user01-0") as borrower:
+                found = await _reclaims(owner, borrower, times)
+    finally:
+        await client.close()
+    note = (
+        f"{ROUNDS} reclaims in a row on {GPUS} GPUs; every job that made way resumed, none was lost. As the API server "
+        "reports it: from the container's end to the node of the owner's pod."
+    )
+    beyond = "From the owner's submission to a running pod, less the time that the job took to save."
+    pods = sorted(bare)[len(bare) // 2]
+    return [
+        Measured(
+            "exit of a preempted container to the owner's pod bound", "s", found.bound, "its goal", 0.5, 0.5, note
+        ),
+        Measured("a reclaim by pods beyond the job's own save", "s", found.beyond, "a bare pod", pods, 3.0, beyond),
+    ]
+
+
+@dataclass(slots=True)
+class Found:
+    """Seconds of each reclaim."""
+
+    bound: list[float] = field(default_factory=list)
+    beyond: list[float] = field(default_factory=list)
+
+
+async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> Found:
+    """Fill the GPUs with jobs of a team without a reservation, and take one back again and again."""
+    found = Found()
+    data = base64.b64encode(TRAINING.encode()).decode()
+    file = FileIn(path="train.py", data=data)
+    command = ["python3", "train.py"]
+    for number in range(GPUS):
+        await borrower.submit(JobRequest(name=f"filler {number}", profile="gpu1", command=command, files=[file]))
+    for _ in range(ROUNDS):
+        fillers = await _until_running(borrower, times)
+        began = time.monotonic()
+        job = await owner.submit(JobRequest(name="owner", profile="gpu1", command=["sleep", "0.2"]))
+        mine = f"makeway-{job.id}-1-0"
+        await times.until(mine, "running")
+        left = next(each for each in await _all(borrower) if each.preemptions > fillers[each.id].preemptions)
+        attempt = fillers[left.id].attempt
+        found.bound.append(times.of(mine, "bound") - times.of(f"makeway-{left.id}-{attempt}-0", "exited"))
+        found.beyond.append(times.of(mine, "running") - began - await _save_seconds(borrower, left, attempt))
+    for each in await _all(borrower):
+        outcomes = {attempt.outcome for attempt in each.attempts} - {None}
+        if outcomes - {"preempted"}:
+            raise RuntimeError(f"{each.name} was lost: {outcomes}")
+    return found
+
+
+async def _until_running(borrower: AsyncClient, times: Times) -> dict[str, Job]:
+    """Return the fillers once all of them train, and have had the time to import what they need."""
+    ends = time.monotonic() + PATIENCE
+    while True:
+        found = {job.id: job for job in await _all(borrower)}
+        if len(found) == GPUS and all(job.state == "running" for job in found.values()):
+            break
+        if time.monotonic() > ends:
+            raise RuntimeError(f"The jobs do not run: {found}")
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
+    return found
+
+
+async def _all(client: AsyncClient) -> list[Job]:
+    return [await client.job(job.id) for job in (await client.jobs(mine=True)).jobs]
+
+
+async def _save_seconds(client: AsyncClient, job: Job, attempt: int) -> float:
+    """Return how long the save of an attempt took, by its own log."""
+    text = (await client.logs(job.id, attempt=attempt)).text
+    line = next(line for line in text.splitlines() if line.startswith("SAVED"))
+    began, ended = json.loads(line.removeprefix("SAVED"))
+    return float(ended - began)
+
+
+# -- pods
+
+
+class Times(Informer[str]):
+    """When the API server reported that a pod was bound, ran, and exited (monotonic)."""
+
+    def __init__(self, client: ApiClient) -> None:
+        super().__init__(client, PODS, self._read)
+        self._times: dict[tuple[str, str], float] = {}
+
+    def of(self, pod: str, what: str) -> float:
+        """Return when it was reported."""
+        return self._times[pod, what]
+
+    async def until(self, pod: str, what: str) -> float:
+        """Wait until it is reported, and return when it was."""
+        ends = time.monotonic() + PATIENCE
+        while (pod, what) not in self._times:
+            if time.monotonic() > ends:
+                raise RuntimeError(f"{pod} is not {what}; pods: {self.objects}")
+            await asyncio.sleep(0.01)
+        return self._times[pod, what]
+
+    async def until_gone(self, pod: str) -> None:
+        """Return when a pod is there no more."""
+        while True:
+            if f"{NAMESPACE}/{pod}" not in self.objects:
+                return
+            await asyncio.sleep(0.05)
+
+    def _read(self, pod: Object) -> str:
+        now, name, status = time.monotonic(), pod["metadata"]["name"], pod["status"]
+        phase = str(status.get("phase"))
+        states = [each.get("state", {}) for each in status.get("containerStatuses", ())]
+        happened = {
+            "bound": bool(pod["spec"].get("nodeName")),
+            "running": phase == "Running" and all("running" in state for state in states),
+            "exited": phase in ("Succeeded", "Failed") or (bool(states) and all("terminated" in s for s in states)),
+        }
+        for what, true in happened.items():
+            if true:
+                self._times.setdefault((name, what), now)
+        return phase
+
+
+@asynccontextmanager
+async def _times(client: ApiClient) -> AsyncIterator[Times]:
+    times = Times(client)
+    task = asyncio.create_task(times.run())
+    try:
+        await times.wait_synced()
+        yield times
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _bare(client: ApiClient, times: Times, number: int) -> float:
+    """Return the seconds from the creation of a pod without a service until it runs."""
+    name = f"bare-{number}"
+    began = time.monotonic()
+    await client.create(PODS, host_pod(name, ["sleep", "600"], gpus=1))
+    took = await times.until(name, "running") - began
+    await client.delete(f"{PODS}/{name}", grace=0)
+    await times.until_gone(name)
+    return took
+
+
+# -- what pods mount
+
+
+def _policy(cluster: Cluster, checkpoints: Path) -> str:
+    """Return a document whose pods see this machine's programs, and Makeway, in an empty image."""
+    checkpoints.chmod(0o777)
+    claims = {"usr": Path("/usr"), "widgets": ROOT / "widgets", "checkpoints": checkpoints}
+    for name, path in claims.items():
+        _claim(cluster, name, path)
+    mounted = {"usr": "/usr", "widgets": "/widgets"}
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounted.items()]
+    here = {"env": [{"name": "PYTHONPATH", "value": "/widgets"}], "volumeMounts": mounts}
+    spec = {
+        "volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in mounted],
+        "containers": [{"name": "worker", **here}],
+        "initContainers": [{"name": "launcher", **here}],
+    }
+    teams = [("team00", GPUS), ("team01", 0)]
+    document = {
+        "version": 1,
+        "pools": [{"name": "gpu", "size": GPUS, "nodes": {"labels": {"makeway.test/real": "true"}}}],
+        "profiles": [{"name": "gpu1", "gpus": 1, "pools": ["gpu"], "grace": 30, "pod": {"spec": spec}}],
+        "policies": [{"name": name, "groups": [name], "quotas": [{"reserved": many}]} for name, many in teams],
+    }
+    return json.dumps(document)
+
+
+def _claim(cluster: Cluster, name: str, path: Path) -> None:
+    """Make a claim of a folder of this machine."""
+    common: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    volume: Object = {"capacity": size, "hostPath": {"path": str(path)}}
+    volume |= {"claimRef": {"namespace": NAMESPACE, "name": name}, **common}
+    cluster.api.create("/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": volume})
+    claim = {"volumeName": name, "resources": {"requests": size}, **common}
+    cluster.api.create(f"{CORE}/persistentvolumeclaims", {"metadata": {"name": name}, "spec": claim})
