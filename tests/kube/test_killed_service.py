@@ -24,8 +24,8 @@ pytestmark = pytest.mark.kube
 
 T = TypeVar("T")
 SEED = int(os.environ.get("SEED", "20261123"))
-KILLS = int(os.environ.get("KILLS", "5"))
-FREEZES = int(os.environ.get("FREEZES", "2"))
+KILLS = int(os.environ.get("KILLS", "3"))
+FREEZES = int(os.environ.get("FREEZES", "1"))
 """More of both: `KILLS=25 FREEZES=5 make kube-test ARGS="-k run_twice"`."""
 TESTS = Path(__file__).parents[1]
 ONCE = """
