@@ -79,7 +79,7 @@ async def running(serving: Serving, log: Path) -> AsyncIterator[Victim]:
 
 
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Ask until the service answers."""
+    """Repeat a request until the service answers, and return what it answers."""
     for _ in range(600):
         try:
             async with asyncio.timeout(10):
