@@ -96,7 +96,7 @@ async def test_time_limits_hold() -> None:
     await backend.observe()
     clock.now = 1060.0
     ended = await seen(backend, "j-1")
-    assert (ended.timed_out, ended.message) == (True, "time limit of 60 s reached")
+    assert (ended.timed_out, ended.message) == (True, "time limit of 1 min reached")
 
 
 async def test_faults_can_be_injected() -> None:

@@ -172,7 +172,7 @@ async def test_a_worker_that_is_silent_for_too_long_is_lost_and_stays_so(cluster
     assert seen is not None
     assert seen.phase is Phase.LOST
     assert not seen.node_lost, "its machine is there: the job may have stopped its launcher"
-    assert f"not heard of for {LOST_AFTER:g} s" in seen.message
+    assert "not heard of for 5 min" in seen.message
     cluster.reported.silent_for[0] = 0.0
     assert await phase(cluster) is Phase.LOST, "its attempt is fenced by now"
     cluster.report(replace(ENDED, completed=True))

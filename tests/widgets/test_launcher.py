@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 from makeway.launcher import log as launcher_log
 from makeway.launcher.attempt import Attempt
+from makeway.launcher.durations import duration
 from makeway.launcher.log import Log
 from makeway.launcher.run import _time_left
+from makeway_api import durations
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
 
@@ -258,3 +260,8 @@ def test_a_note_never_continues_a_line_of_the_job(tmp_path: Path) -> None:
     assert text == "makeway: first\nhalf a line\nmakeway: notice\n\nmakeway: end\n"
     assert log.last_lines(5) == ["half a line"]
     log._file.close()
+
+
+@pytest.mark.parametrize("seconds", [-1, 0.04, 0.3, 0.94, 0.95, 1.4, 59.6, 90, 240, 3_599, 7_500, 86_400, 273_600])
+def test_a_duration_is_written_as_the_service_writes_it(seconds: float) -> None:
+    assert duration(seconds) == durations.duration(seconds)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from makeway_api.durations import duration
+
 from .base import AttemptSeen, BackendError, JobFile, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .versions import Changes
 
@@ -278,7 +280,7 @@ class MemoryBackend:
             elif what == "leave":
                 self._end(entry, 75, acknowledged=True)
             elif what == "limit":
-                message = f"time limit of {entry.order.time_limit:g} s reached"
+                message = f"time limit of {duration(entry.order.time_limit or 0.0)} reached"
                 self._end(entry, -15, timed_out=True, message=message)
             elif entry.notice is not None and entry.notice.deadline <= now:
                 self._end(entry, -9, killed=True, message="did not leave by the deadline and was killed")

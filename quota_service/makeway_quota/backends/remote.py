@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from makeway_api.durations import duration
+
 from ..policy import Document
 from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .versions import Changes
@@ -304,10 +306,10 @@ class RemoteBackend(ABC):
             if len(workers) >= machines.workers or machines.waiting_reason:
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
-                message = f"not all of its workers reported within {self.report_within:g} s"
+                message = f"not all of its workers reported within {duration(self.report_within)}"
                 return self._lose(key, seen, message, node_lost=False)
         if silent is not None:
-            message = f"worker {silent} was not heard of for {self.lost_after:g} s"
+            message = f"worker {silent} was not heard of for {duration(self.lost_after)}"
             # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
             return self._lose(key, seen, message, node_lost=machines is None or machines.node_lost)
         return seen

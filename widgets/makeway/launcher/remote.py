@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from .attempt import Attempt, read_json
+from .durations import duration
 from .log_sender import PART, LogSender
 from .service import AttemptEnded, Rejected, Service, Unavailable
 
@@ -192,7 +193,7 @@ class Remote:
             silence = self._service.silence
             if silence >= first:
                 self._unheard, at = True, time.time()
-                reason = f"the service was not reached for {round(silence)} s"
+                reason = f"the service was not reached for {duration(silence)}"
                 self._notify({"reason": reason, "at": at, "deadline": at + max(0.0, last - silence)})
                 return
 

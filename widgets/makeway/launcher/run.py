@@ -16,6 +16,7 @@ from typing import Any
 
 from .attempt import Attempt, read_json, write_json
 from .children import Children
+from .durations import duration
 from .log import LIMIT, Log
 from .transport import Beside, Transport
 
@@ -201,7 +202,7 @@ class Run:
             now = time.monotonic()
             if ends is not None and now >= ends and not self.notice:
                 self.timed_out = True
-                reason = f"time limit of {limit:g} s reached"
+                reason = f"time limit of {duration(limit)} reached"
                 self._preempt(self._own_notice(reason), reason)
             if self.kill_at is not None and now >= self.kill_at:
                 self.killed = True
@@ -239,7 +240,7 @@ class Run:
             write_json(self.attempt.path("stop.json"), {**notice, "attempt": self.attempt.number})
         seconds = _time_left(notice, self.grace)
         self.kill_at = time.monotonic() + seconds
-        self.log.note(f"{sentence}; it has {round(seconds, 1):g} s to save and end")
+        self.log.note(f"{sentence}; it has {duration(seconds)} to save and end")
         if first:
             self.children.signal(self.signal)
 
@@ -303,7 +304,7 @@ class Run:
             return "; ".join(filter(None, [str(self.notice["reason"]), "killed" if self.killed else "", saved]))
         if self.killed:
             seconds = self.notice["deadline"] - self.notice.get("at", self.began)
-            text = f"did not end within {round(seconds, 1):g} s and was killed"
+            text = f"did not end within {duration(seconds)} and was killed"
             self.log.note(text)
             return f"{text}; {saved or 'no checkpoint'}"
         if code in (0, SAVED_AND_LEFT) or self._acknowledged(code):
