@@ -23,7 +23,8 @@ NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "Unexp
 """Reasons of a pod that its node ended or never took: they say nothing about the job."""
 OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
 """In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
-OOM_EXIT = 137
+KILLED = 137
+"""The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +143,10 @@ def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
 
 def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
     """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
-    if pod.reason == "OOMKilled" or (pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT)):
-        what = "used more memory than its profile has" if pod.reason == "OOMKilled" else pod.message
-        return Machines(
-            1, present=False, message=f"it {what}" if pod.reason == "OOMKilled" else what, exit_code=OOM_EXIT
-        )
+    if pod.reason == "OOMKilled":
+        return Machines(1, present=False, message="it used more memory than its profile has", exit_code=KILLED)
+    if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
+        return Machines(1, present=False, message=pod.message, exit_code=KILLED)
     if pod.reason == "Evicted":
         return _by_node(f"its node {pod.node} was short of something and evicted its pod: {pod.message}")
     if pod.node and not usable.get(pod.node, False):
