@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILES = ROOT / "helm" / "images"
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
 EXTRAS = {
-    "hub": ("hub", "postgres"),
+    "hub": ("hub", "kubespawner", "postgres"),
     "quota-service": ("service", "postgres", "s3"),
     "notebook": ("notebook", "local", "hub"),
     "device-plugin": ("device-plugin",),

@@ -1,25 +1,36 @@
 """Spawn notebooks as pods with a lease: KubeSpawner on the node that the service chose.
 
-kube-scheduler checks the node again; nothing here replaces it.
+The lease comes before the pod and is released after it. kube-scheduler checks the node again; nothing here replaces it.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from kubespawner import KubeSpawner
-from traitlets import Unicode, default
+from traitlets import Unicode
 
-from . import pod
-from .granted import Lease
+from . import pod, pod_events
 from .lease import LeaseMixin
+from .pod_spawner import PodSpawner
+from .refusal import Refused
+
+_MARGIN = 5.0
+"""Seconds by which a start gives up before the Hub does, which does not know why the pod is not there."""
 
 
-class MakewayKubeSpawner(LeaseMixin, KubeSpawner):  # type: ignore[misc]
+class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     """A notebook in a pod whose GPUs come with a lease. Everything else is KubeSpawner's own configuration."""
 
     whole_gpus_only = True  # the API server refuses `nvidia.com/gpu: 0.5`
+    first_step = ("node", "Creating the notebook's pod")
 
+    instance = Unicode(
+        "makeway",
+        help="The installation that the pods belong to, a label; the same as the quota service's `kube_instance`.",
+    ).tag(config=True)
     gpu_resource = Unicode("nvidia.com/gpu", help="The resource that pods request, one per GPU of the lease.").tag(
         config=True
     )
@@ -30,31 +41,100 @@ class MakewayKubeSpawner(LeaseMixin, KubeSpawner):  # type: ignore[misc]
         "", help="Priority class of preemptible sessions; empty: the cluster's default."
     ).tag(config=True)
 
-    @default("delete_grace_period")
-    def _default_delete_grace_period(self) -> int:
-        return 30  # KubeSpawner's default is one second, too short for a kernel to save anything
+    _problem = ""
+    """Why the pod is not running yet, as Kubernetes said last."""
+
+    # -- before the pod ----------------------------------------------------------------------------------------
+
+    async def run_pre_spawn_hook(self) -> None:
+        """Delete a pod that an earlier Hub left before it knew of it, then request the lease."""
+        if self._created:
+            self.log.warning("Deleting a pod that an earlier start of %s left", self._log_name)
+            await self.stop()
+        self.started_here = True
+        await super().run_pre_spawn_hook()
 
     async def get_pod_manifest(self) -> Any:
-        """Return the pod manifest with the lease in it; from here on the pod's own events fill the pending page."""
-        if self._progress is not None:
-            self._progress.close()
-        if self._lease is not None:
-            self._apply(self._lease)
-        return await super().get_pod_manifest()
+        """Return the pod manifest with the lease in it; KubeSpawner's settings stay as they are for the next start."""
+        with self._with_lease():
+            return await super().get_pod_manifest()
 
-    def _apply(self, lease: Lease) -> None:
+    @contextmanager
+    def _with_lease(self) -> Iterator[None]:
         own: Any = self
-        devices = pod.devices(lease, self.gpu_resource)
-        own.extra_labels = {**own.extra_labels, **pod.labels(lease)}
-        own.extra_annotations = {**own.extra_annotations, **pod.pod_annotations(lease, own.user.name)}
-        own.extra_resource_limits = {**own.extra_resource_limits, **devices}
-        own.extra_resource_guarantees = {**own.extra_resource_guarantees, **devices}
-        own.node_affinity_required = pod.node_affinity(lease, list(own.node_affinity_required))
-        for setting, value in pod.compute(lease).items():
-            setattr(own, setting, value)
-        chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
-        own.priority_class_name = chosen or own.priority_class_name
+        found: dict[str, Any] = {
+            "extra_pod_config": {"terminationGracePeriodSeconds": self.delete_grace_period, **own.extra_pod_config},
+        }
+        if (lease := self._lease) is not None:
+            chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
+            found["priority_class_name"] = chosen or own.priority_class_name
+            site = {name: getattr(own, name) for name in pod.SITE}
+            found |= pod.settings(lease, own.user.name, self.instance, self.gpu_resource, site)
+        before = {name: getattr(own, name) for name in found}
+        try:
+            for name, value in found.items():
+                setattr(own, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(own, name, value)
 
     def get_env(self) -> dict[str, str]:
         """Return the notebook's variables without device numbers, which the device plugin sets."""
         return pod.environment(super().get_env(), self._lease)
+
+    async def load_user_options(self) -> None:
+        """Apply nothing: KubeSpawner would search its own `profile_list` for the quota service's profile."""
+
+    # -- while the pod starts ----------------------------------------------------------------------------------
+
+    async def start_server(self) -> Any:
+        """Create the pod and wait until it runs; raise Refused with Kubernetes' reason where it does not."""
+        self._problem = ""
+        starting = asyncio.ensure_future(super().start_server())
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.start_timeout - min(_MARGIN, self.start_timeout / 10)
+        said: set[tuple[str, str]] = set()
+        try:
+            while not starting.done():
+                await asyncio.wait([starting], timeout=self.look_seconds)
+                self._report_pod(said)
+                if not starting.done() and (loop.time() > until or pod_events.cannot_be_pulled(self.pod or {})):
+                    raise Refused(self._why_not(), code="pod_not_running", status=503)
+            return await starting
+        finally:
+            starting.cancel()
+
+    def _report_pod(self, said: set[tuple[str, str]]) -> None:
+        """Report what Kubernetes said since the last look; `said` are the versions of events that were reported."""
+        if not self._created:
+            return  # events of an earlier pod
+        events = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in self.events}
+        steps = [pod_events.step(event) for version, event in events.items() if version not in said]
+        said.update(events)
+        pod = self.pod or {}
+        for step in [*steps, pod_events.waiting(pod)]:
+            if step is not None:
+                self._problem = step.message if step.problem else ""
+                self.report(step.phase, step.message)
+        placed = pod_events.placed(pod)  # its event may be dropped, or come late
+        if placed is not None and self._progress is not None and self._progress.phase == placed.phase:
+            self._problem = ""
+            self.report(placed.phase, placed.message)
+
+    def _why_not(self) -> str:
+        if self._problem:
+            return f"The notebook could not be started: {self._problem.rstrip('.')}."
+        return f"The notebook's pod was not running within {self.start_timeout} s, and Kubernetes does not say why."
+
+    def save_state(self) -> None:
+        """Write the state now: a Hub that is killed must find the pod."""
+        self._store()
+
+    # -- after the pod -----------------------------------------------------------------------------------------
+
+    async def run_post_stop_hook(self) -> None:
+        """Release the lease once the pod's containers have ended: until then they hold their GPUs."""
+        if self._created and not self.kept():
+            await self.stop()
+        await super().run_post_stop_hook()

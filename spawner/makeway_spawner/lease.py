@@ -31,6 +31,9 @@ GONE = frozenset({404, 410})
 class LeaseMixin(SpawnForm):
     """A spawner that starts no server without a lease and keeps no lease without a server."""
 
+    first_step = ("server", "Starting the notebook server")
+    """Phase and message with which the start of a server begins, once the lease is granted."""
+
     renew_seconds = Float(
         5.0, min=0.1, help="Seconds between renewals of a lease; at most a third of its duration."
     ).tag(config=True)
@@ -165,19 +168,17 @@ class LeaseMixin(SpawnForm):
             self._progress.add(phase, message, **more)
 
     async def progress(self) -> Any:
-        """Yield the lease's events first, then the spawner's own."""
+        """Yield what was reported; the events of the spawners below say less."""
         if self._progress is not None:
             async for event in self._progress.follow():
                 yield event
-        async for event in super().progress():
-            yield event
 
     # -- while the server runs ---------------------------------------------------------------------------------
 
     async def start(self) -> Any:
         """Start the server and notify the service of it."""
-        self.report("server", "Starting the notebook server")
-        where = await super().start()
+        self.report(*self.first_step)
+        where = await self.start_server()
         self.report("server", "Waiting for the notebook server to answer", progress=90)
         if self._lease is not None:
             self._lease.started = False
@@ -185,6 +186,10 @@ class LeaseMixin(SpawnForm):
         self._stop_renewing()
         self._start_renewing()  # at once: the first renewal notifies the service
         return where
+
+    async def start_server(self) -> Any:
+        """Start the server as the spawner below does, and return its address."""
+        return await super().start()
 
     def get_env(self) -> dict[str, str]:
         """Return the server's variables with those of the lease: devices, team, profile, address of the service."""
@@ -292,6 +297,8 @@ class LeaseMixin(SpawnForm):
         self._lease = Lease.load(state.get("makeway"))
         if self._lease is not None:
             self._choice = Choice(self._lease.profile, self._lease.team, self._lease.preemptible)
+            if self._lease.started is None:  # a Hub that was killed during the start: what runs now is adopted
+                self._lease.started = False
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that the Hub stores, with the lease; `clear_state` keeps it, `_release` drops it."""

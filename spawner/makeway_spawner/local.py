@@ -155,12 +155,6 @@ class MakewayLocalSpawner(LeaseMixin, LocalProcessSpawner):  # type: ignore[misc
                 self.log.info("Killed %i processes left over from %s", left, self._log_name)
         await super().run_post_stop_hook()
 
-    async def progress(self) -> Any:
-        """Yield the lease's events only; those of LocalProcessSpawner say less."""
-        if self._progress is not None:
-            async for event in self._progress.follow():
-                yield event
-
     def load_state(self, state: dict[str, Any]) -> None:
         """Read the process back after a restart of the Hub."""
         super().load_state(state)

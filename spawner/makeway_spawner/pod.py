@@ -1,22 +1,36 @@
-"""Turn a lease into pod settings: node, devices, CPU, memory, labels and annotations. Pure."""
+"""Turn a lease into pod settings: node, devices, CPU, memory, priority class, labels and annotations. Pure."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from .granted import Lease
 
-PREFIX = "makeway.io"
+PREFIX = "makeway"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "makeway"}
 MEBIBYTE = 2**20
+SITE = (
+    "common_labels",
+    "extra_annotations",
+    "extra_resource_limits",
+    "extra_resource_guarantees",
+    "node_affinity_required",
+    "tolerations",
+)
+"""KubeSpawner's settings from which those of a lease are made."""
 
 
-def labels(lease: Lease) -> dict[str, str]:
-    """Return the labels by which the service finds the pod; user names are no label values (see `pod_annotations`)."""
-    found = {
+def labels(lease: Lease, instance: str) -> dict[str, str]:
+    """Return the labels by which the service knows the pod as a session's of its own, not as foreign.
+
+    User names are no label values (see `pod_annotations`).
+    """
+    found = MANAGED_BY | {
+        f"{PREFIX}/instance": instance,
         f"{PREFIX}/session": lease.id,
         f"{PREFIX}/profile": lease.profile,
-        f"{PREFIX}/kind": "session",
         f"{PREFIX}/preemptible": str(lease.preemptible).lower(),
     }
     return found | ({f"{PREFIX}/team": lease.team} if lease.team else {})
@@ -67,9 +81,37 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
     return found
 
 
+def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
+    """Return the tolerations, for GPUs also that of taints with the resource's name, as nodes with GPUs often have."""
+    mine = {"key": resource, "operator": "Exists"}
+    return own if not lease.gpus or mine in own else [*own, mine]
+
+
 def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
     """Return the variables without device numbers, which the device plugin sets; without GPUs no device is visible."""
     found = {key: value for key, value in env.items() if key not in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")}
     if lease is None or not lease.gpus:
         found["NVIDIA_VISIBLE_DEVICES"] = "void"
     return found
+
+
+def settings(lease: Lease, owner: str, instance: str, resource: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return KubeSpawner's settings for the pod of this lease, made from the site's `own` (SITE), unchanged.
+
+    KubeSpawner's common labels win over its extra ones and name it as the manager, so the labels are among the common.
+    """
+    asked = devices(lease, resource)
+    return {
+        "common_labels": {**own["common_labels"], **labels(lease, instance)},
+        "extra_annotations": {**own["extra_annotations"], **pod_annotations(lease, owner)},
+        "extra_resource_limits": {**own["extra_resource_limits"], **asked},
+        "extra_resource_guarantees": {**own["extra_resource_guarantees"], **asked},
+        "node_affinity_required": node_affinity(lease, _listed(own["node_affinity_required"])),
+        "tolerations": tolerations(lease, resource, _listed(own["tolerations"])),
+        **compute(lease),
+    }
+
+
+def _listed(entries: Any) -> list[Any]:
+    """Return a setting that is a list, or a dictionary whose values count in the order of their keys."""
+    return [entries[key] for key in sorted(entries)] if isinstance(entries, dict) else list(entries)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 PHASES: dict[str, int] = {"admission": 5, "reclaim": 20, "node": 45, "image": 60, "server": 80}
@@ -16,13 +17,24 @@ class Progress:
     The same event twice in a row is recorded once. After `close` every watcher comes to its end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.events: list[dict[str, Any]] = []
+        self._clock = clock
+        self._spent: dict[str, float] = {}
+        """seconds in each phase up to the present one"""
+        self._entered = clock()
         self._closed = False
         self._recorded = asyncio.Event()
 
+    @property
+    def phase(self) -> str:
+        """The phase of the last event; empty before the first."""
+        return str(self.events[-1]["phase"]) if self.events else ""
+
     def add(self, phase: str, message: str, **more: Any) -> None:
         """Record one event; the bar never goes back."""
+        if self.phase != phase:
+            self._enter(phase)
         percent = max(PHASES[phase], self.events[-1]["progress"] if self.events else 0)
         event = {"progress": percent, "phase": phase, "message": message, **more}
         if not self.events or self.events[-1] != event:
@@ -34,18 +46,32 @@ class Progress:
         self._closed = True
         self._wake()
 
+    def clocks(self) -> dict[str, float]:
+        """Return the seconds spent in each phase so far; only that of the present phase still grows."""
+        found = dict(self._spent)
+        if self.phase:
+            found[self.phase] += self._clock() - self._entered
+        return {phase: round(seconds, 1) for phase, seconds in found.items()}
+
     async def follow(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield every event, recorded and new, until `close`."""
+        """Yield every event, recorded and new, until `close`, each with the phases' clocks as they are then."""
         seen = 0
         while True:
             recorded = self._recorded
             for event in self.events[seen:]:
                 seen += 1
-                yield dict(event)
+                yield {**event, "clocks": self.clocks()}
             if self._closed and seen == len(self.events):
                 return
             if seen == len(self.events):
                 await recorded.wait()
+
+    def _enter(self, phase: str) -> None:
+        now = self._clock()
+        if self.phase:
+            self._spent[self.phase] += now - self._entered
+        self._spent.setdefault(phase, 0.0)
+        self._entered = now
 
     def _wake(self) -> None:
         self._recorded.set()

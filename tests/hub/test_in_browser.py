@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -107,6 +108,10 @@ def test_reclaim_is_announced_shown_and_can_be_stopped(portal: Portal, person: o
     expect(now).to_have_attribute("data-phase", "reclaim")
     expect(bo.page.locator("#progress-message")).to_contain_text("train-")
     expect(bo.page.locator("#mw-until")).to_contain_text("at the latest in")
+    for phase in ("admission", "reclaim"):
+        clock = bo.page.locator(f".mw-phases li[data-phase={phase}] .mw-phase-clock")
+        expect(clock).to_have_text(re.compile(r"^\d+(\.\d)? s$"))
+    expect(bo.page.locator(".mw-phases li[data-phase=server] .mw-phase-clock")).to_be_empty()
     if pictures:
         bo.page.screenshot(path=pictures / "pending.png")
     assert leases_of(portal, "bo")

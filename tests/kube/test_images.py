@@ -116,7 +116,7 @@ def test_it_runs_as_a_user_that_may_write_its_volumes_only(api: Api) -> None:
     ("image", "command"),
     [
         ("hub", ["jupyterhub", "--version"]),
-        ("hub", ["python", "-c", "import makeway_hub, makeway_spawner, kubespawner; print(6)"]),
+        ("hub", ["python", "-c", "import makeway_hub, makeway_spawner.kube; print(6)"]),
         ("notebook", ["jupyterhub-singleuser", "--version"]),
         ("notebook", ["python", "-c", "import jupyterlab, ipykernel, makeway.magics; print(6)"]),
     ],

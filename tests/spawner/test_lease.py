@@ -230,6 +230,21 @@ async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaF
     assert fake.released == ["s1"]
 
 
+async def test_a_server_that_a_killed_hub_was_starting_is_made_known_once_it_is_adopted(
+    make: Make, fake: QuotaFake
+) -> None:
+    first = make()
+    await first.run_pre_spawn_hook()
+    state = first.orm_spawner.state
+    first._stop_renewing()  # the Hub dies before the server is up
+    second = make()
+    second.load_state(state)
+    second.up = True
+    assert await second.poll() is None
+    await until(lambda: fake.started == ["s1"], "the service learned that the server is up")
+    await second.run_post_stop_hook()
+
+
 async def test_a_short_outage_of_the_service_stops_no_notebook(make: Make, fake: QuotaFake) -> None:
     spawner = await started(make())
     fake.down = True

@@ -27,12 +27,16 @@ NODE = {"key": "metadata.name", "operator": "In", "values": ["node-7"]}
 
 
 def test_labels_identify_the_session_and_owners_are_annotations() -> None:
-    assert pod.labels(LEASE)["makeway.io/session"] == "s-1"
-    assert "makeway.io/team" not in pod.labels(CPU)
-    assert pod.pod_annotations(LEASE, "Ana <x>") == {
-        "makeway.io/owner": "Ana <x>",
-        "makeway.io/placement": "node-7:2,5",
+    assert pod.labels(LEASE, "lab") == {
+        "app.kubernetes.io/managed-by": "makeway",
+        "makeway/instance": "lab",
+        "makeway/session": "s-1",
+        "makeway/profile": "gpu2",
+        "makeway/preemptible": "false",
+        "makeway/team": "rnd",
     }
+    assert "makeway/team" not in pod.labels(CPU, "lab")
+    assert pod.pod_annotations(LEASE, "Ana <x>") == {"makeway/owner": "Ana <x>", "makeway/placement": "node-7:2,5"}
 
 
 @pytest.mark.covers("F42", "N06")
@@ -68,6 +72,14 @@ def test_cpu_and_memory_are_requests_and_limits() -> None:
     assert pod.compute(CPU) == {}, "the site's own settings stay"
 
 
+def test_a_taint_with_the_name_of_the_resource_is_tolerated_by_those_who_use_it() -> None:
+    own = [{"key": "zone", "operator": "Exists"}]
+    mine = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    assert pod.tolerations(LEASE, "nvidia.com/gpu", own) == [*own, mine]
+    assert pod.tolerations(LEASE, "nvidia.com/gpu", [mine]) == [mine]
+    assert pod.tolerations(CPU, "nvidia.com/gpu", own) == own
+
+
 @pytest.fixture
 async def spawner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a real KubeSpawner without a cluster."""
@@ -98,13 +110,29 @@ async def test_kubespawners_own_manifest_carries_the_lease(spawner: Any) -> None
     fields = [field for term in required["node_selector_terms"] for field in term["match_fields"]]
     assert fields == [NODE]
     assert spec["priority_class_name"] == "makeway-session"
-    assert made["metadata"]["labels"]["makeway.io/session"] == "s-1"
+    labels = made["metadata"]["labels"]
+    assert (labels["makeway/session"], labels["app.kubernetes.io/managed-by"]) == ("s-1", "makeway")
+    assert spec["termination_grace_period_seconds"] == 30
+    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in [
+        {key: value for key, value in one.items() if value} for one in spec["tolerations"]
+    ]
     resources = spec["containers"][0]["resources"]
     assert resources["limits"] == {"nvidia.com/gpu": "2", "cpu": 8, "memory": 32 * 2**30}
     assert resources["requests"] == resources["limits"]
     env = {entry["name"] for entry in spec["containers"][0]["env"]}
     assert "MAKEWAY_SESSION" in env
     assert "CUDA_VISIBLE_DEVICES" not in env
+
+
+async def test_the_settings_of_one_lease_are_gone_in_the_next_manifest(spawner: Any) -> None:
+    await manifest(spawner, LEASE)
+    other = await manifest(spawner, replace(LEASE, id="s-9", placement=[("node-8", [0])]))
+    required = other["spec"]["affinity"]["node_affinity"]["required_during_scheduling_ignored_during_execution"]
+    fields = [field["values"] for term in required["node_selector_terms"] for field in term["match_fields"]]
+    assert fields == [["node-8"]]
+    plain = await manifest(spawner, CPU)
+    assert (plain["spec"]["affinity"], plain["spec"]["tolerations"]) == (None, None)
+    assert (spawner.cpu_limit, spawner.priority_class_name) == (1, "")
 
 
 async def test_a_profile_without_cpu_and_memory_leaves_the_sites_limits(spawner: Any) -> None:

@@ -1,4 +1,4 @@
-// Follows a pending start (phase, message, deadline) and stops exactly the server of this page.
+// Follows a pending start (phase with its clock, message, deadline) and stops exactly the server of this page.
 import { duration } from "./formats.js";
 
 const page = document.getElementById("mw-pending");
@@ -13,6 +13,19 @@ const { base, user, server, xsrf } = page.dataset;
 const seen = new Set();
 let deadline = null;
 let over = false;
+let clocks = {};
+let clocksAt = 0;
+
+function showClocks() {
+  // Only the present phase's clock runs on; while the page reads on from the beginning, it is the last one that does.
+  const current = phases.find((item) => item.classList.contains("now"));
+  const passed = over ? 0 : (performance.now() - clocksAt) / 1000;
+  for (const item of phases) {
+    const spent = clocks[item.dataset.phase];
+    const shown = item.querySelector(".mw-phase-clock");
+    shown.textContent = spent === undefined ? "" : duration(spent + (item === current ? passed : 0));
+  }
+}
 
 function showProgress(percent) {
   bar.style.width = `${percent}%`;
@@ -50,6 +63,7 @@ function countDown() {
 }
 
 function end(text) {
+  showClocks();
   over = true;
   source.close();
   countDown();
@@ -84,10 +98,15 @@ function onEvent(e) {
     return;
   }
   if (event.progress !== undefined) showProgress(event.progress);
+  if (event.clocks) {
+    clocks = event.clocks;
+    clocksAt = performance.now();
+  }
   if (event.phase) {
     showPhase(event.phase);
     deadline = event.until ? Date.parse(event.until) : null;
     countDown();
+    showClocks();
   }
   if (event.message) message.textContent = event.message;
 }
@@ -132,5 +151,8 @@ source.onerror = () => {
   if (source.readyState === EventSource.CLOSED) setTimeout(() => window.location.reload(), 2000);
 };
 stop.addEventListener("click", stopServer);
-setInterval(countDown, 500);
+setInterval(() => {
+  countDown();
+  if (!over) showClocks();
+}, 500);
 window._jupyterhub_page_loaded = true;

@@ -1,0 +1,88 @@
+"""Describe what Kubernetes reports of a starting pod: the phase of the start, and a sentence. Pure.
+
+Called with the pod's events, which the scheduler and the kubelet of its node write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOTEBOOK = "spec.containers{notebook}"
+"""The field path of events about the container with the notebook server."""
+IMAGE_FAULTS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "InspectFailed"})
+_PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One sentence for the pending page. `problem`: the start cannot go on like this."""
+
+    phase: str
+    message: str
+    problem: bool = False
+
+
+def step(event: Mapping[str, Any]) -> Step | None:
+    """Return what an event says to the user, None where it says nothing that they need."""
+    reason, said = str(event.get("reason") or ""), str(event.get("message") or "").strip()
+    about = (event.get("involvedObject") or {}).get("fieldPath") or ""
+    if reason == "FailedScheduling":
+        return Step("node", f"Kubernetes does not place the notebook yet: {said}", problem=True)
+    if reason == "TriggeredScaleUp":
+        return Step("node", "The cluster is adding a node.")
+    if reason in ("FailedMount", "FailedAttachVolume"):
+        return Step("node", f"A volume is not there yet: {said}", problem=True)
+    if reason == "Pulling":
+        return Step("image", f"Pulling the image {_quoted(said)}".rstrip())
+    if reason == "Pulled":
+        return Step("image", _pulled(said))
+    if reason in ("Failed", "BackOff", "InspectFailed", "ErrImageNeverPull") and "image" in said.lower():
+        return Step("image", f"The image cannot be pulled: {said}", problem=True)
+    if reason == "Started" and about in ("", NOTEBOOK):
+        return Step("server", "The container runs; waiting for the notebook server to answer")
+    if event.get("type") == "Warning":
+        phase = "server" if about == NOTEBOOK else "node"
+        return Step(phase, said, problem=True) if said else None
+    return None
+
+
+def placed(pod: Mapping[str, Any]) -> Step | None:
+    """Return where the pod runs, None while it has no node."""
+    node = (pod.get("spec") or {}).get("nodeName")
+    return Step("node", f"Kubernetes has placed the notebook on {node}") if node else None
+
+
+def waiting(pod: Mapping[str, Any]) -> Step | None:
+    """Return why a container of the pod waits for its image, from the pod itself: events may be dropped."""
+    status = pod.get("status") or {}
+    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = (one.get("state") or {}).get("waiting") or {}
+        if state.get("reason") in IMAGE_FAULTS:
+            said = str(state.get("message") or state["reason"]).strip()
+            return Step("image", f"The image {one.get('image', '')} cannot be pulled: {said}", problem=True)
+    return None
+
+
+def cannot_be_pulled(pod: Mapping[str, Any]) -> bool:
+    """Whether the image has no valid name, or may not be pulled at all: waiting does not help."""
+    status = pod.get("status") or {}
+    reasons = {
+        ((one.get("state") or {}).get("waiting") or {}).get("reason")
+        for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    }
+    return not reasons.isdisjoint({"InvalidImageName", "ErrImageNeverPull"})
+
+
+def _quoted(said: str) -> str:
+    parts = said.split('"')
+    return parts[1] if len(parts) > 2 else ""
+
+
+def _pulled(said: str) -> str:
+    if "already present" in said:
+        return "The image is on the node already."
+    took = _PULLED_IN.search(said)
+    return "The image is pulled" + (f", in {took[1]}." if took else ".")

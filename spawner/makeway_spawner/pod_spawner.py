@@ -1,0 +1,203 @@
+"""Follow a notebook's pod from its creation until its containers have ended.
+
+`PodSpawner` is KubeSpawner that recognises evicted and lost pods, deletes with the full grace, and whose `stop` returns
+once the pod is gone from the API server: a lease that is released earlier would give its GPUs out a second time. While
+the API server does not answer, `poll` and `stop` wait: an error would be taken for the end of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from jupyterhub.utils import exponential_backoff
+from kubernetes_asyncio.client import V1DeleteOptions
+from kubernetes_asyncio.client.rest import ApiException
+from kubespawner import KubeSpawner
+from traitlets import Float, default
+
+from . import pod_end
+
+T = TypeVar("T")
+_NOT_FOUND = 404
+_SAVED_AS = "makeway_pod"
+"""The key under which the Hub stores that a pod was created and not seen to go."""
+
+
+class PodSpawner(KubeSpawner):  # type: ignore[misc]
+    """A notebook server in a pod, from its creation until its containers have ended."""
+
+    lost_seconds = Float(
+        15.0,
+        min=0.0,
+        help="A deleted pod that is still listed this many seconds after its grace counts as lost: its node is gone.",
+    ).tag(config=True)
+    look_seconds = Float(
+        0.5, min=0.05, help="Seconds between two looks at a pod that is starting or being deleted."
+    ).tag(config=True)
+
+    started_here = False
+    """Whether this object began a start, so that it knows of every pod."""
+    _created = False
+    """Whether there may be a pod: one was created, and it was not seen to go."""
+    _creating: asyncio.Future[bool] | None = None
+    _deleting: tuple[str, float] = ("", 0.0)
+    """the pod that is being deleted, by its UID, and since when (monotonic)"""
+
+    @default("delete_grace_period")
+    def _default_delete_grace_period(self) -> int:
+        return 30  # KubeSpawner's default is one second, too short for a kernel to save anything
+
+    @default("poll_interval")
+    def _default_poll_interval(self) -> int:
+        return 5  # a look at the watched pods, no request
+
+    @property
+    def pod(self) -> dict[str, Any] | None:
+        """The pod as the watch showed it last; None where it shows none."""
+        reflector = self.pod_reflector
+        found: dict[str, Any] | None = reflector and reflector.pods.get(f"{self.namespace}/{self.pod_name}")
+        return found
+
+    async def follow_pods(self) -> None:
+        """Watch the pods, again where KubeSpawner's watch gave up, as it does after a minute without an API server.
+
+        Return once the pods are known.
+        """
+        await self._until_answered(self._follow_pods)
+
+    async def _follow_pods(self) -> None:
+        reflector = self.pod_reflector
+        await self._start_watching_pods(replace=reflector is not None and _gave_up(reflector))
+
+    async def _until_answered(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a request until the API server answers it."""
+        failed = False
+        while True:
+            try:
+                answer = await request()
+            except Exception as error:
+                if not failed:
+                    self.log.warning("Kubernetes cannot tell whether the pod of %s runs: %s", self._log_name, error)
+                failed = True
+                await asyncio.sleep(self.look_seconds)
+            else:
+                if failed:
+                    self.log.info("Kubernetes answers again about the pod of %s", self._log_name)
+                return answer
+
+    async def _start(self) -> Any:
+        """Start the pod, with watches that did not give up: KubeSpawner would go on with one that knows nothing."""
+        await self.follow_pods()
+        events = self.event_reflector
+        if events is not None and _gave_up(events):
+            await self._start_watching_events(replace=True)
+        return await super()._start()
+
+    async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
+        """Create the pod in a task of its own: a start cancelled meanwhile must learn that there is a pod to delete."""
+        self._created = True
+        self.save_state()
+        self._creating = asyncio.ensure_future(super()._make_create_pod_request(pod, request_timeout))
+        return await asyncio.shield(self._creating)
+
+    def save_state(self) -> None:
+        """Write the state to the Hub's database."""
+
+    async def poll(self) -> int | None:
+        """Return None while the containers may run, else an exit status; an evicted pod is deleted."""
+        if self.started_here and not self._created:
+            return 1  # no pod was requested, so there is nothing to ask for
+        await self.follow_pods()
+        pod = self.pod
+        if pod is not None and self._lost(pod):
+            self.log.warning("The pod of %s is lost with its node: %s", self._log_name, pod_end.why(pod) or "deleted")
+            return 1
+        status: int | None = await super().poll()
+        if pod is not None and pod_end.ended(pod):
+            self.log.warning("The pod of %s has ended: %s", self._log_name, pod_end.why(pod) or "no reason is given")
+            if self.delete_stopped_pods:
+                await self.stop(now=True)
+            return 1 if status is None else status
+        return status
+
+    async def stop(self, now: bool = False) -> None:
+        """Delete the pod and return once the API server has it no more, or once it is lost.
+
+        Without a grace (`now`) only a pod is deleted whose containers have ended or are out of reach: the API server
+        forgets such a pod at once, while its containers still hold its GPUs.
+        """
+        await self._wait_until_created()
+        await self.follow_pods()
+        pod = self.pod
+        over = pod is not None and (pod_end.ended(pod) or self._lost(pod))
+        seconds = 0 if now and over else self.delete_grace_period
+        await self._until_answered(partial(self._delete, seconds))
+        while not await self._until_answered(self._gone):
+            await asyncio.sleep(self.look_seconds)
+            await self.follow_pods()
+        if now and self.pod is not None:  # lost: only this removes it before its node is back
+            await self._until_answered(partial(self._delete, 0))
+        self._created = False
+
+    async def _delete(self, seconds: int) -> None:
+        options = V1DeleteOptions(grace_period_seconds=seconds)
+        request = partial(self._make_delete_pod_request, self.pod_name, options, seconds, self.k8s_api_request_timeout)
+        what = f"The pod {self.namespace}/{self.pod_name} could not be deleted"
+        await exponential_backoff(request, what, timeout=self.k8s_api_request_retry_timeout)
+
+    async def _wait_until_created(self) -> None:
+        """Wait for a request that creates the pod, except within that request, which stops a pod of the same name."""
+        creating = self._creating
+        if creating is not None and creating is not asyncio.current_task() and not creating.done():
+            await asyncio.wait([creating])
+
+    async def _gone(self) -> bool:
+        """Whether the pod is gone or lost; the API server is asked only where the watch shows no pod."""
+        pod = self.pod
+        if pod is not None:
+            return self._lost(pod)
+        try:
+            await self.api.read_namespaced_pod(self.pod_name, self.namespace)
+        except ApiException as error:
+            if error.status == _NOT_FOUND:
+                return True
+            raise
+        return False
+
+    def kept(self) -> bool:
+        """Whether the pod has ended and the site wants to look at it (`delete_stopped_pods`)."""
+        pod = self.pod
+        return pod is not None and pod_end.ended(pod) and not self.delete_stopped_pods
+
+    def _lost(self, pod: dict[str, Any]) -> bool:
+        """Whether a deleted pod is lost with its node: its grace is over, and no kubelet confirms that it has ended."""
+        if not pod_end.deleting(pod) or pod_end.ended(pod):
+            return False
+        uid = pod["metadata"]["uid"]
+        if self._deleting[0] != uid:
+            self._deleting = (uid, time.monotonic() - pod_end.deleted_for(pod, time.time()))
+        return time.monotonic() - self._deleting[1] > pod_end.grace(pod) + self.lost_seconds
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Read back whether there may be a pod."""
+        super().load_state(state)
+        self._created = bool(state.get(_SAVED_AS))
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the state that the Hub stores."""
+        state: dict[str, Any] = super().get_state()
+        if self._created:
+            state[_SAVED_AS] = True
+        return state
+
+
+def _gave_up(reflector: Any) -> bool:
+    """Whether a watch has ended, or never began because its first list failed: then it knows of no pod."""
+    first, watch = reflector.first_load_future, reflector.watch_task
+    if first.done() and (first.cancelled() or first.exception() is not None):
+        return True
+    return watch is not None and watch.done()

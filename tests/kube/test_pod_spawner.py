@@ -1,0 +1,118 @@
+"""A spawner of this process against the real API server: what a whole Hub shows too late or too rarely."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from informing import soon
+from kube.notebooks import Line
+from kubernetes_asyncio.config import kube_config
+from kubespawner.clients import load_config
+from makeway_spawner.kube import MakewayKubeSpawner
+from pods import PODS, simulated_pod
+
+from kube_cluster.api import Api
+from kube_cluster.cluster import Cluster
+
+pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("kwok_cluster")]
+
+
+@pytest.fixture
+def line(control_plane: Cluster, tmp_path: Path) -> Iterator[Line]:
+    """The way of the spawner to the API server."""
+    made = Line(control_plane.kubeconfig, tmp_path / "kubeconfig")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def spawner(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakewayKubeSpawner]:
+    """A spawner for ana with the administrator's rights."""
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    load_config.cache_clear()
+    hub: Any = SimpleNamespace(base_url="/hub/", api_url="http://hub:8081/hub/api", public_host="", server=None)
+    user: Any = SimpleNamespace(name="ana", escaped_name="ana", url="/user/ana/", id=1, server=None)
+    made = MakewayKubeSpawner(hub=hub, user=user, namespace="default", look_seconds=0.1)
+    yield made
+    await MakewayKubeSpawner._stop_all_reflectors()
+    await made.api.api_client.close()
+    await asyncio.sleep(0.3)  # aiohttp closes connections with TLS after its session
+
+
+def notebook(**annotations: str) -> dict[str, Any]:
+    """Return ana's pod as the Hub's watch finds it."""
+    pod = simulated_pod("jupyter-ana", **annotations)
+    pod["metadata"]["labels"] = {"component": "singleuser-server"}
+    return pod
+
+
+async def test_a_watch_that_gave_up_begins_anew(api: Api, spawner: MakewayKubeSpawner) -> None:
+    await spawner.follow_pods()
+    first = spawner.pod_reflector
+    first.watch_task.cancel()  # KubeSpawner's own end of it comes after a minute without an API server
+    await asyncio.wait([first.watch_task])
+    api.create(PODS, notebook())
+    assert spawner.pod is None
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod, "the pod is seen")
+
+
+async def test_without_an_api_server_a_poll_waits_for_it_and_concludes_nothing(
+    api: Api, spawner: MakewayKubeSpawner, line: Line
+) -> None:
+    api.create(PODS, notebook())
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Running", "the pod runs")
+    first = spawner.pod_reflector
+    line.cut()
+    first.watch_task.cancel()
+    await asyncio.wait([first.watch_task])
+    polls = [asyncio.ensure_future(spawner.poll()) for _ in range(3)]
+    await soon(lambda: spawner.pod_reflector is not first, "a new watch is tried")
+    second = spawner.pod_reflector
+    await soon(lambda: spawner.pod_reflector is not second, "and another one")
+    assert not any(poll.done() for poll in polls)
+    line.mend()
+    assert [await poll for poll in polls] == [None] * 3
+
+
+async def test_a_running_pod_is_not_deleted_without_its_grace(api: Api, spawner: MakewayKubeSpawner) -> None:
+    api.create(PODS, notebook(terminating_for="1h"))
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod, "the pod is seen")
+    stopping = asyncio.ensure_future(spawner.stop(now=True))
+    await soon(lambda: spawner.pod and "deletionTimestamp" in spawner.pod["metadata"], "the pod terminates")
+    assert spawner.pod is not None
+    assert spawner.pod["metadata"]["deletionGracePeriodSeconds"] == 30
+    assert await spawner.poll() is None
+    api.delete(f"{PODS}/jupyter-ana", gracePeriodSeconds="0")
+    await stopping
+    assert await spawner.poll() == 1
+
+
+async def test_stop_returns_when_the_pod_is_lost(api: Api, spawner: MakewayKubeSpawner) -> None:
+    spawner.delete_grace_period, spawner.lost_seconds = 1, 0.5
+    api.create(PODS, notebook(terminating_for="1h"))
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod, "the pod is seen")
+    await spawner.stop()
+    assert spawner.pod, "no kubelet confirms the end"
+    assert await spawner.poll() == 1
+    await spawner.stop(now=True)  # what KubeSpawner does before it creates a pod of the same name
+    await soon(lambda: not spawner.pod, "the pod is gone")
+
+
+async def test_a_failed_pod_has_ended_whatever_its_containers_say(api: Api, spawner: MakewayKubeSpawner) -> None:
+    api.create(PODS, notebook())
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Running", "the pod runs")
+    assert await spawner.poll() is None
+    api.merge(f"{PODS}/jupyter-ana/status", {"status": {"phase": "Failed", "reason": "NodeShutdown"}})
+    await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Failed", "the pod has failed")
+    assert await spawner.poll() == 1
+    await soon(lambda: not spawner.pod, "the pod is deleted")

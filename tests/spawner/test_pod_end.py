@@ -1,0 +1,53 @@
+"""When a pod has ended, and for how long it has been deleted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from makeway_spawner import pod_end
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
+
+
+def pod(status: dict[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
+    return {"metadata": metadata, "status": status or {}}
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        (
+            {"containerStatuses": [{"name": "notebook", "state": {"terminated": {"reason": "Error", "exitCode": 1}}}]},
+            "Error: exit code 1",
+        ),
+        (
+            {
+                "reason": "NodeLost",
+                "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByX", "message": "y"}],
+            },
+            "DeletionByX: y",
+        ),
+        ({"conditions": [{"type": "DisruptionTarget", "status": "False", "reason": "x"}]}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_end_is_described_in_kubernetes_words(status: dict[str, Any], words: str) -> None:
+    assert pod_end.why(pod(status)) == words
+
+
+def test_only_a_failed_or_succeeded_pod_has_ended() -> None:
+    phases = ("Pending", "Running", "Succeeded", "Failed")
+    assert [phase for phase in phases if pod_end.ended(pod({"phase": phase}))] == ["Succeeded", "Failed"]
+    assert not pod_end.ended(pod())
+
+
+@pytest.mark.parametrize(
+    ("until", "seconds"), [("11:59:50", 0.0), ("11:50:30", 540.0), ("12:00:29", 0.0)], ids=["now", "long ago", "later"]
+)
+def test_a_pod_was_deleted_long_ago_only_where_clocks_cannot_explain_it(until: str, seconds: float) -> None:
+    deleted = pod(deletionTimestamp=f"2026-01-01T{until}Z", deletionGracePeriodSeconds=30)
+    assert pod_end.deleted_for(deleted, NOW) == seconds
+    assert pod_end.grace(deleted) == 30

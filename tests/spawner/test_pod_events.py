@@ -1,0 +1,83 @@
+"""What Kubernetes reports of a starting pod, in phases and words; the events are those of a kubelet and a scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from makeway_spawner.pod_events import Step, cannot_be_pulled, placed, step, waiting
+
+NOTEBOOK = "spec.containers{notebook}"
+
+
+def event(reason: str, message: str, path: str = "", type: str = "Normal") -> dict[str, Any]:
+    return {"reason": reason, "message": message, "type": type, "involvedObject": {"fieldPath": path}}
+
+
+@pytest.mark.covers("N05")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (event("Scheduled", "Successfully assigned default/jupyter-ana to node-1"), None),
+        (
+            event("FailedScheduling", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.", type="Warning"),
+            Step(
+                "node",
+                "Kubernetes does not place the notebook yet: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+                problem=True,
+            ),
+        ),
+        (event("Pulling", 'Pulling image "lab:1"', NOTEBOOK), Step("image", "Pulling the image lab:1")),
+        (
+            event("Pulled", 'Successfully pulled image "lab:1" in 3.1s (4s including waiting). Image size: 9 bytes.'),
+            Step("image", "The image is pulled, in 3.1s."),
+        ),
+        (
+            event("Pulled", 'Container image "lab:1" already present on machine'),
+            Step("image", "The image is on the node already."),
+        ),
+        (
+            event("Failed", 'Failed to pull image "lab:2": not found', NOTEBOOK, "Warning"),
+            Step("image", 'The image cannot be pulled: Failed to pull image "lab:2": not found', problem=True),
+        ),
+        (
+            event("Started", "Started container notebook", NOTEBOOK),
+            Step("server", "The container runs; waiting for the notebook server to answer"),
+        ),
+        (event("Started", "Started container copy", "spec.initContainers{copy}"), None),
+        (event("Created", "Created container notebook", NOTEBOOK), None),
+        (
+            event("FailedMount", "MountVolume.SetUp failed for volume home", type="Warning"),
+            Step("node", "A volume is not there yet: MountVolume.SetUp failed for volume home", problem=True),
+        ),
+        (
+            event("BackOff", "Back-off restarting failed container notebook", NOTEBOOK, "Warning"),
+            Step("server", "Back-off restarting failed container notebook", problem=True),
+        ),
+    ],
+)
+def test_an_event_is_a_phase_and_a_sentence(given: dict[str, Any], expected: Step | None) -> None:
+    assert step(given) == expected
+
+
+def pod(reason: str, message: str = "") -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"status": {"containerStatuses": [{"name": "notebook", "image": "lab:2", "state": state}]}}
+
+
+def test_a_pod_says_itself_that_its_image_is_missing() -> None:
+    found = waiting(pod("ImagePullBackOff", "not found"))
+    assert found == Step("image", "The image lab:2 cannot be pulled: not found", problem=True)
+    assert waiting(pod("ContainerCreating")) is None
+    assert waiting({}) is None
+
+
+def test_a_pod_says_itself_where_it_runs() -> None:
+    assert placed({"spec": {"nodeName": "node-1"}}) == Step("node", "Kubernetes has placed the notebook on node-1")
+    assert placed({"spec": {}}) is None
+
+
+def test_an_image_without_a_valid_name_is_told_from_one_that_may_come() -> None:
+    assert cannot_be_pulled(pod("InvalidImageName"))
+    assert not cannot_be_pulled(pod("ImagePullBackOff"))
+    assert not cannot_be_pulled({})
