@@ -13,7 +13,7 @@ from makeway_api.models import OfferTable
 from traitlets import List, Unicode, default
 from traitlets.config import LoggingConfigurable
 
-from .options import Choice, check, read_form, read_options, refuse_fractions
+from .options import Choice, check, read_form, read_options, refuse_fractions, without_images
 from .picker import Picker
 from .refusal import Refused, refuse
 from .service import CATALOGUE, client_for, unavailable
@@ -29,6 +29,9 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
 
     whole_gpus_only = False
     """Whether profiles with a fraction of a GPU are refused, because the spawner's platform has whole devices only."""
+
+    offers_images = False
+    """Whether notebooks run in containers, so that the picker offers the images of profiles."""
 
     makeway_api_url = Unicode(
         "http://127.0.0.1:8765/services/makeway",
@@ -92,6 +95,8 @@ class SpawnForm(_Spawner):  # type: ignore[misc]
     async def _offers(self) -> OfferTable:
         table = await self.quota.offers(user=self.user.name, kind="session")
         CATALOGUE.update(table)
+        if not self.offers_images:
+            table = without_images(table)
         return refuse_fractions(table) if self.whole_gpus_only else table
 
     def _last_choice(self) -> Choice | None:

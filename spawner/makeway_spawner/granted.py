@@ -29,6 +29,7 @@ class Lease:
     memory: int = 0
     profile_title: str = ""
     team_title: str = ""
+    image: str = ""
 
     @classmethod
     def of(cls, session: Session, started: bool | None = None) -> Lease:
@@ -47,6 +48,7 @@ class Lease:
             memory=session.memory,
             profile_title=session.profile_title,
             team_title=session.team_title,
+            image=session.image or "",
         )
 
     def env(self) -> dict[str, str]:
@@ -100,6 +102,7 @@ class Lease:
             memory=int(saved.get("memory") or 0),
             profile_title=str(saved.get("profile_title") or ""),
             team_title=str(saved.get("team_title") or ""),
+            image=str(saved.get("image") or ""),
         )
 
 

@@ -24,6 +24,7 @@ _MARGIN = 5.0
 class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     """A notebook in a pod whose GPUs come with a lease. Everything else is KubeSpawner's own configuration."""
 
+    offers_images = True
     whole_gpus_only = True  # the API server refuses `nvidia.com/gpu: 0.5`
     first_step = ("node", "Creating the notebook's pod")
 
@@ -68,6 +69,8 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         if (lease := self._lease) is not None:
             chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
             found["priority_class_name"] = chosen or own.priority_class_name
+            if lease.image:
+                found["image"] = lease.image
             site = {name: getattr(own, name) for name in pod.SITE}
             found |= pod.settings(lease, own.user.name, self.instance, self.gpu_resource, site)
         before = {name: getattr(own, name) for name in found}

@@ -111,6 +111,7 @@ class LeaseMixin(SpawnForm):
             profile=choice.profile,
             team=choice.team,
             preemptible=choice.preemptible,
+            image=choice.image or None,
         )
         request = asyncio.ensure_future(self.quota.request_session(body))
         try:
@@ -296,7 +297,7 @@ class LeaseMixin(SpawnForm):
         super().load_state(state)
         self._lease = Lease.load(state.get("makeway"))
         if self._lease is not None:
-            self._choice = Choice(self._lease.profile, self._lease.team, self._lease.preemptible)
+            self._choice = Choice(self._lease.profile, self._lease.team, self._lease.preemptible, self._lease.image)
             if self._lease.started is None:  # a Hub that was killed during the start: what runs now is adopted
                 self._lease.started = False
 

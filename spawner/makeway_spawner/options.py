@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from makeway_api.models import Offer, OfferTable, Profile, Reason
@@ -22,6 +22,8 @@ PREEMPTIBLE_HELPS = frozenset({"not_in_quota"})
 FRACTIONAL = "fractional_gpus"
 """The reason of an offer that this spawner can never run, whatever is free."""
 
+OPTIONS = frozenset({"profile", "team", "preemptible", "image", "choice"})
+_LONGEST_IMAGE = 1000
 _TRUE = frozenset({"1", "on", "true", "yes"})
 _FALSE = frozenset({"", "0", "off", "false", "no"})
 
@@ -33,6 +35,8 @@ class Choice:
     profile: str
     team: str | None = None
     preemptible: bool = False
+    image: str = ""
+    """the name or the reference of one of the profile's images; empty: its default one"""
 
     @property
     def queue(self) -> str:
@@ -41,18 +45,24 @@ class Choice:
 
     def options(self) -> dict[str, Any]:
         """Return the options that the Hub stores; its admin page shows the key `profile`."""
-        return {"profile": self.profile, "team": self.team, "preemptible": self.preemptible}
+        image = {"image": self.image} if self.image else {}
+        return {"profile": self.profile, "team": self.team, "preemptible": self.preemptible, **image}
 
 
 def read_form(form: Mapping[str, Any]) -> Choice:
-    """Read a posted form: `choice=team/profile`, or `profile` and `team`; raise Refused (400) for anything else."""
+    """Read a posted form: `choice=team/profile`, or `profile` and `team`; raise Refused (400) for anything else.
+
+    The image is `image`, or `image:PROFILE` of the chosen profile, as each card of the picker has a list of its own.
+    """
     queue = _single(form, "choice")
     if queue:
         team, slash, profile = queue.rpartition("/")
         if not slash:
             raise Refused(f"The choice {queue!r} is not of the form team/profile.", code="bad_choice", status=400)
-        return Choice(_slug("profile", profile), _slug("team", team) if team else None, _ticked(form, queue))
-    return _choice(_single(form, "profile"), _single(form, "team"), _flag(_single(form, "preemptible")))
+        image = _image(_single(form, f"image:{profile}") or _single(form, "image"))
+        return Choice(_slug("profile", profile), _slug("team", team) if team else None, _ticked(form, queue), image)
+    flag = _flag(_single(form, "preemptible"))
+    return _choice(_single(form, "profile"), _single(form, "team"), flag, _single(form, "image"))
 
 
 def read_options(options: Any) -> Choice:
@@ -65,17 +75,17 @@ def read_options(options: Any) -> Choice:
             code="bad_options",
             status=400,
         )
-    unknown = sorted(str(key)[:40] for key in options if key not in {"profile", "team", "preemptible", "choice"})
+    unknown = sorted(str(key)[:40] for key in options if key not in OPTIONS)
     if unknown:
         raise Refused(
-            f"Unknown option {', '.join(unknown)}: a server takes profile, team and preemptible.",
+            f"Unknown option {', '.join(unknown)}: a server takes profile, team, preemptible and image.",
             code="bad_options",
             status=400,
         )
     plain = {key: value[0] if isinstance(value, list) and value else value for key, value in options.items()}
     if plain.get("choice"):
         return read_form(plain)
-    return _choice(plain.get("profile"), plain.get("team"), _flag(plain.get("preemptible")))
+    return _choice(plain.get("profile"), plain.get("team"), _flag(plain.get("preemptible")), plain.get("image"))
 
 
 def check(choice: Choice, table: OfferTable) -> Choice:
@@ -87,11 +97,12 @@ def check(choice: Choice, table: OfferTable) -> Choice:
     profile = next((p for p in table.profiles if p.name == choice.profile), None)
     if profile is None:
         raise Refused(_unknown_profile(choice, table), code="profile_not_available", status=403)
+    _check_image(choice, profile)
     offers = [o for o in table.offers if o.profile == choice.profile]
     if choice.team is None and any(o.team is None for o in offers):
         return choice
     if choice.team is None:
-        choice = Choice(choice.profile, _only_team(profile, offers), choice.preemptible)
+        choice = replace(choice, team=_only_team(profile, offers))
     offer = next((o for o in offers if o.team == choice.team), None)
     if offer is None:
         raise Refused(_not_in_team(choice, profile, table), code="team_not_available", status=403)
@@ -123,6 +134,12 @@ def refuse_fractions(table: OfferTable) -> OfferTable:
     )
 
 
+def without_images(table: OfferTable) -> OfferTable:
+    """Return the offers for a platform without containers: no profile has images to choose from."""
+    profiles = [profile.model_copy(update={"images": []}) for profile in table.profiles]
+    return table.model_copy(update={"profiles": profiles})
+
+
 def _refused(offer: Offer, message: str) -> Offer:
     if not message:
         return offer
@@ -136,6 +153,19 @@ def _unknown_profile(choice: Choice, table: OfferTable) -> str:
     yours = ", ".join(f"{p.title} ({p.name})" if p.title not in ("", p.name) else p.name for p in table.profiles)
     groups = f"you are in {listed(_team(table, team) for team in table.teams)}" if table.teams else "you are in no team"
     return f"The profile {choice.profile} is not available to {table.user}: {groups}. Your profiles: {yours or 'none'}."
+
+
+def _check_image(choice: Choice, profile: Profile) -> None:
+    known = {name for image in profile.images for name in (image.name, image.image)}
+    if choice.image in {"", profile.image, *known}:
+        return
+    offered = listed(f"{image.title} ({image.name})" for image in profile.images)
+    raise Refused(
+        f"{profile.title or profile.name} offers no image {choice.image!r}"
+        + (f", but {offered}." if offered else ": it offers no choice of images."),
+        code="image_not_available",
+        status=409,
+    )
 
 
 def _not_in_team(choice: Choice, profile: Profile, table: OfferTable) -> str:
@@ -162,10 +192,18 @@ def _only_team(profile: Profile, offers: list[Offer]) -> str:
     )
 
 
-def _choice(profile: Any, team: Any, preemptible: bool) -> Choice:
+def _choice(profile: Any, team: Any, preemptible: bool, image: Any) -> Choice:
     if not profile:
         raise Refused("No profile was chosen: pick one on the start page.", code="profile_missing", status=400)
-    return Choice(_slug("profile", profile), _slug("team", team) if team else None, preemptible)
+    return Choice(_slug("profile", profile), _slug("team", team) if team else None, preemptible, _image(image))
+
+
+def _image(value: Any) -> str:
+    if not value:
+        return ""
+    if not isinstance(value, str) or len(value) > _LONGEST_IMAGE or not value.isprintable():
+        raise Refused(f"{str(value)[:40]!r} is not the name of an image.", code="bad_image", status=400)
+    return value
 
 
 def _single(form: Mapping[str, Any], key: str) -> str:

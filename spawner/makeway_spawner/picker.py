@@ -56,6 +56,8 @@ class Card:
     profile: Profile
     specification: str
     rows: tuple[Row, ...]
+    image: str = ""
+    """the name of the image that is selected"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,16 @@ def drawn(teams: list[TeamUsage]) -> list[DrawnBar]:
 def _card(profile: Profile, table: OfferTable, chosen: Choice | None) -> Card:
     rows = tuple(_row(offer, table, chosen) for offer in table.offers if offer.profile == profile.name)
     specification = _specification(profile)
-    return Card(profile, "" if specification == profile.title else specification, rows)
+    return Card(profile, "" if specification == profile.title else specification, rows, _image(profile, chosen))
+
+
+def _image(profile: Profile, chosen: Choice | None) -> str:
+    """Return the name of the image of the last choice while it is offered, else of the default one."""
+    if chosen is not None and chosen.profile == profile.name:
+        for image in profile.images:
+            if chosen.image in (image.name, image.image):
+                return image.name
+    return next((image.name for image in profile.images if image.default), "")
 
 
 def _row(offer: Offer, table: OfferTable, chosen: Choice | None) -> Row:

@@ -70,7 +70,7 @@ class Line:
                 one.shutdown(socket.SHUT_RDWR)
 
     def mend(self) -> None:
-        """Let connections through again."""
+        """Allow connections again."""
         self._whole = True
 
     def close(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from axe import violations
+from browser import Person, chromium
 from kube.notebooks import Notebooks, add_nodes, full, notebooks
 from makeway_api.models import Pool
+from playwright.sync_api import expect
 from pods import PODS, wait_until
 from running import SAMPLE
 
@@ -18,7 +22,16 @@ pytestmark = pytest.mark.kube
 
 NODES = ("notebooks-1", "notebooks-2")
 LABEL = {"makeway.test/notebooks": "yes"}
-POLICY = SAMPLE.read_text(encoding="utf-8").replace("local: {gpus: all}", "labels: {makeway.test/notebooks: 'yes'}")
+IMAGES = """\
+    images:
+      - {name: torch, title: PyTorch 2, description: "with CUDA 12", image: "site/torch:2"}
+      - {name: plain, title: Python, image: "site/plain:1", default: true}
+"""
+POLICY = (
+    SAMPLE.read_text(encoding="utf-8")
+    .replace("local: {gpus: all}", "labels: {makeway.test/notebooks: 'yes'}")
+    .replace("  - name: gpu1\n", f"  - name: gpu1\n{IMAGES}")
+)
 GPU1 = {"profile": "gpu1", "team": "rnd"}
 
 
@@ -75,3 +88,37 @@ def test_a_session_goes_where_the_pods_of_others_leave_room(portal: Notebooks) -
             wait_until(lambda: pool(portal).free == 5, "the service sees the pods of others")
             assert portal.running("ana", **GPU1)["spec"]["nodeName"] == left
             portal.stop_server("ana")
+
+
+@pytest.mark.browser
+@pytest.mark.covers("N03")
+@pytest.mark.parametrize(("user", "dark"), [("ana", False), ("lea", True)], ids=["light", "dark"])
+def test_the_picker_offers_the_images_of_a_profile_and_remembers_the_choice(
+    portal: Notebooks, user: str, dark: bool, pictures: Path | None
+) -> None:
+    portal.servers.up = False
+    with chromium() as browser:
+        person = Person(browser, portal.url, user, portal.state.password(), dark=dark)
+        person.log_in()
+        image = person.page.get_by_label("Image of 1 GPU")
+        expect(image).to_have_value("plain")
+        assert image.locator("option").all_inner_texts() == ["PyTorch 2: with CUDA 12", "Python"]
+        assert violations(person.page) == []
+        image.select_option("torch")
+        if pictures:
+            person.page.screenshot(path=pictures / "images.png", full_page=True)
+        person.start("rnd/gpu1")
+        person.page.wait_for_url("**/spawn-pending/**")
+        expect(person.page.locator(".mw-phases li.now")).to_have_attribute("data-phase", "server")
+        (pod,) = portal.pods()
+        assert pod["spec"]["containers"][0]["image"] == "site/torch:2"
+        assert violations(person.page) == []
+        if pictures:
+            person.page.screenshot(path=pictures / "pending-pod.png", full_page=True)
+        person.page.click("#stop-server-btn")
+        expect(person.page.locator("#mw-heading")).to_have_text("Stopped")
+        person.page.goto(f"{portal.url}/hub/spawn")
+        expect(image).to_have_value("torch")
+        assert person.errors == []
+        person.close()
+    portal.servers.up = True

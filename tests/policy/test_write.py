@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from makeway_quota import policy
 from makeway_quota.engine.snapshot import Policy, Pool, Profile, QuotaLine, Settings
 from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
+from makeway_quota.policy.document import Image
 
 SAMPLE = Path(__file__).parents[2] / "hub_config" / "policy.yaml"
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?", fullmatch=True)
@@ -56,6 +57,13 @@ def pools(draw: st.DrawFn, name: str, profiles: list[str]) -> tuple[Pool, PoolFa
 
 
 @st.composite
+def images(draw: st.DrawFn) -> tuple[Image, ...]:
+    names = draw(st.lists(slugs, unique=True, max_size=3))
+    default = draw(st.none() | st.sampled_from(names)) if names else None
+    return tuple(Image(name, draw(words), draw(texts), draw(texts), name == default) for name in names)
+
+
+@st.composite
 def profiles(
     draw: st.DrawFn, name: str, pools: list[str], policies: list[str], grace: float
 ) -> tuple[Profile, ProfileFacts]:
@@ -77,14 +85,16 @@ def profiles(
         draw(st.just(grace) | seconds),
         draw(st.none() | seconds),
     )
+    choice = draw(images())
     facts = ProfileFacts(
         draw(texts) or name,
         draw(texts),
         draw(st.sampled_from([("session",), ("job",), ("session", "job")])),
-        draw(st.none() | words),
+        None if choice else draw(st.none() | words),
         draw(st.dictionaries(st.from_regex(r"[A-LN-Z_][A-Z0-9_]{0,5}", fullmatch=True), texts, max_size=2)),
         draw(st.sampled_from(["SIGTERM", "SIGUSR1"])),
         everyone,
+        images=choice,
     )
     return profile, facts
 

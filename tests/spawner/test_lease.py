@@ -119,7 +119,7 @@ async def test_the_hub_stores_what_was_chosen_and_nothing_else(make: Make) -> No
 
 
 @pytest.mark.covers("N02")
-@pytest.mark.parametrize("options", [{}, {"profile": "../etc"}, {"profile": "gpu1", "image": "x"}, [1], {"profile": 7}])
+@pytest.mark.parametrize("options", [{}, {"profile": "../etc"}, {"profile": "gpu1", "disk": "x"}, [1], {"profile": 7}])
 async def test_invalid_options_are_refused_before_any_request(make: Make, fake: QuotaFake, options: Any) -> None:
     spawner = make()
     spawner.user_options = options if isinstance(options, dict) else {"profile": options}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makeway_spawner.options import Choice, check, read_form, read_options
+from makeway_api.models import Image, OfferTable
+from makeway_spawner.options import Choice, check, read_form, read_options, without_images
 from makeway_spawner.refusal import Refused
 from spawner.quota_fake import QuotaFake
 
@@ -43,6 +44,43 @@ def test_a_form_is_read_as_a_choice_of_team_and_profile(form: dict[str, Any], ch
 )
 def test_options_of_the_rest_api_are_read_also_nested(options: Any) -> None:
     assert read_options(options) == Choice("gpu1", "rnd")
+
+
+IMAGES = [
+    Image(name="torch", title="PyTorch", image="site/torch:2"),
+    Image(name="plain", title="Plain", image="site/plain:1", default=True),
+]
+
+
+def with_images(table: OfferTable) -> OfferTable:
+    profiles = [
+        profile.model_copy(update={"images": IMAGES, "image": IMAGES[1].image}) if profile.name == "gpu1" else profile
+        for profile in table.profiles
+    ]
+    return table.model_copy(update={"profiles": profiles})
+
+
+def test_the_image_is_that_of_the_card_that_is_chosen() -> None:
+    form = {"choice": ["rnd/gpu1"], "image:gpu1": ["torch"], "image:gpu2": ["plain"]}
+    assert read_form(form) == Choice("gpu1", "rnd", image="torch")
+    assert read_options(Choice("gpu1", "rnd", image="torch").options()) == Choice("gpu1", "rnd", image="torch")
+    assert "image" not in Choice("gpu1", "rnd").options()
+
+
+@pytest.mark.parametrize("image", ["torch", "site/torch:2", "site/plain:1", ""])
+def test_an_image_that_the_profile_offers_is_accepted_by_name_and_by_reference(image: str) -> None:
+    assert check(Choice("gpu1", "rnd", image=image), with_images(LEA)).image == image
+
+
+@pytest.mark.covers("N02")
+def test_an_image_that_the_profile_does_not_offer_is_refused_with_those_that_it_does() -> None:
+    with pytest.raises(Refused, match=r"offers no image 'evil', but PyTorch \(torch\) and Plain \(plain\)\."):
+        check(Choice("gpu1", "rnd", image="evil"), with_images(LEA))
+    with pytest.raises(Refused, match="it offers no choice of images"):
+        check(Choice("gpu1", "rnd", image="torch"), without_images(with_images(LEA)))
+    with pytest.raises(Refused, match="is not the name of an image") as refused:
+        read_options({"profile": "gpu1", "image": ["a\nb"]})
+    assert refused.value.status_code == 400
 
 
 @pytest.mark.covers("N02")

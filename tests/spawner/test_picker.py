@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from makeway_api.models import OfferTable
+from makeway_api.models import Image, OfferTable
 from makeway_spawner.options import Choice
 from makeway_spawner.picker import Picker, drawn
 from spawner.quota_fake import QuotaFake, usage
@@ -133,3 +133,32 @@ def test_bars_of_several_teams_share_one_scale() -> None:
     small, large = drawn([usage("rnd"), usage("rnd").model_copy(update={"limit": 18})])
     assert (small.end, large.end) == (50.0, 100.0)
     assert small.parts == large.parts
+
+
+def with_images(*images: Image) -> OfferTable:
+    profiles = [p.model_copy(update={"images": list(images)}) if p.name == "gpu1" else p for p in table().profiles]
+    return table(profiles=profiles)
+
+
+TORCH = Image(name="torch", title="PyTorch", description="Version <2>", image="site/torch:2")
+PLAIN = Image(name="plain", title="Plain", image="site/plain:1", default=True)
+
+
+def selected(html: str) -> list[str]:
+    return re.findall(r'<option value="([^"]*)" selected>', html)
+
+
+@pytest.mark.covers("N04")
+def test_a_profile_with_images_has_a_list_and_the_last_choice_is_selected_while_it_is_offered() -> None:
+    offers = with_images(TORCH, PLAIN)
+    html = PICKER.render(offers, None, {})
+    assert re.findall(r'<select [^>]*name="([^"]*)"', html) == ["image:gpu1"]
+    assert "PyTorch: Version &lt;2&gt;" in html
+    assert selected(html) == ["plain"]
+    assert selected(PICKER.render(offers, Choice("gpu1", "rnd", image="torch"), {})) == ["torch"]
+    assert selected(PICKER.render(offers, Choice("gpu1", "rnd", image="gone"), {})) == ["plain"]
+    assert selected(PICKER.render(offers, Choice("gpu2", "devops", image="torch"), {})) == ["plain"]
+
+
+def test_one_image_is_no_choice() -> None:
+    assert "<select" not in PICKER.render(with_images(PLAIN), None, {})

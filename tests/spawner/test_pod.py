@@ -135,6 +135,14 @@ async def test_the_settings_of_one_lease_are_gone_in_the_next_manifest(spawner: 
     assert (spawner.cpu_limit, spawner.priority_class_name) == (1, "")
 
 
+async def test_the_image_of_the_lease_is_that_of_the_pod(spawner: Any) -> None:
+    site = spawner.image
+    container = (await manifest(spawner, replace(LEASE, image="site/torch:2")))["spec"]["containers"][0]
+    assert container["image"] == "site/torch:2"
+    assert "site/torch:2" in [one["value"] for one in container["env"] if one["name"] == "JUPYTER_IMAGE"]
+    assert (await manifest(spawner, LEASE))["spec"]["containers"][0]["image"] == site
+
+
 async def test_a_profile_without_cpu_and_memory_leaves_the_sites_limits(spawner: Any) -> None:
     limits = (await manifest(spawner, CPU))["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": 1.0, "memory": 2**30}

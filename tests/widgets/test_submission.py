@@ -151,6 +151,9 @@ def test_a_submission_carries_files_variables_and_limits(monkeypatch: pytest.Mon
     ]  # fmt: skip
     assert (ask.team, ask.name, ask.time_limit, ask.source) == ("rnd", "mnist", 7200, "x")
     assert ask.command[1:] == ["-u", ".makeway/run.py"]
+    assert ask.image is None
+    line = options.train().read("--image torch")
+    assert Submission(source="x", **options.fields(line)).request().image == "torch"
 
 
 @pytest.mark.parametrize(

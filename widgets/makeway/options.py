@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from .problems import Refused
@@ -83,6 +82,7 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
     add = parser.add_argument
     add("--profile", "-p", metavar="PROFILE", help="the profile, e.g. gpu1 (default: the team's first job profile)")
     add("--team", "-t", metavar="TEAM", help="the team whose quota it uses (default: this notebook's team)")
+    add("--image", metavar="IMAGE", help="one of the images that the profile offers (default: its default one)")
     add("--name", "-n", metavar="NAME", default="", help="the job's name (default: the notebook's name)")
     add(
         "--files",
@@ -208,7 +208,9 @@ def _whole_number(text: str, least: int) -> int:
     return int(text)
 
 
+FIELDS = ("profile", "team", "image", "name", "files", "env", "time_limit", "priority", "workers", "retries")
+
+
 def fields(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a parsed line that a Submission takes."""
-    names: Sequence[str] = ("profile", "team", "name", "files", "env", "time_limit", "priority", "workers", "retries")
-    return {name: getattr(options, name) for name in names}
+    return {name: getattr(options, name) for name in FIELDS}

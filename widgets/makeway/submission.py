@@ -34,6 +34,7 @@ class Submission:
     name: str = ""
     team: str | None = None
     profile: str | None = None
+    image: str | None = None
     files: Sequence[str] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class Submission:
             "max_failures": self.retries,
         }
         team = self.team or os.environ.get("MAKEWAY_TEAM")
-        optional = {"team": team, "profile": self.profile, "workers": self.workers}
+        optional = {"team": team, "profile": self.profile, "image": self.image, "workers": self.workers}
         fields |= {key: value for key, value in optional.items() if value is not None}
         if self.time_limit is not None:
             fields["time_limit"] = seconds(str(self.time_limit))

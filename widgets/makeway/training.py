@@ -30,7 +30,7 @@ PATIENCE = 2.0
 """Seconds that showing a job may wait for the service; then the last known state is shown."""
 CANCEL_TAKES = 3.0
 """Seconds that cancelling waits for the end of the job."""
-CLONE_MAY_CHANGE = ("name", "team", "profile", "env", "priority", "time_limit", "workers", "max_failures")
+CLONE_MAY_CHANGE = ("name", "team", "profile", "image", "env", "priority", "time_limit", "workers", "max_failures")
 
 
 def _call(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:

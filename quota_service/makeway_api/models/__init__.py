@@ -20,7 +20,7 @@ from .base import (
     UserName,
     Wire,
 )
-from .inventory import Device, Holder, Node, Policy, Pool, Profile, QuotaLine
+from .inventory import Device, Holder, Image, Node, Policy, Pool, Profile, QuotaLine
 from .policies import PolicyCheck, PolicyIssue, PolicyRequest, PolicyVersion, Preview, WorkloadEffect
 from .retention import Kept, RetentionReport
 from .usage import Lending, Offer, OfferTable, TeamUsage, Usage, Victim
@@ -52,6 +52,7 @@ __all__ = [
     "Grant",
     "Health",
     "Holder",
+    "Image",
     "Job",
     "JobPage",
     "JobRequest",

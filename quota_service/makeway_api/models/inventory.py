@@ -58,6 +58,16 @@ class Pool(Wire):
     nodes: list[Node] = Field(default_factory=list)
 
 
+class Image(Wire):
+    """A container image that a profile offers, by a name; `image` is its reference."""
+
+    name: str
+    title: str
+    description: str = ""
+    image: str
+    default: bool = False
+
+
 class Profile(Wire):
     """The resources of one workload."""
 
@@ -74,7 +84,8 @@ class Profile(Wire):
     kinds: list[Kind] = Field(default_factory=lambda: [Kind.SESSION, Kind.JOB])
     grace: int = Field(30, description="seconds between checkpoint notice and SIGKILL")
     time_limit: int | None = None
-    image: str | None = None
+    image: str | None = Field(None, description="without a choice; none: that of the site")
+    images: list[Image] = Field(default_factory=list, description="to choose from")
 
 
 class QuotaLine(Wire):

@@ -45,6 +45,7 @@ class SessionRequest(RequestBody):
     profile: str = Field(max_length=63)
     team: str | None = Field(None, max_length=63)
     preemptible: bool = False
+    image: str | None = Field(None, max_length=1000, description="one of the profile's; default: its default one")
 
 
 class Session(Wire):
@@ -65,6 +66,7 @@ class Session(Wire):
     phase: str
     reason: Reason | None = None
     placement: list[Grant] = Field(default_factory=list)
+    image: str | None = Field(None, description="of the notebook's pod; none: the spawner's own setting")
     env: dict[str, str] = Field(default_factory=dict)
     virtual: bool = False
     submitted_at: datetime
@@ -93,6 +95,7 @@ class JobRequest(RequestBody):
     files: list[FileIn] = Field(default_factory=list, max_length=10_000)
     env: dict[str, str] = Field(default_factory=dict)
     workers: int | None = Field(None, ge=1, le=100_000)
+    image: str | None = Field(None, max_length=1000, description="one of the profile's; default: its default one")
     priority: Priority = Priority.NORMAL
     time_limit: int | None = Field(None, ge=1, le=366 * 86400)
     max_failures: int = Field(0, ge=0, le=1000, description="how often a failed attempt is retried")
@@ -148,6 +151,7 @@ class Job(Wire):
     source: str = ""
     private: bool = Field(False, description="the caller may not read its log, result, files and code")
     clone_of: str | None = None
+    image: str | None = Field(None, description="of its pods; none: that of the site")
     virtual: bool = False
     version: int = 0
 

@@ -64,6 +64,17 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
         yield (*loc, "pools"), NO_POOL
     yield from _names((*loc, "pools"), profile.pools, entries.pools, "pool")
     yield from _names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
+    yield from _images((*loc, "images"), profile)
+
+
+def _images(loc: Loc, profile: DocumentProfile) -> Iterator[Problem]:
+    if profile.images and profile.image:
+        yield loc, "the profile has image and images; keep one of them"
+    yield from _names(loc, [image.name for image in profile.images])
+    defaults = [at for at, image in enumerate(profile.images) if image.default]
+    for at in defaults[1:]:
+        first = profile.images[defaults[0]].name
+        yield (*loc, at, "default"), f"{quote(first)} is the default already; only one image can be"
 
 
 def _policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Problem]:

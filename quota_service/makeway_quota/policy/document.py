@@ -24,11 +24,26 @@ class PoolFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A container image that a profile offers; `image` is its reference, such as `registry.example/lab:3`."""
+
+    name: str
+    image: str
+    title: str = ""
+    description: str = ""
+    default: bool = False
+
+    def __str__(self) -> str:
+        """Return the image for the list of changes: its name and reference."""
+        return f"{self.name} ({self.image}{', default' if self.default else ''})"
+
+
+@dataclass(frozen=True, slots=True)
 class ProfileFacts:
     """What the service knows of a profile beyond the engine.
 
     `everyone`: the document names no policies, so the profile is for every team and, with 0 GPUs, for users without
-    a team.
+    a team. `image` is the only image of a profile that offers no choice of `images`.
     """
 
     title: str
@@ -40,6 +55,13 @@ class ProfileFacts:
     everyone: bool = False
     pod: Mapping[str, Any] = field(default_factory=dict)
     """what the pods of its jobs have on a cluster besides what Makeway gives them: part of a Pod of Kubernetes"""
+    images: tuple[Image, ...] = ()
+
+    @property
+    def default_image(self) -> str | None:
+        """The reference of the image without a choice: the one marked as default, else the first; None: the site's."""
+        chosen = next((image for image in self.images if image.default), self.images[0] if self.images else None)
+        return chosen.image if chosen else self.image
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WrapValidator
 
 from ..engine.snapshot import Kind, QuotaLine, Weight
+from .document import Image
 from .issues import quote
 from .pod_template import plain_values, problems
 from .quantities import (
@@ -161,6 +162,18 @@ class DocumentPool(PoolTable):
     nodes: PoolNodes = PoolNodes()
 
 
+class ImageTable(Table):
+    """An entry of a profile's `images`."""
+
+    record = Image
+
+    name: Name
+    image: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+    title: Title = ""
+    description: Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)] = ""
+    default: Flag = False
+
+
 class DocumentProfile(ProfileTable):
     """An entry of `profiles`."""
 
@@ -170,6 +183,7 @@ class DocumentProfile(ProfileTable):
     description: Annotated[str, StringConstraints(strip_whitespace=True, max_length=2000)] = ""
     kinds: Annotated[Many[Label], AfterValidator(_kinds)] = KINDS
     image: Annotated[str, StringConstraints(strip_whitespace=True, max_length=1000)] = ""
+    images: Many[ImageTable] = ()
     env: Annotated[Texts, AfterValidator(_env)] = Field(default_factory=dict)
     signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     pod: Annotated[dict[str, Any], AfterValidator(_pod)] = Field(default_factory=dict)

@@ -48,7 +48,7 @@ SPEC: Mapping[str, str] = {
     "ephemeralContainers": DECIDED,
 }
 CONTAINER: Mapping[str, str] = {
-    "image": "the profile's image sets it",
+    "image": "the profile's image, or --image, sets it",
     "command": DECIDED,
     "args": DECIDED,
     "lifecycle": DECIDED,

@@ -26,6 +26,32 @@ def _team(document: Document, team: str) -> str:
     return policy.label if policy else team
 
 
+def find_image(document: Document, profile: Profile, wanted: str | None) -> str | None:
+    """Return the reference of an image that a profile offers, by name or reference; without a wish its default one.
+
+    None: the profile names no image, so that the site's is used. The refusal lists what the profile offers.
+    """
+    facts = document.profile_facts[profile.name]
+    if not wanted or wanted == facts.default_image:
+        return facts.default_image
+    for image in facts.images:
+        if wanted in (image.name, image.image):
+            return image.image
+    offered = names([image.name for image in facts.images], 20)
+    raise refuse(
+        f"{facts.title} offers no image “{wanted[:80]}”"
+        + (f", but {offered}." if facts.images else ": it offers no choice of images."),
+        "unknown_image",
+        422,
+    )
+
+
+def offers_image(document: Document, profile: str, image: str | None) -> bool:
+    """Whether a profile, by its name, offers an image, by its reference."""
+    facts = document.profile_facts.get(profile)
+    return facts is not None and image in (facts.image, *(offered.image for offered in facts.images))
+
+
 def find_profile(document: Document, name: str) -> Profile:
     """Return a profile by name; the refusal lists the known ones."""
     profile = document.profile(name)

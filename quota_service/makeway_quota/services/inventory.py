@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from makeway_api.models import Device, Holder, Kind, Node, Policy, Pool, Profile, QuotaLine, State
+from makeway_api.models import Device, Holder, Image, Kind, Node, Policy, Pool, Profile, QuotaLine, State
 
 from ..control.read_model import NodeKey, NodeUse, ReadModel
 from ..engine.snapshot import Policy as EnginePolicy
@@ -176,7 +176,17 @@ def profile_model(document: Document, profile: EngineProfile) -> Profile:
         kinds=[Kind(k) for k in facts.kinds],
         grace=round(profile.grace or document.settings.grace),
         time_limit=None if profile.time_limit is None else round(profile.time_limit),
-        image=facts.image,
+        image=facts.default_image,
+        images=[
+            Image(
+                name=image.name,
+                title=image.title or image.name,
+                description=image.description,
+                image=image.image,
+                default=image.image == facts.default_image,
+            )
+            for image in facts.images
+        ],
     )
 
 

@@ -17,7 +17,7 @@ from ..wording import count, names, outcomes
 from . import views
 from .caller import Caller
 from .context import Context
-from .eligibility import check_queue, find_profile, title_of
+from .eligibility import check_queue, find_image, find_profile, title_of
 from .refusals import refuse
 from .repeated import key_of
 
@@ -100,7 +100,6 @@ class SessionService:
 
     def _new_session(self, request: SessionRequest, profile: Profile) -> NewWorkload:
         context = self._context
-        facts = context.document.profile_facts[profile.name]
         return NewWorkload(
             id=f"s-{secrets.token_hex(5)}",
             kind="session",
@@ -114,7 +113,7 @@ class SessionService:
             cpu=profile.cpu,
             memory=profile.memory,
             grace=profile.grace or context.document.settings.grace,
-            image=facts.image,
+            image=find_image(context.document, profile, request.image),
             server=request.server,
             expires_at=context.clock() + context.leases.seconds,
         )

@@ -84,7 +84,9 @@ def check_process(request: JobRequest) -> None:
         raise refuse("The name or the source has a NUL character or invalid Unicode in it.", "bad_name", 422)
 
 
-def new_job(document: Document, request: JobRequest, owner: str, team: str, profile: Profile) -> NewWorkload:
+def new_job(
+    document: Document, request: JobRequest, owner: str, team: str, profile: Profile, image: str | None
+) -> NewWorkload:
     """Return a checked submission as a new record of the store, with an id of its own."""
     facts = document.profile_facts[profile.name]
     id = f"j-{secrets.token_hex(4)}"
@@ -106,7 +108,7 @@ def new_job(document: Document, request: JobRequest, owner: str, team: str, prof
         time_limit=min(limits) if limits else None,
         grace=profile.grace or document.settings.grace,
         signal=facts.signal,
-        image=facts.image,
+        image=image,
         max_failures=request.max_failures,
         command=tuple(request.command),
         env={**facts.env, **request.env},

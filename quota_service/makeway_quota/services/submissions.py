@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from ..control.followers import Follower
 from ..engine.snapshot import Profile
+from ..policy import Document
 from ..store.errors import Conflict
 from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..wording import gpus
 from .caller import Caller
 from .context import Context
-from .eligibility import pick_profile, pick_team
+from .eligibility import find_image, offers_image, pick_profile, pick_team
 from .job_access import JobAccess
 from .offers import OfferService
 from .refusals import database_errors, refuse
@@ -67,6 +68,7 @@ class SubmissionService:
         context = self._context
         team, profile = self._place(caller, request)
         check_process(request)
+        find_image(context.document, profile, request.image)
         files = await self._files(request) if request.files else ()
         if request.clone_of is not None:
             await self._access.visible(caller, request.clone_of)
@@ -104,7 +106,7 @@ class SubmissionService:
         original = await context.call(context.store.workload, id)
         if original is None:
             raise refuse(f"The job “{id[:80]}” was removed meanwhile.", "not_found", 404)
-        request = _copy_of(original, caller, overrides)
+        request = _copy_of(context.document, original, caller, overrides)
         team, profile = self._place(caller, request)
         check_process(request)
         files: Files = FilesOf(id)
@@ -145,7 +147,8 @@ class SubmissionService:
     ) -> Job:
         context = self._context
         while True:
-            new = new_job(context.document, request, caller.name, team, profile)
+            image = find_image(context.document, profile, request.image)
+            new = new_job(context.document, request, caller.name, team, profile, image)
             size = new.gpus * new.workers
             message = f"{caller.name} submits {new.name}: {gpus(size)} for {context.title(team)}."
             decision = NewDecision("submit", new.id, team, caller.name, "job", message, {"gpus": size / 1000})
@@ -181,8 +184,12 @@ async def _first_decision(row: Workload, follower: Follower) -> Workload:
     return row
 
 
-def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobRequest:
-    """Return the submission that a clone stands for; without files, unless `overrides` has some."""
+def _copy_of(document: Document, original: Workload, caller: Caller, overrides: Mapping[str, Any]) -> JobRequest:
+    """Return the submission that a clone stands for; without files, unless `overrides` has some.
+
+    It has the image of the original while its profile offers that, else the profile's default one.
+    """
+    profile = overrides.get("profile") or original.profile
     env = original.env if original.owner == caller.name else {}
     base: dict[str, Any] = {
         "name": original.name,
@@ -194,6 +201,7 @@ def _copy_of(original: Workload, caller: Caller, overrides: Mapping[str, Any]) -
         "max_failures": original.max_failures,
         "time_limit": None if original.time_limit is None else round(original.time_limit),
         "source": original.source,
+        "image": original.image if offers_image(document, profile, original.image) else None,
     }
     try:
         return JobRequest.model_validate({**base, **overrides, "clone_of": original.id, "dry_run": False})

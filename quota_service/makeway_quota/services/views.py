@@ -103,6 +103,7 @@ def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), no
         command=list(row.command),
         source=row.source,
         clone_of=row.clone_of,
+        image=row.image,
         virtual=virtual,
         version=row.version,
     )
@@ -154,6 +155,7 @@ def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] =
         phase=phase(row),
         reason=reason(row),
         placement=grants(row.placement),
+        image=row.image,
         env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},
         virtual=virtual,
         submitted_at=at(row.submitted_at),

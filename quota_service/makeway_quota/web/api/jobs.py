@@ -24,6 +24,7 @@ class CloneOverrides(RequestBody):
     name: str | None = Field(None, max_length=200)
     team: str | None = Field(None, max_length=63)
     profile: str | None = Field(None, max_length=63)
+    image: str | None = Field(None, max_length=1000)
     command: list[str] | None = Field(None, min_length=1, max_length=1000)
     files: list[FileIn] | None = Field(None, max_length=10_000)
     env: dict[str, str] | None = None
