@@ -30,6 +30,7 @@ class Lease:
     profile_title: str = ""
     team_title: str = ""
     image: str = ""
+    resource: str = ""
 
     @classmethod
     def of(cls, session: Session, started: bool | None = None) -> Lease:
@@ -49,6 +50,7 @@ class Lease:
             profile_title=session.profile_title,
             team_title=session.team_title,
             image=session.image or "",
+            resource=session.resource or "",
         )
 
     def env(self) -> dict[str, str]:
@@ -103,6 +105,7 @@ class Lease:
             profile_title=str(saved.get("profile_title") or ""),
             team_title=str(saved.get("team_title") or ""),
             image=str(saved.get("image") or ""),
+            resource=str(saved.get("resource") or ""),
         )
 
 

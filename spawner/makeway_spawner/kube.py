@@ -32,9 +32,6 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         "makeway",
         help="The installation that the pods belong to, a label; the same as the quota service's `kube_instance`.",
     ).tag(config=True)
-    gpu_resource = Unicode("nvidia.com/gpu", help="The resource that pods request, one per GPU of the lease.").tag(
-        config=True
-    )
     guaranteed_priority_class = Unicode(
         "", help="Priority class of guaranteed sessions; empty: the cluster's default."
     ).tag(config=True)
@@ -72,7 +69,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             if lease.image:
                 found["image"] = lease.image
             site = {name: getattr(own, name) for name in pod.SITE}
-            found |= pod.settings(lease, own.user.name, self.instance, self.gpu_resource, site)
+            found |= pod.settings(lease, own.user.name, self.instance, site)
         before = {name: getattr(own, name) for name in found}
         try:
             for name, value in found.items():

@@ -11,6 +11,8 @@ from .granted import Lease
 PREFIX = "makeway"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "makeway"}
 MEBIBYTE = 2**20
+USUAL = "nvidia.com/gpu"
+"""The resource of GPUs where the service does not name that of the pool."""
 SITE = (
     "common_labels",
     "extra_annotations",
@@ -95,11 +97,12 @@ def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:
     return found
 
 
-def settings(lease: Lease, owner: str, instance: str, resource: str, own: Mapping[str, Any]) -> dict[str, Any]:
+def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return KubeSpawner's settings for the pod of this lease, made from the site's `own` (SITE), unchanged.
 
     KubeSpawner's common labels win over its extra ones and name it as the manager, so the labels are among the common.
     """
+    resource = lease.resource or USUAL
     asked = devices(lease, resource)
     return {
         "common_labels": {**own["common_labels"], **labels(lease, instance)},

@@ -135,6 +135,15 @@ async def test_the_settings_of_one_lease_are_gone_in_the_next_manifest(spawner: 
     assert (spawner.cpu_limit, spawner.priority_class_name) == (1, "")
 
 
+async def test_gpus_are_requested_by_the_name_that_they_have_in_their_pool(spawner: Any) -> None:
+    slices = replace(LEASE, resource="nvidia.com/mig-1g.10gb")
+    spec = (await manifest(spawner, slices))["spec"]
+    limits = spec["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/mig-1g.10gb"] == "2"
+    assert "nvidia.com/gpu" not in limits
+    assert "nvidia.com/mig-1g.10gb" in [one["key"] for one in spec["tolerations"]]
+
+
 async def test_the_image_of_the_lease_is_that_of_the_pod(spawner: Any) -> None:
     site = spawner.image
     container = (await manifest(spawner, replace(LEASE, image="site/torch:2")))["spec"]["containers"][0]

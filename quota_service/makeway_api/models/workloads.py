@@ -66,6 +66,7 @@ class Session(Wire):
     phase: str
     reason: Reason | None = None
     placement: list[Grant] = Field(default_factory=list)
+    resource: str | None = Field(None, description="what pods request for its GPUs on a cluster")
     image: str | None = Field(None, description="of the notebook's pod; none: the spawner's own setting")
     env: dict[str, str] = Field(default_factory=dict)
     virtual: bool = False

@@ -200,7 +200,15 @@ class SessionService:
         facts = context.document.profile_facts.get(row.profile)
         titles = (facts.title if facts else row.profile, context.title(row.team))
         virtual = context.world.virtual and row.gpus > 0
-        return views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles)
+        resource = self._resource(row)
+        return views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles, resource=resource)
+
+    def _resource(self, row: Workload) -> str | None:
+        """Return what a session's GPUs are called on a cluster, by the pool that they are in; None without GPUs."""
+        context = self._context
+        pools = [context.world.assignment.pool_of(place) for place in row.placement if place.devices]
+        pool = context.document.pool(pools[0]) if pools and pools[0] is not None else None
+        return pool.resource if pool else None
 
 
 def _beyond_cap(user: str, full: TooMany) -> MakewayError:

@@ -137,7 +137,9 @@ def attempt_model(row: AttemptRow) -> Attempt:
     )
 
 
-def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", "")) -> Session:
+def session(
+    row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", ""), resource: str | None = None
+) -> Session:
     """Return a session and its lease as the API shows it; `titles` are those of its profile and its team."""
     return Session(
         id=row.id,
@@ -155,6 +157,7 @@ def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] =
         phase=phase(row),
         reason=reason(row),
         placement=grants(row.placement),
+        resource=resource,
         image=row.image,
         env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},
         virtual=virtual,
