@@ -6,10 +6,20 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from makeway_api.pod_labels import (
+    INSTANCE,
+    MANAGED_BY,
+    MANAGER,
+    OWNER,
+    PLACEMENT,
+    PREEMPTIBLE,
+    PROFILE,
+    SESSION,
+    TEAM,
+)
+
 from .granted import Lease
 
-PREFIX = "makeway"
-MANAGED_BY = {"app.kubernetes.io/managed-by": "makeway"}
 MEBIBYTE = 2**20
 USUAL = "nvidia.com/gpu"
 """The resource of GPUs where the service does not name that of the pool."""
@@ -29,19 +39,20 @@ def labels(lease: Lease, instance: str) -> dict[str, str]:
 
     User names are no label values (see `pod_annotations`).
     """
-    found = MANAGED_BY | {
-        f"{PREFIX}/instance": instance,
-        f"{PREFIX}/session": lease.id,
-        f"{PREFIX}/profile": lease.profile,
-        f"{PREFIX}/preemptible": str(lease.preemptible).lower(),
+    found = {
+        MANAGED_BY: MANAGER,
+        INSTANCE: instance,
+        SESSION: lease.id,
+        PROFILE: lease.profile,
+        PREEMPTIBLE: str(lease.preemptible).lower(),
     }
-    return found | ({f"{PREFIX}/team": lease.team} if lease.team else {})
+    return found | ({TEAM: lease.team} if lease.team else {})
 
 
 def pod_annotations(lease: Lease, owner: str) -> dict[str, str]:
     """Return the values that may be any text: the owner, and the placement as `node:devices`."""
     devices = ";".join(f"{node}:{','.join(map(str, indices))}" for node, indices in lease.placement)
-    return {f"{PREFIX}/owner": owner, f"{PREFIX}/placement": devices}
+    return {OWNER: owner, PLACEMENT: devices}
 
 
 def devices(lease: Lease, resource: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from makeway_quota.backends.kubernetes.pod_requests import project_share
 from makeway_spawner import pod
 from makeway_spawner.granted import Lease
 
@@ -37,6 +38,14 @@ def test_labels_identify_the_session_and_owners_are_annotations() -> None:
     }
     assert "makeway/team" not in pod.labels(CPU, "lab")
     assert pod.pod_annotations(LEASE, "Ana <x>") == {"makeway/owner": "Ana <x>", "makeway/placement": "node-7:2,5"}
+
+
+def test_the_service_knows_the_pod_of_a_session_by_its_labels() -> None:
+    made = {"metadata": {"labels": pod.labels(LEASE, "lab")}, "spec": {"nodeName": "node-7"}}
+    ours, others = project_share(made, "lab"), project_share(made, "other")
+    assert ours is not None
+    assert others is not None
+    assert (ours.session, others.session) == ("s-1", "")
 
 
 @pytest.mark.covers("F42", "N06")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
+
 from ...policy import Document
 from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
@@ -20,7 +22,6 @@ from .informer import USUAL, Informer, Timing
 from .inventory import GPU, KubernetesInventory
 from .manifest import JOB, PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
-from .pod_requests import INSTANCE, MANAGED_BY, MANAGER
 from .pod_states import JobPod, gone, machines_of, project_job_pod
 
 log = logging.getLogger("makeway.kubernetes")

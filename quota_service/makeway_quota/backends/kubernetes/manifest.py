@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, OWNER, PROFILE, TEAM
+
 from ...policy.pod_template import WORKER
 from ..base import Key, StartOrder
 from .client import Object
 from .nodes import Toleration
-from .pod_requests import INSTANCE, MANAGED_BY, MANAGER
 from .template import merged
 
 JOB = "makeway/job"
@@ -135,11 +136,11 @@ def worker_pod(settings: PodSettings, order: StartOrder, number: int, path: str,
                 **labels_of(settings, key),
                 NUMBER: str(number),
                 WORKERS: str(len(order.workers)),
-                "makeway/team": label_value(order.team),
-                "makeway/profile": label_value(order.profile),
+                TEAM: label_value(order.team),
+                PROFILE: label_value(order.profile),
                 "makeway/user": label_value(order.owner),
             },
-            "annotations": {"makeway/owner": order.owner, "makeway/name": order.name},
+            "annotations": {OWNER: order.owner, "makeway/name": order.name},
         },
         "spec": {
             "restartPolicy": "Never",

@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from sys import intern
 
+from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, SESSION
+
 from .client import Object
 from .quantities import requests
 
-MANAGED_BY = "app.kubernetes.io/managed-by"
-MANAGER = "makeway"
-INSTANCE = "makeway/instance"
-"""The label with the installation that a pod belongs to, as several may share a cluster."""
-SESSION = "makeway/session"
-"""The label with the id of the session whose pod it is."""
 ENDED = ("Succeeded", "Failed")
 
 Requests = tuple[tuple[str, int], ...]
