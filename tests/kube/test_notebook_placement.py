@@ -91,6 +91,21 @@ def test_a_session_goes_where_the_pods_of_others_leave_room(portal: Notebooks) -
             portal.stop_server("ana")
 
 
+@pytest.mark.covers("F24", "N07")
+def test_a_pod_that_outlives_its_lease_holds_its_gpu_until_its_containers_have_ended(portal: Notebooks) -> None:
+    pod = portal.running("ana", **GPU1)
+    path = f"{PODS}/{pod['metadata']['name']}"
+    portal.api.merge(path, {"metadata": {"annotations": {"makeway.test/terminating-for": "1h"}}})
+    (session,) = portal.live_sessions()
+    with portal.client(portal.state.secret("spawner_token")) as spawner:
+        spawner.release(session.id)
+    wait_until(lambda: portal.api.get(path)["metadata"].get("deletionTimestamp"), "the Hub stops the server")
+    assert portal.live_sessions() == []
+    assert (pool(portal).used, pool(portal).free) == (0, 9)
+    portal.api.delete(path, gracePeriodSeconds="0")  # what the kubelet does when the containers have ended
+    wait_until(lambda: pool(portal).free == 10, "the GPU is free")
+
+
 @pytest.mark.browser
 @pytest.mark.covers("N03")
 @pytest.mark.parametrize(("user", "dark"), [("ana", False), ("lea", True)], ids=["light", "dark"])

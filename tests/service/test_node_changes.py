@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen
+from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, SessionPod
 from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
 from makeway_quota.control import engine_view
 from makeway_quota.control.engine_view import EngineChanges
@@ -39,6 +39,9 @@ policies:
     )
     for gpus in ("[0, 1]", "[2, 3]", "[8]")
 ]
+
+
+NAMES = ("n1", "n2")
 
 
 class Rows:
@@ -194,6 +197,34 @@ def test_a_change_of_one_node_converts_no_row_again() -> None:
         world.see(changes.seen(nodes, {}, world.since))
         world.see(Seen(tuple(nodes.values())))
         assert not world.changes(await world.rows(), 2.0).nodes, "a full list of the same changes nothing"
+
+    asyncio.run(change())
+
+
+def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
+    async def change() -> None:
+        rows, changes = Rows(), Changes()
+        new = NewWorkload("s-1", "session", "dev", "gpu2", "ana", gpus=2000)
+        running = submitted(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
+        rows.put(running)
+        pods = (SessionPod("s-1", gpus=2000, cpu=500, memory=64), SessionPod("s-0", gpus=1000))
+        nodes = {name: NodeSeen(name, "cloud", (0, 1, 2, 3), sessions=pods if name == "n1" else ()) for name in NAMES}
+        world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
+        world.see(changes.seen(nodes, {}, None))
+
+        async def foreign() -> tuple[int, int, int]:
+            (node,) = [each for each in world.snapshot(await world.rows(), 2.0).nodes if each.name == "n1"]
+            return node.foreign_gpus, node.foreign_cpu, node.foreign_memory
+
+        assert await foreign() == (1000, 0, 0), "s-0 ended before this service was started"
+        assert world.changes(await world.rows(), 2.0).whole
+        rows.put(changed(running, {"state": "stopped", "placement": ()}))
+        assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
+        assert await foreign() == (3000, 500, 64)
+        nodes["n1"] = replace(nodes["n1"], sessions=())
+        world.see(changes.seen(nodes, {}, world.since))
+        assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
+        assert await foreign() == (0, 0, 0)
 
     asyncio.run(change())
 

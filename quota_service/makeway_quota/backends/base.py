@@ -17,6 +17,16 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
+class SessionPod:
+    """What the pod of a session requests on its node, in the units of `NodeSeen`."""
+
+    session: str
+    gpus: int = 0
+    cpu: int = 0
+    memory: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSeen:
     """A node as it is now. CPU in milli-cores, memory in MiB, GPUs in milli-GPUs; `cpu` and `memory` 0: unknown.
 
@@ -43,8 +53,8 @@ class NodeSeen:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[str, ...] = ()
     """opaque: compared and shown, never read"""
-    sessions: tuple[str, ...] = ()
-    """ids of the sessions whose pods are here; what these hold is not foreign"""
+    sessions: tuple[SessionPod, ...] = ()
+    """the pods of sessions that are here, by session; not foreign while their leases are (`session_pods`)"""
 
 
 class Phase(StrEnum):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from ..backends.base import Seen
+from ..backends.base import NodeSeen, Seen
 from ..engine.snapshot import Policy, Snapshot
 from ..history.accounting import Accounting
 from ..history.durations import Durations
@@ -25,6 +25,7 @@ from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
 from .pool_assignment import PoolAssignment, divide, sizes
+from .session_pods import with_ended
 from .work_queue import WorkQueue
 
 START_DEADLINE = 120.0
@@ -48,6 +49,8 @@ class World:
         self.policy_version = policy_version
         self.failure: str | None = None
         self.observed = Observed()
+        self._nodes: dict[str, NodeSeen] = {}
+        """The nodes of `observed`, with what the pods of ended sessions hold as foreign."""
         self.assignment = PoolAssignment()
         """Which pool every GPU is in; the same object while nodes and document are."""
         self._seen_at: float | None = None
@@ -74,11 +77,23 @@ class World:
         self._seen_at = time.monotonic()
         changes = self.observed.take(seen)
         self.work_queue.expectations.seen(attempt.key for attempt in seen.attempts)
-        names = {*changes.gone, *(node.name for node in changes.changed)}
+        self._show([node.name for node in changes.changed], changes.gone)
+
+    def _show(self, names: Iterable[str], gone: Sequence[str] = ()) -> None:
+        """Take these nodes as they are now, and drop those that are gone."""
+        changed = []
+        for name in names:
+            node = with_ended(self.observed.nodes[name], self._active.found)
+            if self._nodes.get(name) != node:
+                self._nodes[name] = node
+                changed.append(node)
+        for name in gone:
+            self._nodes.pop(name, None)
+        names = {*gone, *(node.name for node in changed)}
         if not names:
             return
         before = self.assignment
-        self.assignment = before.changed(changes.changed, changes.gone, self.document)
+        self.assignment = before.changed(changed, gone, self.document)
         self._view.stale_machines |= names
         moved = [name for name in names if before.pools_of(name) != self.assignment.pools_of(name)]
         rows = self._active.found or {}
@@ -90,7 +105,7 @@ class World:
             return
         self.document = document
         self.policy_version = version
-        self.assignment = divide(self.observed.nodes.values(), document)
+        self.assignment = divide(self._nodes.values(), document)
         self._account((self._active.found or {}).values())
 
     def _account(self, rows: Iterable[Workload]) -> None:
@@ -128,7 +143,7 @@ class World:
 
     def sizes(self, document: Document) -> dict[str, int]:
         """Return the GPUs (whole devices) of every pool, were this document in force."""
-        return sizes(self.observed.nodes.values(), document)
+        return sizes(self._nodes.values(), document)
 
     # What was submitted
 
@@ -165,6 +180,7 @@ class World:
         if await self._active.read(self._read):
             self._account((self._active.found or {}).values())
             self.accounting.recall(*self._kept)
+            self._show([node.name for node in self.observed.nodes.values() if node.sessions])
         taken = self._active.follow()
         for known, row in taken:
             self._view.stale.add(row.id)
@@ -172,6 +188,12 @@ class World:
                 team = self._active.of((row.team or "",), "")
                 self._view.stale.update(w.id for w in team if w.profile == row.profile)
         self.accounting.follow([row for _, row in taken])
+        places = [place for pair in taken for row in pair if row and row.kind == "session" for place in row.placement]
+        self._show({place.node for place in places if self._has_session_pods(place.node)})
+
+    def _has_session_pods(self, node: str) -> bool:
+        seen = self.observed.nodes.get(node)
+        return seen is not None and bool(seen.sessions)
 
     async def _read(self) -> list[Workload]:
         self.durations.add(await asyncio.to_thread(self._store.past_runs))
@@ -202,7 +224,7 @@ class World:
 
         The function looks at every row and node, so it must not run on the event loop.
         """
-        nodes, view = tuple(self.observed.nodes.values()), EngineView(self.durations)
+        nodes, view = tuple(self._nodes.values()), EngineView(self.durations)
         policies = self.accounting.applied(document.policies, document.settings.history_half_life)
 
         def make() -> Snapshot:

@@ -1,7 +1,7 @@
 """Keep the nodes of one cluster as the control loop needs them, from informers on nodes and on pods.
 
-Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs and sessions are not
-foreign; every other pod counts by its requests, until its containers have ended.
+Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs are not foreign, and
+those of our sessions are listed apart; every other pod counts by its requests, until its containers have ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..base import NodeSeen
+from ..base import NodeSeen, SessionPod
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
 from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
@@ -136,5 +136,11 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         cordoned=node.unschedulable or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
-        sessions=tuple(sorted(share.session for share in shares if share.session)),
+        sessions=tuple(_session_pod(share, selector) for share in shares if share.session),
     )
+
+
+def _session_pod(share: PodShare, selector: NodeSelector | None) -> SessionPod:
+    asked = dict(share.requests)
+    gpus = GPU * asked.get(selector.resource, 0) if selector else 0
+    return SessionPod(share.session, gpus, asked.get("cpu", 0), asked.get("memory", 0))
