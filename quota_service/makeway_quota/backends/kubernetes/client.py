@@ -141,7 +141,12 @@ class ApiClient:
         self.bytes_read += len(answer.content)
         if answer.status_code >= 400:
             raise refusal_of(answer.status_code, answer.content, answer.headers.get("Retry-After"))
-        found: Object = orjson.loads(answer.content)
+        try:
+            found = orjson.loads(answer.content)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ApiUnreachable("the Kubernetes API server answered what is not JSON: is there a proxy in between?")
         return found
 
     def _headers(self) -> dict[str, str]:

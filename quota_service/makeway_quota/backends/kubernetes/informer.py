@@ -2,7 +2,8 @@
 
 Only what `project` makes of an object is kept. A watch that ends is resumed where it was; one whose past the API
 server has forgotten (410) is replaced by a new list, during which the known objects stay. Failures are repeated after
-growing pauses with jitter. A watch on which nothing arrives, not even the API server's bookmarks, counts as dead.
+growing pauses with jitter. A watch on which nothing arrives, not even the API server's bookmarks, counts as dead
+and is replaced by a list, too: an API server that was restored from a backup waits for versions of the future.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Informer(Generic[T]):
                 self._failures = 0
             except (ApiRefusal, ApiUnreachable) as error:
                 await self._fail(error)
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # an informer that ends would leave the service with what it saw last, for ever
                 log.exception("%s: an answer that was not understood", self._path)
                 await self._fail(
                     ApiUnreachable(f"the Kubernetes API server answered what is not understood: {error!r}")
@@ -162,7 +163,7 @@ class Informer(Generic[T]):
             self._heard()
             for item in page.get("items") or ():
                 key = key_of(item)
-                self._put(key, self._project(item))
+                self._put(key, self._made_of(key, item))
                 found.add(key)
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
@@ -212,6 +213,10 @@ class Informer(Generic[T]):
                         self._event(line)
         except TimeoutError:
             raise ApiUnreachable("the Kubernetes API server did not end a watch when it should") from None
+        except ApiUnreachable:
+            if self.heard_at is not None and self._clock() - self.heard_at >= self._timing.silence:
+                self._version = ""
+            raise
 
     def _event(self, line: bytes) -> None:
         """Take one event of a watch; ApiRefusal where it is the error that ends the watch."""
@@ -221,16 +226,28 @@ class Informer(Generic[T]):
         if kind == "ERROR":
             code = int(item.get("code") or 0)
             raise ApiRefusal(code, str(item.get("reason") or ""), str(item.get("message") or ""))
+        version = item["metadata"]["resourceVersion"]
+        if _is_before(version, self._version):
+            raise ApiRefusal(GONE, "Expired", f"the resource version went back from {self._version} to {version}")
         self._failures = 0
-        self._version = item["metadata"]["resourceVersion"]
+        self._version = version
         if kind == "BOOKMARK":
             self.counts.bookmarks += 1
             return
         self.counts.events += 1
-        value = self._project(item)
+        key = key_of(item)
+        value = self._made_of(key, item)
         if kind == "DELETED" and value is not None:
             self._gone(value)
-        self._put(key_of(item), None if kind == "DELETED" else value)
+        self._put(key, None if kind == "DELETED" else value)
+
+    def _made_of(self, key: str, item: Object) -> T | None:
+        """Return what is kept of an object; one that is not understood stays as it was, and hides no other."""
+        try:
+            return self._project(item)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            log.exception("%s: %s was not understood", self._path, key)
+            return self.objects.get(key)
 
     def _heard(self) -> None:
         self.heard_at = self._clock()
@@ -250,6 +267,11 @@ class Informer(Generic[T]):
         self._changed.add(key)
         if self.synced:
             self._wake()
+
+
+def _is_before(version: str, known: str) -> bool:
+    """Whether a resource version is older than a known one: the API server was restored from a backup."""
+    return version.isdecimal() and known.isdecimal() and int(version) < int(known)
 
 
 def key_of(item: Object) -> str:
