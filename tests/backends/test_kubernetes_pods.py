@@ -372,6 +372,7 @@ def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
     assert machines_of(ends, RUNS) == Machines(2)
     incomplete = machines_of(ends[1:], RUNS)
     assert (incomplete.waiting_reason, incomplete.message) == ("incomplete", "1 of its 2 pods are not there")
+    assert machines_of(ends[1:], RUNS, over=[0]) == Machines(2), "one that has reported its end needs no pod"
 
 
 def test_the_fault_of_the_job_counts_before_that_of_a_node() -> None:

@@ -98,7 +98,7 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
 
 
 async def test_a_drained_pod_saves_and_its_job_goes_on(serving: Serving) -> None:
-    async with serving.running():
+    async with serving.running() as service:
         job = await training(serving, "ana", "drained", "0.03")
         await serving.says(job, "step 100")
         name = f"makeway-{job.id}-1-0"
@@ -109,6 +109,9 @@ async def test_a_drained_pod_saves_and_its_job_goes_on(serving: Serving) -> None
         assert (done.state.value, len(done.attempts)) == ("succeeded", 2), done
         assert done.attempts[0].checkpoint is not None
         assert f"going on at step {done.attempts[0].checkpoint.step} of 400" in await serving.log(job, 2)
+        row = service.components.store.workload(job.id)
+        assert row is not None
+        assert row.infra_failures == 0, "however often nodes are drained"
 
 
 async def test_the_first_failure_of_a_gang_ends_it(serving: Serving) -> None:

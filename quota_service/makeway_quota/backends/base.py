@@ -97,7 +97,7 @@ class AttemptSeen:
     since: float | None = None
     """when the present phase, or the cause for waiting, began"""
     node_lost: bool = False
-    """with LOST: its node is gone, drained or down, so the loss says nothing about the job"""
+    """its node is gone, drained or down, so that a loss, or an end that others asked for, says nothing about the job"""
 
     @property
     def key(self) -> Key:

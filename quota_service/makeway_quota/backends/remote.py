@@ -73,7 +73,7 @@ class Machines:
     present: bool = True
     """False: none of them is there any more"""
     node_lost: bool = False
-    """with absence: the node is gone, so that it says nothing about the job"""
+    """the node is gone, or Kubernetes ends a machine for a reason of its own, so that it says nothing about the job"""
     waiting_reason: str = ""
     message: str = ""
     """why it waits; with absence: what became of the machines"""
@@ -92,6 +92,8 @@ class _Ending:
     remove_at: float
     notice: NoticeOrder | None = None
     removed: bool = False
+    problem: str = ""
+    """why the machines could not be removed at the last try"""
 
 
 _NONE: Mapping[int, WorkerSeen] = {}
@@ -210,14 +212,17 @@ class RemoteBackend(ABC):
                 await self.remove(*key)
                 self._known.endings[key].removed = True
             except BackendError as error:  # the next observation tries again
-                log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
+                ending = self._known.endings[key]
+                if ending.problem != str(error):
+                    log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
+                ending.problem = str(error)
         return self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
 
     def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
         before, self._machines = self._machines, machines
         keys = self.channel.changed() | self._known.timed() | (before.keys() - machines.keys())
-        keys |= {key for key, machine in machines.items() if before.get(key) != machine}
+        keys |= {key for key, machine in machines.items() if (old := before.get(key)) is not machine and old != machine}
         if synced != self._synced:
             self._synced = synced
             keys |= self._attempts.keys()
@@ -293,7 +298,8 @@ class RemoteBackend(ABC):
             return self._known.lost[key]
         seen = attempt_of(key, workers, machines.workers if machines else 0)
         if seen.phase is Phase.EXITED:
-            return seen
+            by_node = machines is not None and machines.node_lost
+            return replace(seen, node_lost=True) if by_node and not seen.node_lost else seen
         now, known = self._monotonic(), self._known
         if machines is not None and not machines.present:
             ending = known.endings.get(key)

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
 from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
+from .attempt_pods import LIMITS, AttemptPods
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .informer import USUAL, Informer, Timing
 from .inventory import GPU, KubernetesInventory
 from .manifest import JOB, PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
-from .pod_states import JobPod, gone, machines_of, project_job_pod
+from .pod_states import JobPod, project_job_pod
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -32,14 +33,12 @@ REMOVAL_GRACE = 2
 """Seconds that a pod gets which is removed: its launcher had its notice and its grace before."""
 AT_ONCE = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
-LIMITS: Mapping[str, float] = {
-    "unschedulable": 60.0,
-    "incomplete": 60.0,
-    "container": 120.0,
-    "image_pull": 300.0,
-    "init": 1800.0,
-}
-"""Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew."""
+AWAY_SECONDS = 10.0
+"""How long nothing is asked of an API server that did not answer: each request that waits for it holds up a cycle."""
+UNFINISHED_SECONDS = 60.0
+"""How long pods are not reported whose start broke off, so that it is ordered again; then they are as any others."""
+LEFT_SECONDS = 300.0
+"""How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
 
 class KubernetesBackend(RemoteBackend):
@@ -57,12 +56,15 @@ class KubernetesBackend(RemoteBackend):
         limits: Mapping[str, float] = LIMITS,
         lost_after: float = LOST_AFTER,
         report_within: float = REPORT_WITHIN,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(lost_after=lost_after, report_within=report_within)
+        super().__init__(lost_after=lost_after, report_within=report_within, monotonic=monotonic)
         self.settings = settings
         self._client = client
         self._tolerations = tuple(tolerations)
-        self._limits = limits
+        self.attempt_pods = AttemptPods(limits, monotonic)
+        self._away_until = 0.0
+        """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
         self.inventory = KubernetesInventory(client, (), settings.instance, self._changed, timing)
         labels = f"{MANAGED_BY}={MANAGER},{INSTANCE}={settings.instance},{JOB}"
@@ -72,16 +74,9 @@ class KubernetesBackend(RemoteBackend):
             project_job_pod,
             query={"labelSelector": labels},
             wake=self._changed,
-            gone=self._pod_gone,
+            gone=self.attempt_pods.gone,
             timing=timing,
         )
-        self._by_key: dict[Key, dict[str, JobPod]] = {}
-        self._gone: dict[Key, dict[str, JobPod]] = {}
-        """the last states of pods that others deleted, until the attempt is forgotten"""
-        self._forgotten: set[Key] = set()
-        """attempts whose pods are deleted and still listed"""
-        self._waiting: dict[Key, tuple[str, float]] = {}
-        """what the pods of an attempt wait for, and since when (monotonic)"""
         self._document: Callable[[], Document] | None = None
         self._selected: Document | None = None
         self._selectors: tuple[NodeSelector, ...] = ()
@@ -142,16 +137,13 @@ class KubernetesBackend(RemoteBackend):
         if not self.pods.synced or not self.inventory.synced:
             return None
         self._sort()
+        reported = self.channel.seen()
+        for key in self.attempt_pods.unfinished & reported.keys():
+            self.attempt_pods.show(key)  # it started all the same
+        if not self._may_act():
+            self.attempt_pods.drop_left(LEFT_SECONDS, reported)
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        found: dict[Key, Machines] = {}
-        for key, pods in self._by_key.items():
-            if key not in self._forgotten:
-                found[key] = self._in_time(key, machines_of([*pods.values()], usable), usable)
-        for key, left in self._gone.items():
-            if key not in self._by_key:
-                found[key] = gone(left.values(), usable)
-        self._waiting = {key: since for key, since in self._waiting.items() if key in found}
-        return found
+        return self.attempt_pods.machines(usable, reported)
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""
@@ -162,90 +154,59 @@ class KubernetesBackend(RemoteBackend):
 
         async def create(manifest: Object) -> Object:
             async with self._creating:
+                self._check_reachable()  # others may have waited for it meanwhile
                 return await self._create("pods", manifest)
 
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(create(manifest)) for manifest in manifests]
             pods = [task.result() for task in tasks]
-            await self._create("secrets", secret(self.settings, order, tokens, pods[:1]))
             if len(pods) > 1:
                 await self._create("services", service(self.settings, order, pods[:1]))
+            # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off.
+            await self._create("secrets", secret(self.settings, order, tokens, pods[:1]))
         except ExceptionGroup as group_error:
-            await self._undo(order)
-            raise _in_words(group_error.exceptions[0]) from group_error
+            raise await self._broken_off(order, group_error.exceptions[0]) from group_error
         except (ApiRefusal, ApiUnreachable) as error:
-            await self._undo(order)
-            raise _in_words(error) from error
+            raise await self._broken_off(order, error) from error
+        self.attempt_pods.show(key)
 
     async def remove(self, workload: str, attempt: int) -> None:
         """Delete the pods of an attempt; what belongs to them goes with them."""
-        key = (workload, attempt)
         self._sort()
-        if self._by_key.get(key):
+        for pod in self.attempt_pods.of((workload, attempt)):
             self._check_reachable()
-        for pod in list(self._by_key.get(key, {}).values()):
             path = f"{self._namespace}/pods/{pod.name}"
             try:
                 await self._client.delete(path, uid=pod.uid, grace=REMOVAL_GRACE if pod.present else None)
             except (ApiRefusal, ApiUnreachable) as error:
+                self._note(error)
                 raise BackendUnavailable(str(error)) from error
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Delete the pods, and report the attempt no more."""
         await super().forget(workload, attempt)
-        key = (workload, attempt)
-        if key in self._by_key:
-            self._forgotten.add(key)
-        self._gone.pop(key, None)
-        self._waiting.pop(key, None)
+        self.attempt_pods.forget((workload, attempt))
 
     # -- inside
 
     def _changed(self) -> None:
         self._wake()
 
-    def _pod_gone(self, pod: JobPod) -> None:
-        self._gone.setdefault(pod.key, {})[pod.name] = pod
+    def _sort(self) -> None:
+        self.attempt_pods.sort(self.pods.take(), self.pods.objects)
 
     def _check_reachable(self) -> None:
         """Raise BackendUnavailable where the API server is known not to answer: trying would hold up the cycle."""
         if problem := self.pods.problem or self.inventory.problem:
             raise BackendUnavailable(problem)
+        if self._monotonic() < self._away_until:
+            raise BackendUnavailable("the Kubernetes API server does not answer")
 
-    def _sort(self) -> None:
-        """Sort the pods that changed by their attempts."""
-        for changed in self.pods.take():
-            name = changed.partition("/")[2]
-            if (pod := self.pods.objects.get(changed)) is not None:
-                self._by_key.setdefault(pod.key, {})[name] = pod
-            else:
-                key = next((key for key, pods in self._gone.items() if name in pods), None)
-                if key in self._by_key:
-                    self._by_key[key].pop(name, None)
-                    if not self._by_key[key]:
-                        del self._by_key[key]
-                if key in self._forgotten and key not in self._by_key:
-                    self._forgotten.discard(key)
-                    self._gone.pop(key, None)
-
-    def _in_time(self, key: Key, machines: Machines, usable: Mapping[str, bool]) -> Machines:
-        """Return the machines of an attempt; those that waited too long count as absent, with the reason."""
-        if not machines.present or not machines.waiting_reason:
-            self._waiting.pop(key, None)
-            return machines
-        now = self._monotonic()
-        code, since = self._waiting.get(key, ("", now))
-        if code != machines.waiting_reason:
-            since = now
-        self._waiting[key] = machines.waiting_reason, since
-        limit = self._limits[machines.waiting_reason]
-        if now - since < limit:
-            return machines
-        if machines.waiting_reason == "incomplete" and (left := self._gone.get(key)):
-            return gone(left.values(), usable)
-        message = f"its pod waited for {limit:g} s: {machines.message}"
-        return replace(machines, present=False, waiting_reason="", message=message)
+    def _note(self, error: BaseException) -> None:
+        """Ask nothing for a while of an API server that did not answer."""
+        if isinstance(error, ApiUnreachable):
+            self._away_until = self._monotonic() + AWAY_SECONDS
 
     def _pod(self, order: StartOrder, number: int) -> Object:
         """Return the manifest of a worker; BackendError where its GPUs cannot be requested."""
@@ -288,6 +249,16 @@ class KubernetesBackend(RemoteBackend):
         found = await self._client.get(f"{path}/{name}")
         if (found["metadata"].get("labels") or {}).get(INSTANCE) != self.settings.instance:
             raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
+        return found
+
+    async def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:
+        """Return why a start broke off. What was refused leaves no pods; anything else is ordered again."""
+        self._note(error)
+        found = _in_words(error)
+        if isinstance(found, BackendUnavailable):
+            self.attempt_pods.overlook((order.workload, order.attempt), UNFINISHED_SECONDS)
+        else:
+            await self._undo(order)
         return found
 
     async def _undo(self, order: StartOrder) -> None:

@@ -5,7 +5,7 @@ Pure. How a worker ended is what its launcher reported; the pod's state counts w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from sys import intern
@@ -101,14 +101,18 @@ def _with_containers(pod: JobPod, status: Object) -> JobPod:
     return pod
 
 
-def machines_of(pods: Sequence[JobPod], usable: Mapping[str, bool]) -> Machines:
+def machines_of(
+    pods: Sequence[JobPod], usable: Mapping[str, bool], over: Collection[int] = (), left: Iterable[JobPod] = ()
+) -> Machines:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
-    An attempt is there while any of its pods may run.
+    An attempt is there while any of its pods may run. `over` are its workers that reported their end, `left` the last
+    states of pods that are listed no more.
     """
     size = pods[0].workers
     if any(pod.present for pod in pods):
-        return Machines(size, True, False, *(_waiting(pods) or _incomplete(pods)))
+        disrupted = any(pod.disruption for pod in (*pods, *left))
+        return Machines(size, True, disrupted, *(_waiting(pods) or _incomplete(pods, over)))
     ends = [ended(pod, usable) for pod in pods]
     worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, bool(end.message)))
     return replace(worst, workers=size)
@@ -119,9 +123,9 @@ def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> Machines:
     return machines_of([replace(pod, phase="Failed") for pod in pods], usable)
 
 
-def _incomplete(pods: Sequence[JobPod]) -> tuple[str, str]:
-    """Return that pods of a gang are missing: they were not created yet, or others deleted them."""
-    missing = pods[0].workers - len(pods)
+def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str]:
+    """Return that pods of a gang are missing: they were not created yet, or others deleted them before their end."""
+    missing = pods[0].workers - len({pod.worker for pod in pods} | set(over))
     return ("incomplete", f"{missing} of its {pods[0].workers} pods are not there") if missing > 0 else ("", "")
 
 

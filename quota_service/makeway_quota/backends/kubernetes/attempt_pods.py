@@ -1,0 +1,163 @@
+"""Keep the pods of jobs by their attempts, and read what those of each attempt are together.
+
+Only attempts are looked at whose pods changed, that wait, or that are over while the nodes change: there may be
+thousands of others. No requests to the API server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from ..base import Key
+from ..remote import Machines
+from ..workers import WorkerSeen
+from .pod_states import JobPod, gone, machines_of
+
+LIMITS: Mapping[str, float] = {
+    "unschedulable": 60.0,
+    "incomplete": 60.0,
+    "container": 120.0,
+    "image_pull": 300.0,
+    "init": 1800.0,
+}
+"""Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew."""
+NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
+
+
+@dataclass(slots=True)
+class _Left:
+    """The last states of the pods of an attempt that others deleted, by name, and since when they are there."""
+
+    since: float
+    pods: dict[str, JobPod] = field(default_factory=dict)
+
+
+class AttemptPods:
+    """The pods by attempt, as the informer showed them last. Not for several threads."""
+
+    def __init__(self, limits: Mapping[str, float] = LIMITS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._by_key: dict[Key, dict[str, JobPod]] = {}
+        self._key_of: dict[str, Key] = {}
+        """the attempt of each pod in `_by_key`, by the pod's name"""
+        self._left: dict[Key, _Left] = {}
+        self._forgotten: set[Key] = set()
+        """attempts whose pods are deleted and still listed"""
+        self._unfinished: dict[Key, float] = {}
+        """attempts whose start failed half-way, and until when they count as not started"""
+        self._waiting: dict[Key, tuple[str, float]] = {}
+        """what the pods of an attempt wait for, and since when"""
+        self._found: dict[Key, Machines] = {}
+        self._stale: set[Key] = set()
+        self._usable: Mapping[str, bool] = {}
+
+    def gone(self, pod: JobPod) -> None:
+        """Remember the last state of a pod that is listed no more."""
+        self._left.setdefault(pod.key, _Left(self._clock())).pods[pod.name] = pod
+        self._stale.add(pod.key)
+
+    def sort(self, changed: Iterable[str], pods: Mapping[str, JobPod]) -> None:
+        """Take the pods that changed, by the keys that the informer has them under."""
+        for one in changed:
+            name = one.partition("/")[2]
+            if (pod := pods.get(one)) is not None:
+                self._by_key.setdefault(pod.key, {})[name] = pod
+                self._key_of[name] = pod.key
+                self._stale.add(pod.key)
+            elif (key := self._key_of.pop(name, None)) is not None:
+                self._stale.add(key)
+                del self._by_key[key][name]
+                if not self._by_key[key]:
+                    del self._by_key[key]
+                    if key in self._forgotten:
+                        self._forgotten.discard(key)
+                        self._left.pop(key, None)
+
+    def of(self, key: Key) -> list[JobPod]:
+        """Return the pods of an attempt that are listed."""
+        return list(self._by_key.get(key, {}).values())
+
+    def forget(self, key: Key) -> None:
+        """Report an attempt no more; its pods are deleted."""
+        if key in self._by_key:
+            self._forgotten.add(key)
+        for by_key in (self._left, self._waiting, self._unfinished):
+            by_key.pop(key, None)
+        self._stale.add(key)
+
+    def overlook(self, key: Key, seconds: float) -> None:
+        """Report an attempt only after a while: its start failed half-way, and is ordered again until then."""
+        self._unfinished[key] = self._clock() + seconds
+        self._stale.add(key)
+
+    @property
+    def unfinished(self) -> Set[Key]:
+        """The attempts that are overlooked."""
+        return self._unfinished.keys()
+
+    def show(self, key: Key) -> None:
+        """Report an attempt again that was overlooked."""
+        if self._unfinished.pop(key, None) is not None:
+            self._stale.add(key)
+
+    def drop_left(self, seconds: float, but: Collection[Key]) -> None:
+        """Drop what is left of attempts whose pods are gone for so long, except of those in `but`."""
+        before = self._clock() - seconds
+        for key in [key for key, left in self._left.items() if left.since <= before and key not in but]:
+            if key not in self._by_key:
+                del self._left[key]
+                self._stale.add(key)
+
+    def machines(
+        self, usable: Mapping[str, bool], reported: Mapping[Key, Mapping[int, WorkerSeen]] = NO_REPORTS
+    ) -> dict[Key, Machines]:
+        """Return what the pods of each attempt are together; `usable` are the nodes, and whether they run.
+
+        `reported` is what the workers say: one that has reported its end needs no pod any more.
+        """
+        if usable != self._usable:
+            self._usable = usable
+            self._stale.update(key for key, machines in self._found.items() if not machines.present)
+        now = self._clock()
+        for key in [key for key, until in self._unfinished.items() if now >= until]:
+            self.show(key)
+        for key in self._stale | self._waiting.keys():
+            machines = self._read(key, now, reported.get(key, {}))
+            if machines is None:
+                self._found.pop(key, None)
+                self._waiting.pop(key, None)
+            elif self._found.get(key) != machines:
+                self._found[key] = machines
+        self._stale.clear()
+        return dict(self._found)
+
+    def _read(self, key: Key, now: float, workers: Mapping[int, WorkerSeen]) -> Machines | None:
+        """Return what an attempt's pods are together; None where it is not reported."""
+        left = self._left.get(key)
+        last = left.pods.values() if left is not None else ()
+        if (pods := self._by_key.get(key)) is not None:
+            if key in self._forgotten or key in self._unfinished:
+                return None
+            over = [number for number, worker in workers.items() if worker.ended]
+            return self._in_time(key, machines_of([*pods.values()], self._usable, over, last), now)
+        return gone(last, self._usable) if last else None
+
+    def _in_time(self, key: Key, machines: Machines, now: float) -> Machines:
+        """Return the machines of an attempt; those that waited too long count as absent, with the reason."""
+        if not machines.present or not machines.waiting_reason:
+            self._waiting.pop(key, None)
+            return machines
+        code, since = self._waiting.get(key, ("", now))
+        if code != machines.waiting_reason:
+            since = now
+        self._waiting[key] = machines.waiting_reason, since
+        limit = self._limits[machines.waiting_reason]
+        if now - since < limit:
+            return machines
+        if machines.waiting_reason == "incomplete" and (left := self._left.get(key)) is not None:
+            return gone(left.pods.values(), self._usable)
+        message = f"its pod waited for {limit:g} s: {machines.message}"
+        return replace(machines, present=False, waiting_reason="", message=message)

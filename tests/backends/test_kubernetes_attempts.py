@@ -1,0 +1,208 @@
+"""The backend for pods, where an API server answers what it should not, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from api_server import PODS, ApiServer, pod
+from makeway_quota.backends.base import (
+    AttemptSeen,
+    BackendError,
+    BackendUnavailable,
+    Phase,
+    StartOrder,
+    WorkerPlace,
+)
+from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
+from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, UNFINISHED_SECONDS, KubernetesBackend
+from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.manifest import PodSettings
+from makeway_quota.backends.workers import WorkerSeen
+from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.policy import read
+from makeway_quota.store.store import Store, open_store
+
+SETTINGS = PodSettings("jobs", "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
+POLICY = "{version: 1, pools: [{name: gpu}], profiles: [{name: gpu1, gpus: 1}], policies: []}"
+
+
+class Backend(KubernetesBackend):
+    """The backend with a clock that the test sets, and pods that it lets come and go."""
+
+    def __init__(self, server: ApiServer, store: Store) -> None:
+        self.now = 1000.0
+        super().__init__(server, SETTINGS, monotonic=lambda: self.now)
+        self.server = server
+        self.store = store
+        self.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
+        document = read(POLICY)
+        self.follow_policy(lambda: document)
+
+    def hear(self, kind: str, found: Object) -> None:
+        """Take one event of the watch."""
+        self.pods._event(json.dumps({"type": kind, "object": found}).encode())
+
+    def report(self, job: str, *workers: WorkerSeen) -> None:
+        """Let this be what the workers of a job have reported."""
+        found = {(job, 1): dict(enumerate(workers))}
+        self.channel.seen = lambda: found  # type: ignore[method-assign]
+        self.channel.changed = lambda: set(found)  # type: ignore[method-assign]
+
+    async def seen(self, job: str) -> AttemptSeen:
+        return next(seen for seen in (await self.observe()).attempts if seen.workload == job)
+
+    async def phases(self) -> dict[str, Phase]:
+        return {seen.workload: seen.phase for seen in (await self.observe()).attempts}
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    made = Backend(ApiServer(), store)
+    await made.open()
+    await made.nodes()
+    yield made
+    await made.close(stop_jobs=False)
+    store.close()
+
+
+def order(job: str, workers: int = 1) -> StartOrder:
+    places = (WorkerPlace("n0", (0,), (1000,)),) * workers
+    return StartOrder(job, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0)
+
+
+async def test_a_follower_does_not_keep_what_only_the_leader_forgets(backend: Backend) -> None:
+    leads = False
+    backend.guard(lambda: leads)
+    for number in range(20):
+        backend.hear("ADDED", pod(f"j{number}"))
+        backend.hear("DELETED", pod(f"j{number}", "Succeeded"))
+    assert len(await backend.phases()) == 20
+    backend.now += LEFT_SECONDS
+    assert await backend.phases() == {}
+    leads = True
+    backend.hear("DELETED", pod("j21"))
+    backend.now += 2 * LEFT_SECONDS
+    assert set(await backend.phases()) == {"j21"}, "a leader has to hear of it, however late"
+
+
+async def test_a_pod_that_ends_while_it_is_forgotten_leaves_nothing(backend: Backend) -> None:
+    backend.hear("ADDED", pod("j1"))
+    assert set(await backend.phases()) == {"j1"}
+
+    def gone(method: str, path: str) -> None:
+        if method == "DELETE":
+            backend.hear("DELETED", pod("j1"))
+
+    backend.server.answer = gone
+    await backend.forget("j1", 1)
+    assert await backend.phases() == {}
+    assert backend.attempt_pods.of(("j1", 1)) == []
+    backend.server.answer = lambda method, path: None
+    backend.hear("ADDED", pod("j1"))
+    assert set(await backend.phases()) == {"j1"}, "a pod that others create under the name is seen"
+
+
+def away(method: str, path: str) -> None:
+    raise ApiUnreachable("the Kubernetes API server does not answer")
+
+
+async def test_an_api_server_that_hangs_is_waited_for_once(backend: Backend) -> None:
+    for number in range(5):
+        backend.hear("ADDED", pod(f"j{number}"))
+    await backend.observe()
+    backend.server.asked.clear()
+    backend.server.answer = away
+    for number in range(5):
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await backend.start(order(f"new{number}", workers=4))
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await backend.remove(f"j{number}", 1)
+    assert len(backend.server.asked) <= 4, "the pods of one attempt, at the same time, and nothing after that"
+    backend.server.answer = lambda method, path: None
+    backend.now += AWAY_SECONDS
+    await backend.start(order("new0"))
+
+
+async def test_a_start_that_broke_off_is_ordered_again(backend: Backend) -> None:
+    def no_secrets(method: str, path: str) -> None:
+        if path.endswith("/secrets"):
+            raise ApiRefusal(500, "InternalError", "etcd is down")
+
+    backend.server.answer = no_secrets
+    with pytest.raises(BackendUnavailable, match="etcd is down"):
+        await backend.start(order("j1"))
+    backend.hear("ADDED", pod("j1", "Pending"))
+    assert await backend.phases() == {}, "the loop orders what it does not see again"
+    backend.server.answer = lambda method, path: None
+    backend.server.asked.clear()
+    await backend.start(order("j1"))
+    assert backend.server.asked[-1].endswith("/secrets"), "no launcher runs before the rest is there"
+    assert await backend.phases() == {"j1": Phase.STARTING}
+
+
+async def test_a_start_that_broke_off_is_seen_when_it_started_all_the_same_or_is_not_ordered_again(
+    backend: Backend,
+) -> None:
+    backend.server.answer = away
+    with pytest.raises(BackendUnavailable):
+        await backend.start(order("j1"))
+    backend.hear("ADDED", pod("j1"))
+    assert await backend.phases() == {}
+    backend.now += UNFINISHED_SECONDS
+    assert await backend.phases() == {"j1": Phase.STARTING}, "so that it can be removed"
+    backend.now += AWAY_SECONDS
+    with pytest.raises(BackendUnavailable):
+        await backend.start(order("j2"))
+    backend.hear("ADDED", pod("j2"))
+    backend.report("j2")
+    assert set(await backend.phases()) == {"j1", "j2"}
+
+
+async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
+    def refused(method: str, path: str) -> None:
+        if method == "POST":
+            raise ApiRefusal(403, "Forbidden", "exceeded quota")
+
+    backend.server.answer = refused
+    with pytest.raises(BackendError, match="exceeded quota") as found:
+        await backend.start(order("j1"))
+    assert not isinstance(found.value, BackendUnavailable)
+    assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked)
+
+
+RUNS = WorkerSeen(started_at=10.0)
+SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
+
+
+async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_drained(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", worker=worker, of=2))
+    backend.report("j1", RUNS, RUNS)
+    assert (await backend.seen("j1")).phase is Phase.RUNNING
+    backend.hear("MODIFIED", pod("j1", of=2, drained=True))
+    backend.report("j1", SAVED, replace(RUNS, noticed=True))
+    backend.hear("DELETED", pod("j1", "Failed", of=2, drained=True))
+    for _ in range(20):
+        backend.now += 30.0
+        assert (await backend.seen("j1")).phase is Phase.STOPPING
+    backend.report("j1", SAVED, SAVED)
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.node_lost) == (Phase.EXITED, True), "and that one was drained does not count"
+
+
+async def test_a_gang_whose_pod_is_deleted_without_a_report_is_lost(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", worker=worker, of=2))
+    backend.report("j1", RUNS, RUNS)
+    await backend.observe()
+    backend.hear("DELETED", pod("j1", of=2))
+    for _ in range(4):
+        backend.now += LIMITS["incomplete"]
+        seen = await backend.seen("j1")
+    assert (seen.phase, seen.node_lost) == (Phase.LOST, False)
