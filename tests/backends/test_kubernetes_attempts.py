@@ -176,6 +176,21 @@ async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked)
 
 
+async def test_a_scheduler_that_is_away_loses_no_job_and_its_refusal_does(backend: Backend) -> None:
+    waits = pod("j1", "Pending")
+    waits["spec"] = {}
+    backend.hear("ADDED", waits)
+    for _ in range(10):
+        assert await backend.phases() == {"j1": Phase.STARTING}
+        backend.now += LIMITS["unschedulable"]
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    backend.hear("MODIFIED", {**waits, "status": {"phase": "Pending", "conditions": [refused]}})
+    for _ in range(3):
+        found = await backend.phases()
+        backend.now += LIMITS["unschedulable"]
+    assert found == {"j1": Phase.LOST}
+
+
 RUNS = WorkerSeen(started_at=10.0)
 SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
 

@@ -313,6 +313,7 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
             "unschedulable",
             "Kubernetes does not place its pod: 0/3 nodes are available",
         ),
+        (pod("Pending", node=""), "scheduler", "Kubernetes has not placed its pod yet"),
         (
             pod("Pending", **waiting("ImagePullBackOff", "Back-off pulling image")),
             "image_pull",

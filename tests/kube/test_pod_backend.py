@@ -38,7 +38,14 @@ profiles: [{name: gpu1, gpus: 1, cpu: 2, memory: 1Gi}]
 policies: []
 """
 QUICK = Timing(first_pause=0.05, longest_pause=0.4, silence=20.0)
-LIMITS = {"unschedulable": 1.5, "incomplete": 1.5, "container": 5.0, "image_pull": 5.0, "init": 600.0}
+LIMITS = {
+    "scheduler": 600.0,
+    "unschedulable": 1.5,
+    "incomplete": 1.5,
+    "container": 5.0,
+    "image_pull": 5.0,
+    "init": 600.0,
+}
 
 
 @pytest.fixture(scope="module")

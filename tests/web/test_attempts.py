@@ -248,13 +248,14 @@ async def test_a_flood_of_results_is_slowed_down(web: Portal, worker: Worker) ->
     assert (await worker.post("report", {"step": 1})).status_code == 200, "what it reports has a rate of its own"
 
 
-async def test_many_workers_are_told_to_send_their_logs_less_often(
+async def test_many_workers_are_told_to_send_reports_and_logs_less_often(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await worker.claim()
-    for workers, pace in ((1, 1.0), (300, 1.0), (3_000, 10.0), (100_000, 30.0)):
+    for workers, heartbeat, pace in ((1, 10.0, 1.0), (300, 10.0, 1.0), (3_000, 15.0, 10.0), (100_000, 60.0, 30.0)):
         monkeypatch.setattr(type(worker.channel), "workers", workers)
-        assert (await worker.post("report", {})).json()["pace"] == pace
+        receipt = (await worker.post("report", {})).json()
+        assert (receipt["heartbeat"], receipt["pace"]) == (heartbeat, pace)
 
 
 def test_room_for_a_log_comes_back_with_time() -> None:

@@ -32,7 +32,11 @@ from .output_rates import RESULT_BURST, RESULT_RATE, OutputRates
 from .refusals import busy, refuse
 
 HEARTBEAT = 10.0
-"""Seconds between two reports of a worker."""
+"""Seconds between two reports of a worker, where there are few."""
+REPORTS_A_SECOND = 200
+"""Reports of unchanged workers that all together are to send: where there are thousands, each sends fewer"""
+SLOWEST_HEARTBEAT = 60.0
+"""Seconds between two reports of a worker, at most; its requests for orders show, too, that it lives"""
 PIECES_A_SECOND = 300
 """Pieces of logs that all workers together are to send, as each is a transaction"""
 SLOWEST = 30.0
@@ -144,7 +148,12 @@ class AttemptService:
                 raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
             self._channel.wake()
         pace = min(SLOWEST, max(1.0, self._channel.workers / PIECES_A_SECOND))
-        return ReportReceipt(heartbeat=HEARTBEAT, pace=pace, token=self._new(key) if old else None)
+        return ReportReceipt(heartbeat=self._heartbeat(), pace=pace, token=self._new(key) if old else None)
+
+    def _heartbeat(self) -> float:
+        """Return the seconds between two reports of a worker: the more there are, the more of them."""
+        longest = max(HEARTBEAT, min(SLOWEST_HEARTBEAT, self._channel.lost_after / 5))
+        return min(longest, max(HEARTBEAT, self._channel.workers / REPORTS_A_SECOND))
 
     async def output(
         self, token: str, key: WorkerKey, kind: Kind, offset: int, data: bytes, *, dropped: bool

@@ -16,13 +16,17 @@ from ..workers import WorkerSeen
 from .pod_states import JobPod, gone, machines_of
 
 LIMITS: Mapping[str, float] = {
+    "scheduler": 3600.0,
     "unschedulable": 60.0,
     "incomplete": 60.0,
     "container": 120.0,
     "image_pull": 300.0,
     "init": 1800.0,
 }
-"""Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew."""
+"""Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew.
+
+Of a scheduler that says nothing about a pod nothing is known: jobs wait for it rather than being lost one by one.
+"""
 NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
 
 

@@ -138,9 +138,10 @@ def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
             return "image_pull", f"its image cannot be fetched: {pod.message or pod.waiting}"
         if pod.waiting in SETUP:
             return "container", f"its container cannot be made: {pod.message or pod.waiting}"
+        if not pod.node and not pod.waiting:
+            return "scheduler", "Kubernetes has not placed its pod yet"
         if not pod.node:
-            why = f"does not place its pod: {pod.message}" if pod.message else "has not placed its pod yet"
-            return "unschedulable", f"Kubernetes {why}"
+            return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
         return "init", "its container is being made"
     return None
 
