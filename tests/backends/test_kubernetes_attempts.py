@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -162,6 +163,32 @@ async def test_a_start_that_broke_off_is_seen_when_it_started_all_the_same_or_is
     backend.hear("ADDED", pod("j2"))
     backend.report("j2")
     assert set(await backend.phases()) == {"j1", "j2"}
+
+
+async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_begin_anew(backend: Backend) -> None:
+    hangs = asyncio.Event()
+    create = backend.server.create
+
+    async def slow(path: str, body: Object) -> Object:
+        found = await create(path, body)
+        if body["metadata"]["name"].endswith("-1"):
+            await hangs.wait()
+        return found
+
+    backend.server.create = slow  # type: ignore[method-assign]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await backend.start(order("j1", workers=2))
+    with pytest.raises(BackendUnavailable, match="does not answer"):
+        await backend.start(order("j2"))
+    backend.hear("ADDED", pod("j1", "Pending", of=2))
+    assert await backend.phases() == {}
+    backend.now += AWAY_SECONDS
+    hangs.set()
+    backend.server.asked.clear()
+    await backend.start(order("j1", workers=2))
+    assert backend.server.asked.count(f"POST {PODS}") == 1, "only the pod that is missing"
+    assert await backend.phases() == {"j1": Phase.STARTING}
 
 
 async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:

@@ -152,7 +152,13 @@ class KubernetesBackend(RemoteBackend):
         key = (order.workload, order.attempt)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
 
+        self._sort()
+        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key)}  # of a start that broke off
+
         async def create(manifest: Object) -> Object:
+            name = manifest["metadata"]["name"]
+            if name in there:
+                return {"metadata": {"name": name, "uid": there[name]}}
             async with self._creating:
                 self._check_reachable()  # others may have waited for it meanwhile
                 return await self._create("pods", manifest)
@@ -169,6 +175,10 @@ class KubernetesBackend(RemoteBackend):
             raise await self._broken_off(order, group_error.exceptions[0]) from group_error
         except (ApiRefusal, ApiUnreachable) as error:
             raise await self._broken_off(order, error) from error
+        except asyncio.CancelledError:  # it took longer than this replica may act without looking again
+            self._note(ApiUnreachable("the Kubernetes API server does not answer in time"))
+            self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
+            raise
         self.attempt_pods.show(key)
 
     async def remove(self, workload: str, attempt: int) -> None:
@@ -182,6 +192,9 @@ class KubernetesBackend(RemoteBackend):
             except (ApiRefusal, ApiUnreachable) as error:
                 self._note(error)
                 raise BackendUnavailable(str(error)) from error
+            except asyncio.CancelledError:
+                self._note(ApiUnreachable("the Kubernetes API server does not answer in time"))
+                raise
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Delete the pods, and report the attempt no more."""
