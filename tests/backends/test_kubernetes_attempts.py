@@ -191,6 +191,17 @@ async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_be
     assert await backend.phases() == {"j1": Phase.STARTING}
 
 
+async def test_a_pod_that_cannot_be_described_is_its_jobs_problem_alone(backend: Backend) -> None:
+    document = read(POLICY)
+    strange = {"spec": {"containers": [{"name": "worker", "env": [5]}]}}  # of a policy before this was checked
+    facts = {**document.profile_facts, "gpu1": replace(document.profile_facts["gpu1"], pod=strange)}
+    changed = replace(document, profile_facts=facts)
+    backend.follow_policy(lambda: changed)
+    with pytest.raises(BackendError, match="is its profile's template right"):
+        await backend.start(order("j1"))
+    assert await backend.phases() == {}
+
+
 async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     def refused(method: str, path: str) -> None:
         if method == "POST":

@@ -202,6 +202,11 @@ policies: []
     assert read(write(document)).profile_facts["gpu1"].pod == document.profile_facts["gpu1"].pod
 
 
+def worker(**fields: Any) -> dict[str, Any]:
+    """Return a template with these fields of the container of the job."""
+    return {"spec": {"containers": [{"name": "worker", **fields}]}}
+
+
 @pytest.mark.covers("F84")
 @pytest.mark.parametrize(
     ("pod", "named"),
@@ -218,6 +223,16 @@ policies: []
         ({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}, "spec.volumes[v].hostPath is not"),
         ({"spec": {"volumes": [{}]}}, "spec.volumes: each entry needs a name"),
         ({"spec": {"volumes": {}}}, "spec.volumes is a list of tables"),
+        ({"spec": {"securityContext": None}}, "spec.securityContext is a table"),
+        ({"spec": {"securityContext": {"runAsNonRoot": None}}}, "spec.securityContext.runAsNonRoot has no value"),
+        ({"spec": {"securityContext": {"seccompProfile": "x"}}}, "spec.securityContext.seccompProfile is a table"),
+        (worker(env=[{"name": "A", "value": "1"}, 5]), "spec.containers[worker].env is a list of tables"),
+        (worker(volumeMounts=None), "spec.containers[worker].volumeMounts is a list of tables"),
+        (worker(resources=None), "spec.containers[worker].resources is a table"),
+        (worker(resources={"limits": None}), "spec.containers[worker].resources.limits is a table"),
+        (worker(securityContext=None), "spec.containers[worker].securityContext is a table"),
+        (worker(securityContext={"capabilities": None}), "spec.containers[worker].securityContext.capabilities has no"),
+        (worker(securityContext={"capabilities": {"drop": []}}), "securityContext.capabilities.drop has to name ALL"),
         ({"spec": {"securityContext": {"runAsUser": 0}}}, "spec.securityContext lets the job run as root"),
         ({"spec": {"containers": [{"image": "x"}]}}, "each container needs a name"),
         ({"spec": {"containers": [{"name": "worker", "command": []}]}}, "spec.containers[worker].command is not"),

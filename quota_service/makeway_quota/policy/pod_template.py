@@ -60,6 +60,7 @@ CONTAINER: Mapping[str, str] = {
     "terminationMessagePath": DECIDED,
 }
 LISTS = ("volumes", "containers", "initContainers", "imagePullSecrets", "tolerations", "hostAliases")
+CONTAINER_LISTS = ("env", "envFrom", "ports", "volumeDevices", "volumeMounts")
 RESERVED = re.compile(r"(makeway(\.[a-z.]+)?/.*)|app\.kubernetes\.io/managed-by")
 OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
 TEXTS = ("labels", "annotations", "matchLabels", "value", "requests", "limits")
@@ -104,16 +105,22 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
             yield f"spec.{field} is not for a template: {why}"
     for field in LISTS:
         entries = spec.get(field, [])
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        if not _is_list_of_tables(entries):
             yield f"spec.{field} is a list of tables"
         elif field in ("containers", "initContainers"):
             yield from _containers(field, entries)
         elif field in ("volumes", "imagePullSecrets") and not all(entry.get("name") for entry in entries):
             yield f"spec.{field}: each entry needs a name"
+    if not isinstance(spec.get("securityContext", {}), dict):
+        yield "spec.securityContext is a table"
     yield from _security("spec", spec.get("securityContext"))
     for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
         if isinstance(volume, dict) and "hostPath" in volume:
             yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {RIGHTS}"
+
+
+def _is_list_of_tables(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) for entry in value)
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -139,6 +146,12 @@ def _containers(field: str, entries: list[dict[str, Any]]) -> Iterator[str]:
             for key, why in CONTAINER.items():
                 if key in entry:
                     yield f"{where}.{key} is not for a template: {why}"
+        for key in CONTAINER_LISTS:
+            if not _is_list_of_tables(entry.get(key, [])):
+                yield f"{where}.{key} is a list of tables"
+        for key in ("resources", "securityContext"):  # without a value they would remove what Makeway sets
+            if not isinstance(entry.get(key, {}), dict):
+                yield f"{where}.{key} is a table"
         for variable in entry.get("env", []) if isinstance(entry.get("env", []), list) else ():
             if isinstance(variable, dict) and OURS.fullmatch(str(variable.get("name"))):
                 yield f"{where}.env.{variable['name']} is not for a template: {DECIDED}"
@@ -150,7 +163,10 @@ def _resources(where: str, resources: Any, *, worker: bool) -> Iterator[str]:
     if not isinstance(resources, dict):
         return
     for kind in ("requests", "limits"):
-        for name in resources.get(kind) or {}:
+        if not isinstance(resources.get(kind, {}), dict):
+            yield f"{where}.resources.{kind} is a table"
+            continue
+        for name in resources.get(kind, {}):
             if EXTENDED.fullmatch(str(name)) or (worker and name in ("cpu", "memory")):
                 yield f"{where}.resources.{kind}.{name} is not for a template: {PROFILE}"
     if "claims" in resources:
@@ -165,7 +181,15 @@ def _security(where: str, context: Any) -> Iterator[str]:
             yield f"{where}.securityContext.{key} is not for a template: {RIGHTS}"
     if context.get("runAsUser") == 0 or context.get("runAsNonRoot") is False:
         yield f"{where}.securityContext lets the job run as root: {RIGHTS}"
-    if (context.get("capabilities") or {}).get("add"):
+    for key, value in context.items():
+        if value is None:
+            yield f"{where}.securityContext.{key} has no value: it would remove what Makeway sets"
+        elif key in ("capabilities", "seccompProfile") and not isinstance(value, dict):
+            yield f"{where}.securityContext.{key} is a table"
+    capabilities, seccomp = context.get("capabilities"), context.get("seccompProfile")
+    if isinstance(capabilities, dict) and capabilities.get("add"):
         yield f"{where}.securityContext.capabilities.add is not for a template: {RIGHTS}"
-    if (context.get("seccompProfile") or {}).get("type") == "Unconfined":
+    elif isinstance(capabilities, dict) and "ALL" not in (capabilities.get("drop") or ()):
+        yield f"{where}.securityContext.capabilities.drop has to name ALL: {RIGHTS} otherwise"
+    if isinstance(seccomp, dict) and seccomp.get("type") == "Unconfined":
         yield f"{where}.securityContext.seccompProfile is not for a template: {RIGHTS}"

@@ -148,7 +148,11 @@ class KubernetesBackend(RemoteBackend):
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""
         self._check_reachable()
-        manifests = [self._pod(order, number) for number in range(len(order.workers))]
+        try:
+            manifests = [self._pod(order, number) for number in range(len(order.workers))]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # one job must not stop all others
+            log.exception("The pods of %s cannot be described", attempt_name(order.workload, order.attempt))
+            raise BackendError(f"Its pod cannot be described; is its profile's template right? {error!r}") from error
         key = (order.workload, order.attempt)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
 
