@@ -290,9 +290,12 @@ class KubernetesBackend(RemoteBackend):
 
 
 def _in_words(error: Exception) -> BackendError:
-    """Return why pods were not created: a refusal of the job, or a reason to try again."""
+    """Return why pods were not created: a refusal of the job, or a reason to try again.
+
+    A conflict is one: pods that are created at the same time compete for the quota of their namespace.
+    """
     if isinstance(error, ApiRefusal) and error.status == 403 and "exceeded quota" in error.message:
         return BackendUnavailable(f"the quota of the namespace is used up: {error.message}")
-    if isinstance(error, ApiRefusal) and error.status in (400, 403, 404, 409, 422):
+    if isinstance(error, ApiRefusal) and (error.status in (400, 403, 404, 422) or error.reason == "AlreadyExists"):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     return BackendUnavailable(str(error))
