@@ -49,7 +49,7 @@ class Backend(KubernetesBackend):
         self.pods._event(json.dumps({"type": kind, "object": found}).encode())
 
     def report(self, job: str, *workers: WorkerSeen) -> None:
-        """Let this be what the workers of a job have reported."""
+        """Set what the workers of a job have reported."""
         found = {(job, 1): dict(enumerate(workers))}
         self.channel.seen = lambda: found  # type: ignore[method-assign]
         self.channel.changed = lambda: set(found)  # type: ignore[method-assign]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from makeway_quota.artifacts.base import ORPHAN_AGE
@@ -157,6 +160,18 @@ def test_large_pieces_are_outside_and_go_with_their_workload(store: Store, tmp_p
     orphans = [digest for digest, _ in store.pruning.orphans("", 100)[0]]
     assert len(orphans) == 2
     assert store.pruning.forget_blobs(orphans) == 2
+
+
+def test_a_piece_that_is_also_a_file_in_the_database_is_kept(url: str, tmp_path: Path, job: Any) -> None:
+    data = b"r" * LARGE
+    with closing(open_store(url)) as before:
+        before.add_workload(job("j1"), [("kept.bin", data, False)], now=0.0)
+    with closing(open_store(url, ArtifactFolder(tmp_path / "artifacts"), LARGE)) as store:
+        store.outputs.append(KEY, "result", 0, data, LIMIT)
+        for outside in (tmp_path / "artifacts").glob("??/*"):
+            os.utime(outside, (1.0, 1.0))
+        assert store.contents.collect(2e9).removed == 1
+        assert store.outputs.read("j1", 1, "result", 0, LARGE) == (data, LARGE)
 
 
 def test_one_launcher_claims_a_worker(store: Store) -> None:

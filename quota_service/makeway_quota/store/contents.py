@@ -59,8 +59,14 @@ class Contents:
         return digest
 
     def read(self, name: str, digest: str) -> bytes:
-        """Return a content that `place` wrote; FileUnreadable and FilesUnavailable with `name`."""
-        return self._read(name, None, digest)
+        """Return a content that `place` wrote; FileUnreadable and FilesUnavailable with `name`.
+
+        It is in the database where the same content was there before: what is outside beside it is not kept.
+        """
+        inline = select(blobs.c.data).where(blobs.c.digest == digest, blobs.c.outside.is_(False))
+        with self._database.read() as connection:
+            data: bytes | None = connection.execute(inline).scalar_one_or_none()
+        return self._read(name, data, digest)
 
     def outside(self, data: bytes) -> bool:
         """Whether a content is kept outside the database."""

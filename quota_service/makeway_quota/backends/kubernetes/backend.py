@@ -221,7 +221,7 @@ class KubernetesBackend(RemoteBackend):
             raise BackendUnavailable("the Kubernetes API server does not answer")
 
     def _note(self, error: BaseException) -> None:
-        """Ask nothing for a while of an API server that did not answer."""
+        """Remember for a while that the API server did not answer: nothing is asked of it then."""
         if isinstance(error, ApiUnreachable):
             self._away_until = self._monotonic() + AWAY_SECONDS
 
