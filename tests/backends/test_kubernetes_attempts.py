@@ -146,11 +146,13 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     backend.server.answer = no_secrets
     with pytest.raises(BackendUnavailable):
         await backend.start(order("j1"))
+    assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked), "half of it would hold a quota"
     backend.hear("ADDED", pod("j1", "Pending"))
     assert await backend.phases() == {}, "the loop orders what it does not see again"
     backend.server.answer = lambda method, path: None
     backend.server.asked.clear()
     await backend.start(order("j1"))
+    assert f"POST {PODS}" in backend.server.asked, "the pod that is listed still was deleted"
     assert backend.server.asked[-1].endswith("/secrets"), "no launcher runs before the rest is there"
     assert await backend.phases() == {"j1": Phase.STARTING}
 
@@ -213,10 +215,10 @@ async def test_a_pod_that_cannot_be_described_is_its_jobs_problem_alone(backend:
 async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     def refused(method: str, path: str) -> None:
         if method == "POST":
-            raise ApiRefusal(403, "Forbidden", "exceeded quota")
+            raise ApiRefusal(403, "Forbidden", "an admission rule")
 
     backend.server.answer = refused
-    with pytest.raises(BackendError, match="exceeded quota") as found:
+    with pytest.raises(BackendError, match="an admission rule") as found:
         await backend.start(order("j1"))
     assert not isinstance(found.value, BackendUnavailable)
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked)

@@ -63,6 +63,8 @@ class KubernetesBackend(RemoteBackend):
         self._client = client
         self._tolerations = tuple(tolerations)
         self.attempt_pods = AttemptPods(limits, monotonic)
+        self._partial: set[Key] = set()
+        """attempts of whose pods some may be there already, and stay"""
         self._away_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
@@ -157,7 +159,7 @@ class KubernetesBackend(RemoteBackend):
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
 
         self._sort()
-        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key)}  # of a start that broke off
+        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key)} if key in self._partial else {}
 
         async def create(manifest: Object) -> Object:
             name = manifest["metadata"]["name"]
@@ -181,8 +183,10 @@ class KubernetesBackend(RemoteBackend):
             raise await self._broken_off(order, error) from error
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
             self._note(ApiUnreachable("the Kubernetes API server does not answer in time"))
+            self._partial.add(key)
             self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
             raise
+        self._partial.discard(key)
         self.attempt_pods.show(key)
 
     async def remove(self, workload: str, attempt: int) -> None:
@@ -204,6 +208,7 @@ class KubernetesBackend(RemoteBackend):
         """Delete the pods, and report the attempt no more."""
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
+        self._partial.discard((workload, attempt))
 
     # -- inside
 
@@ -269,13 +274,16 @@ class KubernetesBackend(RemoteBackend):
         return found
 
     async def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:
-        """Return why a start broke off. What was refused leaves no pods; anything else is ordered again."""
+        """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
         self._note(error)
-        found = _in_words(error)
+        key, found = (order.workload, order.attempt), _in_words(error)
         if isinstance(found, BackendUnavailable):
-            self.attempt_pods.overlook((order.workload, order.attempt), UNFINISHED_SECONDS)
-        else:
+            self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
+        if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
+            self._partial.discard(key)
             await self._undo(order)
+        else:
+            self._partial.add(key)
         return found
 
     async def _undo(self, order: StartOrder) -> None:
