@@ -201,14 +201,15 @@ async def test_an_evicted_pod_does_not_count_against_its_job(cluster: Cluster, b
     assert "EvictionByEvictionAPI" in lost.message
 
 
-async def test_what_kubernetes_refuses_is_told_and_leaves_nothing(cluster: Cluster, backend: KubernetesBackend) -> None:
+async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
+    cluster: Cluster, backend: KubernetesBackend
+) -> None:
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
     cluster.api.create(f"{CORE}/resourcequotas", quota)
     try:
         await soon(lambda: cluster.api.get(f"{CORE}/resourcequotas/few")["status"].get("hard"), "the quota is in force")
-        with pytest.raises(BackendError, match=r"Kubernetes refuses its pod: .*exceeded quota: few") as refused:
+        with pytest.raises(BackendUnavailable, match=r"quota of the namespace is used up: .*exceeded quota: few"):
             await backend.start(order("j-many", "simulated-0010", "simulated-0011"))
-        assert not isinstance(refused.value, BackendUnavailable)
         await soon(lambda: not cluster.api.items(PODS), "the pod that was created is deleted")
     finally:
         cluster.api.delete(f"{CORE}/resourcequotas/few")
