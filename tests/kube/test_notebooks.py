@@ -96,6 +96,18 @@ def test_named_servers_have_pods_and_leases_of_their_own(portal: Notebooks) -> N
     assert second["metadata"]["name"] != first["metadata"]["name"]
 
 
+@pytest.mark.covers("F25")
+def test_a_third_notebook_with_gpus_is_refused_in_words_and_the_other_two_go_on(portal: Notebooks) -> None:
+    pods = [portal.running("ana", server, **GPU1)["metadata"]["uid"] for server in ("", "second")]
+    sessions = {session.id for session in portal.live_sessions()}
+    portal.hub("POST", "/users/ana/servers/third", json=GPU1)  # refused at once, or once the Hub has answered
+    wait_until(lambda: "ana already has 2 GPU sessions, and 2 is the most for one person" in portal.log, "the reason")
+    wait_until(lambda: not portal.starting("ana", "third"), "the start is over")
+    assert not (portal.server("ana", "third") or {}).get("ready")
+    assert {session.id for session in portal.live_sessions()} == sessions
+    assert sorted(pod["metadata"]["uid"] for pod in portal.pods()) == sorted(pods)
+
+
 @pytest.mark.covers("N07")
 def test_a_pod_that_is_deleted_by_hand_ends_its_lease(portal: Notebooks) -> None:
     pod = portal.running("ana", **GPU1)
