@@ -59,8 +59,8 @@ async def test_a_template_that_kubernetes_refuses_fails_the_job_in_words(serving
 async def test_jobs_go_on_while_the_api_server_is_down(serving: Serving) -> None:
     """Nothing is concluded from what is not seen; what waits starts afterwards."""
     async with serving.running():
-        job = await training(serving, "ana", "long", f"{DOWN / 300}")
-        await serving.says(job, "step 10")
+        job = await training(serving, "ana", "long", f"{DOWN / 200}")  # twice as long
+        await serving.says(job, "step 100")
         command = stop_api_server(serving.cluster)
         try:
             waiting = await training(serving, "bo", "waiting", "0")
