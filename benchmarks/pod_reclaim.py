@@ -7,8 +7,6 @@ import base64
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,12 +19,13 @@ from makeway_quota.backends.kubernetes.informer import Informer
 
 from kube_cluster import programs
 from kube_cluster.cluster import Cluster
+from kube_cluster.host_volumes import job_template, make_claim
 from kube_cluster.images import host_pod
 from kube_cluster.problems import NotHere
 
 from .measure import Measured
-from .pod_service import NAMESPACE, ROOT, Service, running
-from .reclaim import TRAINING
+from .pod_service import NAMESPACE, Service, followed, running
+from .reclaim import TRAINING, saved_in
 
 ROUNDS = 50
 BARE = 5
@@ -58,7 +57,7 @@ def measure() -> list[Measured]:
 async def _measure(cluster: Cluster, service: Service) -> list[Measured]:
     client = ApiClient(from_kubeconfig(cluster.kubeconfig))
     try:
-        async with _times(client) as times, AsyncClient(service.url, "user00-0") as owner:
+        async with followed(Times(client)) as times, AsyncClient(service.url, "user00-0") as owner:
             bare = [await _bare(client, times, number) for number in range(BARE)]
             async with AsyncClient(service.url, "user01-0") as borrower:
                 found = await _reclaims(owner, borrower, times)
@@ -95,7 +94,7 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
     for number in range(GPUS):
         await borrower.submit(JobRequest(name=f"filler {number}", profile="gpu1", command=command, files=[file]))
     for _ in range(ROUNDS):
-        fillers = await _until_running(borrower, times)
+        fillers = await _until_running(borrower)
         began = time.monotonic()
         job = await owner.submit(JobRequest(name="owner", profile="gpu1", command=["sleep", "0.2"]))
         mine = f"makeway-{job.id}-1-0"
@@ -103,7 +102,8 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
         left = next(each for each in await _all(borrower) if each.preemptions > fillers[each.id].preemptions)
         attempt = fillers[left.id].attempt
         found.bound.append(times.of(mine, "bound") - times.of(f"makeway-{left.id}-{attempt}-0", "exited"))
-        found.beyond.append(times.of(mine, "running") - began - await _save_seconds(borrower, left, attempt))
+        save = saved_in((await borrower.logs(left.id, attempt=attempt)).text)
+        found.beyond.append(times.of(mine, "running") - began - save)
     for each in await _all(borrower):
         outcomes = {attempt.outcome for attempt in each.attempts} - {None}
         if outcomes - {"preempted"}:
@@ -111,7 +111,7 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
     return found
 
 
-async def _until_running(borrower: AsyncClient, times: Times) -> dict[str, Job]:
+async def _until_running(borrower: AsyncClient) -> dict[str, Job]:
     """Return the fillers once all of them train, and have had the time to import what they need."""
     ends = time.monotonic() + PATIENCE
     while True:
@@ -127,14 +127,6 @@ async def _until_running(borrower: AsyncClient, times: Times) -> dict[str, Job]:
 
 async def _all(client: AsyncClient) -> list[Job]:
     return [await client.job(job.id) for job in (await client.jobs(mine=True)).jobs]
-
-
-async def _save_seconds(client: AsyncClient, job: Job, attempt: int) -> float:
-    """Return how long the save of an attempt took, by its own log."""
-    text = (await client.logs(job.id, attempt=attempt)).text
-    line = next(line for line in text.splitlines() if line.startswith("SAVED"))
-    began, ended = json.loads(line.removeprefix("SAVED"))
-    return float(ended - began)
 
 
 # -- pods
@@ -182,19 +174,6 @@ class Times(Informer[str]):
         return phase
 
 
-@asynccontextmanager
-async def _times(client: ApiClient) -> AsyncIterator[Times]:
-    times = Times(client)
-    task = asyncio.create_task(times.run())
-    try:
-        await times.wait_synced()
-        yield times
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
 async def _bare(client: ApiClient, times: Times, number: int) -> float:
     """Return the seconds from the creation of a pod without a service until it runs."""
     name = f"bare-{number}"
@@ -212,17 +191,8 @@ async def _bare(client: ApiClient, times: Times, number: int) -> float:
 def _policy(cluster: Cluster, checkpoints: Path) -> str:
     """Return a document whose pods see this machine's programs, and Makeway, in an empty image."""
     checkpoints.chmod(0o777)
-    claims = {"usr": Path("/usr"), "widgets": ROOT / "widgets", "checkpoints": checkpoints}
-    for name, path in claims.items():
-        _claim(cluster, name, path)
-    mounted = {"usr": "/usr", "widgets": "/widgets"}
-    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounted.items()]
-    here = {"env": [{"name": "PYTHONPATH", "value": "/widgets"}], "volumeMounts": mounts}
-    spec = {
-        "volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in mounted],
-        "containers": [{"name": "worker", **here}],
-        "initContainers": [{"name": "launcher", **here}],
-    }
+    make_claim(cluster.api, NAMESPACE, "checkpoints", checkpoints)
+    spec = job_template(cluster.api, NAMESPACE)
     teams = [("team00", GPUS), ("team01", 0)]
     document = {
         "version": 1,
@@ -231,14 +201,3 @@ def _policy(cluster: Cluster, checkpoints: Path) -> str:
         "policies": [{"name": name, "groups": [name], "quotas": [{"reserved": many}]} for name, many in teams],
     }
     return json.dumps(document)
-
-
-def _claim(cluster: Cluster, name: str, path: Path) -> None:
-    """Make a claim of a folder of this machine."""
-    common: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    size = {"storage": "1Gi"}
-    volume: Object = {"capacity": size, "hostPath": {"path": str(path)}}
-    volume |= {"claimRef": {"namespace": NAMESPACE, "name": name}, **common}
-    cluster.api.create("/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": volume})
-    claim = {"volumeName": name, "resources": {"requests": size}, **common}
-    cluster.api.create(f"{CORE}/persistentvolumeclaims", {"metadata": {"name": name}, "spec": claim})

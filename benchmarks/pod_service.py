@@ -12,12 +12,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import uvicorn
@@ -25,6 +25,7 @@ from makeway_quota.application import Application
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.client import ApiClient
 from makeway_quota.backends.kubernetes.connection import from_kubeconfig
+from makeway_quota.backends.kubernetes.informer import Informer
 from makeway_quota.backends.kubernetes.manifest import PodSettings
 from makeway_quota.backends.kubernetes.nodes import toleration
 from makeway_quota.backends.remote import LOST_AFTER, REPORT_WITHIN
@@ -40,6 +41,7 @@ from kube_cluster.simulated import SIMULATED
 from .request_load import people
 from .requests import cycles
 
+T = TypeVar("T", bound=Informer[str])
 ROOT = Path(__file__).resolve().parent.parent
 NAMESPACE = "bench"
 NEVER = 1e9
@@ -91,6 +93,19 @@ async def _answer(seconds: list[float], client: ApiClient) -> None:
         seconds.clear()
         requests, size = client.requests, client.bytes_read
         print(json.dumps(figures), flush=True)
+
+
+@asynccontextmanager
+async def followed(informer: T) -> AsyncIterator[T]:
+    """Run an informer, which is synced when the block begins, until it ends."""
+    task = asyncio.create_task(informer.run())
+    try:
+        await informer.wait_synced()
+        yield informer
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 @dataclass(frozen=True, slots=True)

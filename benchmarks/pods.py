@@ -9,7 +9,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from makeway_api.client import AsyncClient
@@ -25,7 +25,7 @@ from kube_cluster.images import HOST
 from kube_cluster.simulated import toleration
 
 from .measure import Measured
-from .pod_service import NAMESPACE, running
+from .pod_service import NAMESPACE, followed, running
 from .request_load import TEAMS, USERS, policy
 from .requests import p95
 
@@ -59,7 +59,7 @@ def measure() -> list[Measured]:
 async def _measure(cluster: Cluster) -> list[Measured]:
     client = ApiClient(from_kubeconfig(cluster.kubeconfig))
     try:
-        async with _phases(client) as pods:
+        async with followed(Phases(client)) as pods:
             before = await _bare(client, pods)
             with running(cluster.kubeconfig, _policy()) as service:
                 async with _load(service.url) as load:
@@ -110,6 +110,9 @@ def _policy() -> str:
 class Phases(Informer[str]):
     """The phases of the pods of the namespace."""
 
+    def __init__(self, client: ApiClient) -> None:
+        super().__init__(client, PODS, lambda pod: str(pod["status"].get("phase")))
+
     async def until(self, running: int) -> None:
         """Return when so many pods run, and no other is there."""
         ends = time.monotonic() + PATIENCE
@@ -117,19 +120,6 @@ class Phases(Informer[str]):
             if time.monotonic() > ends:
                 raise RuntimeError(f"{len(self.objects)} pods, of which not all run; expected {running}.")
             await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def _phases(client: ApiClient) -> AsyncIterator[Phases]:
-    phases = Phases(client, PODS, lambda pod: str(pod["status"].get("phase")))
-    task = asyncio.create_task(phases.run())
-    try:
-        await phases.wait_synced()
-        yield phases
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
 
 
 def _pod(number: int) -> Object:

@@ -74,7 +74,11 @@ def reclaim(portal: Portal) -> tuple[float, float]:
 
 def save_seconds(portal: Portal, job: Job) -> float:
     """How long the save of the attempt that left took, by its own log."""
-    log = portal.user("ana").logs(job.id, attempt=job.attempt).text
+    return saved_in(portal.user("ana").logs(job.id, attempt=job.attempt).text)
+
+
+def saved_in(log: str) -> float:
+    """Return the seconds that TRAINING took to save, by its log."""
     line = next(line for line in log.splitlines() if line.startswith("SAVED"))
     began, ended = json.loads(line.removeprefix("SAVED"))
     return float(ended - began)

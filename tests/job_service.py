@@ -7,7 +7,7 @@ import base64
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -18,7 +18,6 @@ import yaml
 from makeway_api.client import AsyncClient
 from makeway_api.models import FileIn, Job, JobRequest
 from makeway_quota.application import Application
-from makeway_quota.backends.kubernetes.client import Object
 from makeway_quota.main import make_backend
 from makeway_quota.settings import load
 from makeway_quota.web.app import create_app
@@ -29,6 +28,7 @@ from pods import wait_until
 from running import PEOPLE
 
 from kube_cluster.cluster import Cluster
+from kube_cluster.host_volumes import job_template, make_claim
 from kube_cluster.images import HOST
 
 ROOT = Path(__file__).parents[1]
@@ -48,45 +48,11 @@ def make_namespace(cluster: Cluster) -> None:
     wait_until(lambda: cluster.api.items(accounts), "the namespace has its service account")
 
 
-def volume(cluster: Cluster, name: str, path: Path | str) -> Object:
-    """Make a claim of a folder of this machine, and return it as a volume of pods."""
-    spec: Object = {
-        "capacity": {"storage": "1Gi"},
-        "accessModes": ["ReadWriteMany"],
-        "storageClassName": "",
-        "hostPath": {"path": str(path)},
-        "claimRef": {"namespace": NAMESPACE, "name": name},
-    }
-    cluster.api.create("/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": spec})
-    claim: Object = {
-        "accessModes": ["ReadWriteMany"],
-        "storageClassName": "",
-        "volumeName": name,
-        "resources": {"requests": {"storage": "1Gi"}},
-    }
-    claims = f"/api/v1/namespaces/{NAMESPACE}/persistentvolumeclaims"
-    cluster.api.create(claims, {"metadata": {"name": name}, "spec": claim})
-    return {"name": name, "persistentVolumeClaim": {"claimName": name}}
-
-
 def policy_of(cluster: Cluster, checkpoints: Path) -> str:
     """Return a document whose profiles mount this machine's programs, and Makeway, into pods of an empty image."""
     checkpoints.chmod(0o777)
-    volumes = [volume(cluster, "usr", "/usr"), volume(cluster, "widgets", ROOT / "widgets")]
-    volume(cluster, "checkpoints", checkpoints)
-    mounts = [
-        {"name": "usr", "mountPath": "/usr", "readOnly": True},
-        {"name": "widgets", "mountPath": "/widgets", "readOnly": True},
-    ]
-    here = {"env": [{"name": "PYTHONPATH", "value": "/widgets"}], "volumeMounts": mounts}
-    template = {
-        "metadata": {"labels": {"cost": "12"}},
-        "spec": {
-            "volumes": volumes,
-            "containers": [{"name": "worker", **here}],
-            "initContainers": [{"name": "launcher", **here}],
-        },
-    }
+    make_claim(cluster.api, NAMESPACE, "checkpoints", checkpoints)
+    template = {"metadata": {"labels": {"cost": "12"}}, "spec": job_template(cluster.api, NAMESPACE)}
     profile = {"gpus": 1, "pools": ["gpu"], "policies": [["rnd", "devops"]], "grace": 30, "pod": template}
     document = {
         "version": 1,
@@ -128,6 +94,25 @@ def service_account(cluster: Cluster, file: Path) -> Path:
     return file
 
 
+@asynccontextmanager
+async def served(environ: Mapping[str, str], host: str, port: int) -> AsyncIterator[Application]:
+    """Run the service on a reserved port until the block ends; pods outlive it."""
+    settings = load(environ=environ)
+    service = await Application.open(settings, make_backend(settings))
+    app = create_app(service.services, WebSettings(secret=b"test" * 8), TokenAuth(PEOPLE))
+    server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=1))
+    await service.start()
+    listener = socket.create_server((host, port), reuse_port=True)
+    serving = asyncio.create_task(server._serve([listener]))
+    try:
+        yield service
+    finally:
+        app.state.streams.close()
+        server.should_exit = True
+        await serving
+        await service.stop(stop_jobs=False)
+
+
 class Serving:
     """A service on the cluster, and one client for each person."""
 
@@ -156,20 +141,8 @@ class Serving:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Application]:
         """Run the service as configured; pods outlive it."""
-        settings = load(environ=self.environ)
-        service = await Application.open(settings, make_backend(settings))
-        app = create_app(service.services, WebSettings(secret=b"test" * 8), TokenAuth(PEOPLE))
-        server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=1))
-        await service.start()
-        listener = socket.create_server(self.reservation.getsockname(), reuse_port=True)
-        serving = asyncio.create_task(server._serve([listener]))
-        try:
+        async with served(self.environ, *self.reservation.getsockname()) as service:
             yield service
-        finally:
-            app.state.streams.close()
-            server.should_exit = True
-            await serving
-            await service.stop(stop_jobs=False)
 
     def client(self, person: str = "ana") -> AsyncClient:
         """Return that person's client; tokens are names here."""

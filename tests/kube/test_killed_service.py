@@ -51,7 +51,7 @@ class Victim:
         """Start the process; it answers some time later."""
         host, port = self._serving.reservation.getsockname()
         command = [sys.executable, str(TESTS / "job_service_process.py"), host, str(port)]
-        environ = {**os.environ, **self._serving.environ, "PYTHONPATH": str(TESTS)}
+        environ = {**os.environ, **self._serving.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 

@@ -1,0 +1,35 @@
+"""Claims of folders of this machine, and the template of jobs that run in an empty image with its programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .api import Api, Object
+
+WIDGETS = Path(__file__).parents[1] / "widgets"
+"""The package with the launcher."""
+
+
+def make_claim(api: Api, namespace: str, name: str, path: Path) -> None:
+    """Make a PersistentVolumeClaim of a folder, which many pods may write."""
+    common: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    size = {"storage": "1Gi"}
+    volume: Object = {"capacity": size, "hostPath": {"path": str(path)}}
+    volume |= {"claimRef": {"namespace": namespace, "name": name}, **common}
+    api.create("/api/v1/persistentvolumes", {"metadata": {"name": name}, "spec": volume})
+    claim: Object = {"volumeName": name, "resources": {"requests": size}, **common}
+    api.create(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", {"metadata": {"name": name}, "spec": claim})
+
+
+def job_template(api: Api, namespace: str) -> Object:
+    """Make claims of `/usr` and of Makeway's launcher; return the pod spec, for a profile, that mounts both."""
+    make_claim(api, namespace, "usr", Path("/usr"))
+    make_claim(api, namespace, "widgets", WIDGETS)
+    mounted = {"usr": "/usr", "widgets": "/widgets"}
+    mounts = [{"name": name, "mountPath": path, "readOnly": True} for name, path in mounted.items()]
+    here = {"env": [{"name": "PYTHONPATH", "value": "/widgets"}], "volumeMounts": mounts}
+    return {
+        "volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in mounted],
+        "containers": [{"name": "worker", **here}],
+        "initContainers": [{"name": "launcher", **here}],
+    }
