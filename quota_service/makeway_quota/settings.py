@@ -232,6 +232,14 @@ class QuotaService(Configurable):
         help="An attempt that was ordered to start and does not appear within this time is lost "
         "(MAKEWAY_START_DEADLINE_SECONDS).",
     ).tag(config=True, env="MAKEWAY_START_DEADLINE_SECONDS")
+    lost_after_seconds = Float(
+        3600.0,
+        min=60.0,
+        max=43_200.0,
+        help="A pod of a job that the service has not heard of for this long is lost; its launcher has the job save "
+        "and end before. So long jobs go on without the service, and a job whose node is out of reach waits for it "
+        "(MAKEWAY_LOST_AFTER_SECONDS).",
+    ).tag(config=True, env="MAKEWAY_LOST_AFTER_SECONDS")
 
 
 def load(config_file: str | None = None, environ: dict[str, str] | None = None) -> ServiceSettings:
@@ -259,6 +267,7 @@ def _kubernetes(service: QuotaService, public_url: str) -> KubernetesSettings:
         run_as=service.kube_run_as,
         checkpoint_claim=service.kube_checkpoint_claim,
         tolerations=tuple(text.strip() for text in service.kube_tolerations.split(",") if text.strip()),
+        lost_after=service.lost_after_seconds,
     )
 
 

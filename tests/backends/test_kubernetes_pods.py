@@ -56,7 +56,9 @@ def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
     }
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms == [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n0"]}]}]
-    assert spec["tolerations"] == [{"operator": "Exists", "key": GPU}]
+    away = [f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable")]
+    stays = [{"key": key, "operator": "Exists", "effect": "NoExecute"} for key in away]
+    assert spec["tolerations"] == [{"operator": "Exists", "key": GPU}, *stays]
     assert spec["terminationGracePeriodSeconds"] == 31 + PATIENCE
     assert spec["automountServiceAccountToken"] is False
     (worker,) = spec["containers"]
@@ -139,7 +141,8 @@ def test_a_template_adds_to_the_pod() -> None:
     pod = worker_pod(SETTINGS, order(), 0, PATH, replace(GIVEN, template=TEMPLATE))
     assert pod["metadata"]["labels"] == {**plain["metadata"]["labels"], "cost": "12"}
     assert pod["metadata"]["annotations"]["note"] == "x"
-    assert [one["key"] for one in pod["spec"]["tolerations"]] == [GPU, "batch"]
+    added = [one for one in pod["spec"]["tolerations"] if one not in plain["spec"]["tolerations"]]
+    assert added == TEMPLATE["spec"]["tolerations"]  # type: ignore[index]
     assert [one["name"] for one in pod["spec"]["volumes"]] == ["makeway", "checkpoints", "data"]
     worker, beside = pod["spec"]["containers"]
     assert worker["command"] == plain["spec"]["containers"][0]["command"]
@@ -352,6 +355,8 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
     [
         (pod("Failed", **over(137, "OOMKilled")), False, 137, "it used more memory than its profile has"),
         (pod("Failed", **over(1)), False, None, "its launcher ended with exit code 1 without a report"),
+        (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
+        (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
         (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
         (
             pod("Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds the total limit"),

@@ -55,6 +55,7 @@ async def test_pods_of_jobs_pass_the_restricted_standard(cluster: Cluster, worke
         assert sorted(names) == ["beside", "worker"]
         mounts = [one["mountPath"] for c in stored["spec"]["containers"] for one in c.get("volumeMounts", ())]
         assert not [path for path in mounts if "serviceaccount" in path], "no token of the API server"
+        assert not [one for one in stored["spec"]["tolerations"] if "tolerationSeconds" in one], "it outlives its node"
 
 
 async def test_pods_beyond_the_restricted_standard_are_refused_there(cluster: Cluster) -> None:

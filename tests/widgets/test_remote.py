@@ -58,6 +58,8 @@ class Quota(ThreadingHTTPServer):
         self.command = ["true"]
         self.start: dict[str, Any] = {}
         """what the answer to a claim has otherwise"""
+        self.receipt: dict[str, Any] = {}
+        """what the answer to a report has otherwise"""
         self.claims = 0
         self.files: dict[str, bytes] = {}
         """by digest"""
@@ -119,7 +121,7 @@ class Answers(BaseHTTPRequestHandler):
             answer = quota.files[words[1]]
         elif words[0] == "report":
             quota.reports.append(json.loads(body))
-            answer = {"heartbeat": 0.2, "pace": quota.pace, "token": None}
+            answer = {"heartbeat": 0.2, "pace": quota.pace, "token": None, **quota.receipt}
         elif words[0] == "orders":
             with quota.changed:
                 quota.changed.wait_for(lambda: quota.orders["known"] != query["known"], min(2.0, float(query["wait"])))
@@ -559,12 +561,16 @@ def test_a_token_that_is_void_for_a_moment_is_tried_again(quota: Quota, tmp_path
     assert quota.outputs["log"] == b"here\n"
 
 
+@pytest.mark.parametrize("told", ["at the start", "later"])
 @pytest.mark.parametrize("deaf", [False, True])
-def test_the_work_ends_before_the_service_starts_it_elsewhere(quota: Quota, tmp_path: Path, deaf: bool) -> None:
-    quota.start = {"lost_after": 8.0, "grace": 2}
+def test_the_work_ends_before_the_service_starts_it_elsewhere(
+    quota: Quota, tmp_path: Path, deaf: bool, told: str
+) -> None:
+    quota.start = {"lost_after": 8.0 if told == "at the start" else 3600.0, "grace": 2}
+    quota.receipt = {} if told == "at the start" else {"lost_after": 8.0}
     trap = "trap '' TERM" if deaf else "trap 'exit 75' TERM"
     process = launch(quota, tmp_path, "sh", "-c", f"{trap}; echo up; while :; do sleep 0.05; done")
-    until(quota, lambda: b"up" in quota.outputs["log"])
+    until(quota, lambda: b"up" in quota.outputs["log"] and quota.reports)
     quota.down.set()
     until(quota, lambda: (tmp_path / "attempt-1" / "status.json").exists())
     assert quota.end() is None
@@ -575,6 +581,33 @@ def test_the_work_ends_before_the_service_starts_it_elsewhere(quota: Quota, tmp_
     assert end is not None
     assert (end["killed"], end["acknowledged"], quota.reports[-1]["noticed"]) == (deaf, not deaf, True)
     assert end["unheard"]
+
+
+def test_an_end_is_reported_as_long_as_the_service_may_wait_for_it(
+    quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "FINISH_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "REPORT_SECONDS", 0.0)
+    far = Remote(Service(quota.url, "t"), {})
+    far.order()
+    quota.down.set()
+    status = dict.fromkeys(("killed", "acknowledged", "completed", "timed_out", "noticed"), False)
+    ended = {**status, "exit_code": 7, "ended_at": 5.0, "message": ""}
+
+    def finish() -> None:
+        far.finish(attempt(tmp_path), ended, print)
+        far._service.close()
+
+    far._service.close()
+    ending = threading.Thread(target=finish)
+    ending.start()
+    ending.join(2.0)
+    assert ending.is_alive(), "the service counts with this worker for 120 s"
+    quota.down.clear()
+    ending.join(60)
+    end = quota.end()
+    assert end is not None
+    assert end["exit_code"] == 7
 
 
 def test_a_job_that_removes_its_folder_is_heard_of_to_its_end(quota: Quota, tmp_path: Path) -> None:

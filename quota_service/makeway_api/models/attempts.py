@@ -89,6 +89,7 @@ class ReportReceipt(Wire):
     heartbeat: float = Field(description="seconds until the next report is due")
     pace: float = Field(description="seconds between two uploads of the log")
     token: str | None = Field(None, description="replaces the token of the request, if that expires soon")
+    lost_after: float | None = Field(None, description="as at the start, where the service was restarted meanwhile")
 
 
 class WorkerNotice(Wire):

@@ -148,7 +148,8 @@ class AttemptService:
                 raise refuse("This worker has no launcher yet: claim it first.", "not_claimed", 409)
             self._channel.wake()
         pace = min(SLOWEST, max(1.0, self._channel.workers / PIECES_A_SECOND))
-        return ReportReceipt(heartbeat=self._heartbeat(), pace=pace, token=self._new(key) if old else None)
+        renewed, lost_after = self._new(key) if old else None, self._channel.lost_after
+        return ReportReceipt(heartbeat=self._heartbeat(), pace=pace, token=renewed, lost_after=lost_after)
 
     def _heartbeat(self) -> float:
         """Return the seconds between two reports of a worker: the more there are, the more of them."""

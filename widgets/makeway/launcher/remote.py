@@ -35,7 +35,7 @@ LONGEST_PAUSE = 10.0
 ORDERS_PAUSE = 3.0
 """The same for orders: a notice that waits there has a deadline"""
 FINISH_SECONDS = 900.0
-"""Seconds for which a launcher tries to report an end"""
+"""Seconds for which a launcher tries to report an end at least: as long as the service believes that it may run"""
 REPORT_SECONDS = 60.0
 """Seconds that are left for the report of the end, however long the outputs took"""
 VOID_SECONDS = 60.0
@@ -126,11 +126,11 @@ class Remote:
             self._threads.append(thread)
 
     def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
-        """Send result, exception and the rest of the log, then how it ended; give up after FINISH_SECONDS."""
+        """Send result, exception and the rest of the log, then how it ended; give up after a long time."""
         self._done.set()
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
-        ends = time.monotonic() + FINISH_SECONDS
+        ends = time.monotonic() + max(FINISH_SECONDS, self._lost_after)
         for kind, name in OUTPUTS.items():
             if kind == "error" or self._worker == 0:
                 self._until_taken(attempt, partial(self._send_file, attempt, kind, name, note), ends)
@@ -187,10 +187,10 @@ class Remote:
 
     def _end_unheard(self, attempt: Attempt) -> None:
         """Preempt the job so long before the service believes this worker lost that it can save and end."""
-        last = self._lost_after - min(MARGIN, self._lost_after / 4)
-        first = max(self._lost_after / 2, last - float(attempt.order.get("grace", 0)))
         while not self._done.wait(EVERY):
-            silence = self._service.silence
+            silence, after = self._service.silence, self._lost_after
+            last = after - min(MARGIN, after / 4)
+            first = max(after / 2, last - float(attempt.order.get("grace", 0)))
             if silence >= first:
                 self._unheard, at = True, time.time()
                 reason = f"the service was not reached for {duration(silence)}"
@@ -232,6 +232,7 @@ class Remote:
         receipt = self._service.post("report", report)
         self._heartbeat = _time(receipt.get("heartbeat")) or self._heartbeat
         self._pace = _time(receipt.get("pace")) or EVERY
+        self._lost_after = _time(receipt.get("lost_after")) or self._lost_after
 
     def _renew(self, attempt: Attempt) -> None:
         """Get a new token by a report; the next try shows whether that went well."""

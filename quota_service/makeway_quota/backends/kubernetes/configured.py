@@ -24,6 +24,7 @@ class KubernetesSettings:
     run_as: str
     checkpoint_claim: str
     tolerations: tuple[str, ...]
+    lost_after: float
 
 
 def backend_of(found: KubernetesSettings) -> Backend:
@@ -48,4 +49,5 @@ def backend_of(found: KubernetesSettings) -> Backend:
         run_as=user_and_group(found.run_as),
         checkpoint_claim=found.checkpoint_claim,
     )
-    return KubernetesBackend(ApiClient(cluster), pods, [toleration(text) for text in found.tolerations])
+    tolerations = [toleration(text) for text in found.tolerations]
+    return KubernetesBackend(ApiClient(cluster), pods, tolerations, lost_after=found.lost_after)

@@ -31,6 +31,12 @@ HOME = "/makeway/job"
 CHECKPOINTS = "/makeway/checkpoints"
 PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
+STAYS = tuple(
+    {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute"}
+    for state in ("not-ready", "unreachable")
+)
+"""The tolerations by which a pod outlives a time in which its node is out of Kubernetes' reach: its launcher may reach
+the service all the same, and a job whose worker is silent for too long is started elsewhere by Makeway."""
 LABEL_VALUE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -149,7 +155,7 @@ def worker_pod(settings: PodSettings, order: StartOrder, number: int, path: str,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(order.grace) + PATIENCE,
             "affinity": _affinity_to(node),
-            "tolerations": [_toleration(one) for one in given.tolerations],
+            "tolerations": [*(_toleration(one) for one in given.tolerations), *STAYS],
             "securityContext": _pod_security(settings),
             "initContainers": [_launcher_container(settings)],
             "containers": [_worker_container(settings, order, number, path, given)],

@@ -21,6 +21,8 @@ IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 SETUP = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
 """Reasons of a pod that its node ended or never took: they say nothing about the job."""
+UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
+"""Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
 OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
 """In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
 KILLED = 137
@@ -159,6 +161,8 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
         return _by_node(f"its node {pod.node} {state}")
     if pod.disruption:
         return _by_node(f"its pod was disrupted ({pod.disruption}): {pod.message}".rstrip(": "))
+    if pod.reason in UNKNOWN_ENDS:
+        return _by_node(f"its node {pod.node} was restarted, or lost its container for another reason")
     if pod.reason in NODE_REASONS:
         return _by_node(f"its node {pod.node} ended its pod ({pod.reason}): {pod.message}".rstrip(": "))
     if pod.exit_code is not None:
