@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import image_build, programs, teardown
+from . import helm, image_build, programs, teardown
 from .cluster import Cluster
 from .folder import folders
 from .problems import KubeProblem
@@ -91,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for image, archive in image_build.build(wanted.names or list(image_build.EXTRAS), wanted.base).items():
                 print(f"{image_build.name_of(image)}: {archive}")
         else:
-            print(f"The programs are in {programs.built()}.")
+            tool = helm.helm()  # first: the build of Kubernetes uses what it compiled, and removes it
+            print(f"The programs are in {programs.built()}, Helm is {tool}.")
     except KubeProblem as problem:
         print(f"kube: {problem}", file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -25,6 +25,7 @@ LINKED = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "kwok")
 TITLES = {
     "kube": f"Compiling Kubernetes {KUBERNETES} (once; a quarter of an hour on two processors)",
     "pause": "Compiling the pause program of pods",
+    "helm": "Compiling Helm (once; some minutes on two processors)",
 }
 SOURCES = Path(__file__).parent / "binary"
 GO_FROM_PYPI = Path(__file__).resolve().parent.parent / ".venvs" / "bin"
@@ -67,10 +68,10 @@ def cache() -> Path:
     return Path(base) / "makeway" / "kube"
 
 
-def key() -> str:
+def key(sources: Path = SOURCES, flags: Sequence[str] | None = None) -> str:
     """Return the fingerprint of everything that the built programs depend on."""
-    total = hashlib.sha256(" ".join((*FLAGS, platform.machine())).encode())
-    for file in sorted(SOURCES.rglob("*")):
+    total = hashlib.sha256(" ".join((*(flags or FLAGS), platform.machine())).encode())
+    for file in sorted(sources.rglob("*")):
         if file.suffix in {".go", ".mod", ".sum"}:
             total.update(file.read_bytes())
     return total.hexdigest()[:16]
@@ -86,7 +87,7 @@ def built() -> Path:
     place = cache() / key()
     if not are_built():
         cache().mkdir(parents=True, exist_ok=True)
-        with _one_builder() as lock:
+        with one_builder() as lock:
             if not are_built():  # the builder that held the lock may have built them
                 _build(place, lock)
     return place
@@ -105,25 +106,26 @@ def _build(place: Path, lock: IO[str]) -> None:
         shutil.rmtree(leftover)
     fresh = place.with_suffix(".new")
     fresh.mkdir()
-    _modules(go, lock)
-    _compile(go, ".", fresh / "kube", objects, lock)
-    _compile(go, "./pause", fresh / "pause", objects, lock)
+    download_modules(go, lock, SOURCES, "Kubernetes", "1.2 GB on disk")
+    compile_package(go, ".", fresh / "kube", lock, SOURCES, FLAGS)
+    compile_package(go, "./pause", fresh / "pause", lock, SOURCES, FLAGS)
     for name in LINKED:
         (fresh / name).symlink_to("kube")
     fresh.replace(place)
     shutil.rmtree(objects, ignore_errors=True)  # 4 GB that only the retry of an interrupted build needs
 
 
-def _modules(go: Path, lock: IO[str]) -> None:
-    progress = Progress("Downloading the Go modules of Kubernetes (1.2 GB on disk)")
-    sums = (SOURCES / "go.sum").read_text(encoding="utf-8").splitlines()
+def download_modules(go: Path, lock: IO[str], sources: Path, name: str, size: str) -> None:
+    """Download what a folder's go.mod names."""
+    progress = Progress(f"Downloading the Go modules of {name} ({size})")
+    sums = (sources / "go.sum").read_text(encoding="utf-8").splitlines()
     total = len([line for line in sums if "/go.mod " not in line])
     said: list[str] = []
     downloaded = 0
     progress.show(0, total)
     with subprocess.Popen(
         [go, "mod", "download", "-x"],
-        cwd=SOURCES,
+        cwd=sources,
         env=_environ(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -141,24 +143,25 @@ def _modules(go: Path, lock: IO[str]) -> None:
     if download.returncode:
         progress.end("failed")
         raise KubeProblem(
-            "The Go modules of Kubernetes could not be downloaded: connect this machine to the network, or name a "
+            f"The Go modules of {name} could not be downloaded: connect this machine to the network, or name a "
             f"mirror of yours in GOPROXY, and run the same command again.\n{''.join(said).strip()[-1500:]}"
         )
     progress.end()
 
 
-def _compile(go: Path, package: str, target: Path, objects: Path, lock: IO[str]) -> None:
+def compile_package(go: Path, package: str, target: Path, lock: IO[str], sources: Path, flags: Sequence[str]) -> None:
+    """Compile a package into a program; an interrupted build goes on where it was."""
     progress = Progress(TITLES[target.name])
-    environ = _environ() | {"GOCACHE": str(objects)}
+    environ = _environ() | {"GOCACHE": str(cache() / "go-build")}
     listed = subprocess.run(
-        [go, "list", "-deps", package], cwd=SOURCES, env=environ, capture_output=True, text=True, check=False
+        [go, "list", "-deps", package], cwd=sources, env=environ, capture_output=True, text=True, check=False
     )
     total = len(listed.stdout.splitlines()) or 1
     said: list[str] = []
     compiled = 0
     with subprocess.Popen(
-        [go, "build", "-v", *FLAGS, "-o", target, package],
-        cwd=SOURCES,
+        [go, "build", "-v", *flags, "-o", target, package],
+        cwd=sources,
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -176,7 +179,7 @@ def _compile(go: Path, package: str, target: Path, objects: Path, lock: IO[str])
     if compiler.returncode:
         progress.end("failed")
         raise KubeProblem(
-            f"Kubernetes could not be compiled:\n{''.join(said)[-1500:].strip() or 'no reason was given'}"
+            f"{target.name} could not be compiled:\n{''.join(said)[-1500:].strip() or 'no reason was given'}"
         )
     progress.end()
 
@@ -213,7 +216,8 @@ def _environ() -> dict[str, str]:
 
 
 @contextmanager
-def _one_builder() -> Iterator[IO[str]]:
+def one_builder() -> Iterator[IO[str]]:
+    """Hold the lock of the cache, so that nothing is built twice at the same time."""
     with (cache() / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ import set_up
 
 sys.path.insert(0, str(set_up.ROOT))
 
-from kube_cluster import processes, programs
+from kube_cluster import helm, processes, programs
 from kube_cluster.progress import duration
 
 ROOT = set_up.ROOT
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     tiers = Tiers(words[ours + 1 :], wanted.slowest)
     build = None
-    if not programs.are_built() and tiers.has_second():
+    if not (programs.are_built() and helm.is_built()) and tiers.has_second():
         build = Build(BUILD, ROOT / ".venvs" / "kube-build.log", wanted.build_minutes)
         print(f"Kubernetes is built beside the tests, once; what the build says is in {build.log}.", flush=True)
     return run(tiers, build)
