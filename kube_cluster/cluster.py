@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from . import control_plane, network, node, processes, simulated, teardown
+from . import control_plane, dns, network, node, processes, simulated, teardown
 from .api import Api
 from .folder import Folder
 from .problems import KubeProblem, NotHere
@@ -82,6 +82,8 @@ class Cluster:
         plane = self._running()
         if self._network is None:
             raise NotHere(self.why_no_node or "A real node needs the network that a cluster of root has.")
+        if not self.nodes:
+            dns.start(self.folder, plane, self._network.host)
         added = node.start(self.folder, plane, self._network, len(self.nodes), gpus)
         self.nodes.append(added)
         return added

@@ -6,6 +6,7 @@ manager and the scheduler do not listen at all.
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,18 @@ SERVICE_CIDR = "10.96.0.0/16"
 KUBERNETES_SERVICE = "10.96.0.1"
 """The cluster IP of the Service `kubernetes`, by which pods reach the API server."""
 READY_SECONDS = 120.0
+AUDIT_LOG = "audit.log"
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None"},
+    ],
+}
+"""What the API server writes down: the requests of service accounts, without those of the controllers."""
 
 
 @dataclass(slots=True)
@@ -111,6 +124,9 @@ def _start_api_server(
         "anonymous-auth": "false",
         "allow-privileged": "true",
     }
+    policy = folder.path / "audit.json"
+    policy.write_text(json.dumps(AUDIT), encoding="utf-8")
+    options |= {"audit-policy-file": policy, "audit-log-path": folder.logs / AUDIT_LOG}
     processes.start(folder, "kube-apiserver", [program, *_options(options)])
 
 

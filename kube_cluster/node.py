@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cgroups, images, processes, programs
+from . import cgroups, dns, images, processes, programs
 from .api import GPU
 from .commands import missing_packages, run
 from .control_plane import ControlPlane
@@ -230,6 +230,8 @@ def _kubelet(path: Path, authority: Path, serving: tuple[Path, Path]) -> dict[st
         "failCgroupV1": False,
         "failSwapOn": False,
         "resolvConf": "",
+        "clusterDNS": [dns.ADDRESS],
+        "clusterDomain": dns.DOMAIN,
         "podLogsDir": str(path / "pods"),
         "volumePluginDir": str(path / "volume-plugins"),
         # The disk is shared with the machine: pods of a test must not be evicted because it is full.

@@ -14,12 +14,12 @@ SECONDS = 120
 """How long a test waits for something that takes a second or two on an idle machine."""
 
 
-def wait_until(true: Callable[[], Any], what: str) -> None:
+def wait_until(true: Callable[[], Any], what: str, seconds: float = SECONDS, pause: float = 0.05) -> None:
     """Return when it is true; fail after a time that is much too long."""
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"still not true after {SECONDS} s: {what}"
-        time.sleep(0.05)
+        assert time.monotonic() < end, f"still not true after {seconds} s: {what}"
+        time.sleep(pause)
 
 
 def phase(api: Api, name: str, pods: str = PODS) -> str:
