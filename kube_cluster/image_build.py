@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -25,14 +26,19 @@ from .progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILES = ROOT / "helm" / "images"
+NPM_LOCK = ROOT / "package-lock.json"
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
 EXTRAS = {
     "hub": ("hub", "kubespawner", "postgres"),
     "quota-service": ("service", "postgres", "s3"),
     "notebook": ("notebook", "local", "hub"),
     "device-plugin": ("device-plugin",),
+    "proxy": (),
 }
 """The images, each with the extras of our package that are installed in it."""
+NODE = "proxy"
+"""The image with Node.js and a package of npm, and without our package."""
+NPM_PACKAGE = "configurable-http-proxy"
 REPOSITORY = "makeway.test"
 PACKAGES = {
     "buildah": ("buildah",),
@@ -67,15 +73,18 @@ def build(images: Sequence[str], base: str = "") -> dict[str, Path]:
     with _locked() as place, tempfile.TemporaryDirectory(prefix="makeway-images-") as temporary:
         context = Path(temporary)
         wheel = _wheel(context)
+        if NODE in images:
+            _copy_npm(context)
         return {image: _archive(image, place, context, wheel, base) for image in images}
 
 
 def _archive(image: str, place: Path, context: Path, wheel: Path, base: str) -> Path:
     dockerfile = DOCKERFILES / image / "Dockerfile"
     requirements = context / f"{image}.txt"
-    requirements.write_text(_requirements(EXTRAS[image]), encoding="utf-8")
+    requirements.write_text(_requirements(image), encoding="utf-8")
     os.utime(requirements, (0, 0))  # buildah takes a file of another time for another file
-    parts = [dockerfile.read_bytes(), requirements.read_bytes(), wheel.read_bytes(), (base or _base_key()).encode()]
+    added = NPM_LOCK if image == NODE else wheel
+    parts = [dockerfile.read_bytes(), requirements.read_bytes(), added.read_bytes(), (base or _base_key()).encode()]
     key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
     archive = place / f"{image}-{key}.tar"
     if archive.exists():
@@ -157,9 +166,11 @@ def _base_key() -> str:
     return f"{SUITE}-{hashlib.sha256(' '.join((*INCLUDED, *LEFT_OUT, platform.machine())).encode()).hexdigest()[:8]}"
 
 
-def _requirements(extras: Sequence[str]) -> str:
-    """Return what the lock file names for these extras, with hashes."""
-    words = [word for extra in extras for word in ("--extra", extra)]
+def _requirements(image: str) -> str:
+    """Return what the lock file names for an image, with hashes."""
+    words = [word for extra in EXTRAS[image] for word in ("--extra", extra)]
+    if image == NODE:
+        words = ["--only-group", "node"]
     return _output(
         [UV, "export", "--frozen", "--quiet", "--no-emit-project", "--no-header", "--no-annotate", *words],
         "The packages of an image could not be read from uv.lock",
@@ -172,6 +183,20 @@ def _wheel(context: Path) -> Path:
     (wheel,) = context.glob("makeway-*.whl")
     os.utime(wheel, (0, 0))
     return wheel
+
+
+def _copy_npm(context: Path) -> None:
+    """Copy the proxy and what it depends on, as `make setup` installed them by the lock file."""
+    packages = json.loads(NPM_LOCK.read_text(encoding="utf-8"))["packages"]
+    wanted, found = [NPM_PACKAGE], set[str]()
+    while wanted:
+        if (name := wanted.pop()) not in found:
+            found.add(name)
+            wanted += packages[f"node_modules/{name}"].get("dependencies", {})
+    for name in sorted(found):
+        shutil.copytree(ROOT / "node_modules" / name, context / "node_modules" / name, dirs_exist_ok=True)
+    for file in (context / "node_modules").rglob("*"):
+        os.utime(file, (0, 0))
 
 
 def _output(command: Sequence[str | Path], problem: str) -> str:

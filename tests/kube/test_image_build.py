@@ -26,8 +26,8 @@ def test_every_dockerfile_is_an_image() -> None:
 
 
 def test_an_image_that_there_is_not_is_refused() -> None:
-    with pytest.raises(KubeProblem, match=r"^There is no image proxy; there are: hub, quota-service, "):
-        image_build.build(["hub", "proxy"])
+    with pytest.raises(KubeProblem, match=r"^There is no image ingress; there are: hub, quota-service, "):
+        image_build.build(["hub", "ingress"])
 
 
 def test_building_without_root_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
