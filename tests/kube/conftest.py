@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from charts import EVERYTHING
 from job_service import PODS as JOB_PODS
 from job_service import Serving, make_namespace, policy_of
 from leftovers import left
 from pods import PODS, wait_until
+from releases import DEFINITIONS, MONITOR, MONITORS, Installation, installation
 
+from kube_cluster import image_build
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
 from kube_cluster.node import Node
@@ -54,6 +57,31 @@ def real_node(control_plane: Cluster) -> Node:
         return control_plane.add_node(gpus=2)
     except NotHere as reason:
         pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def release(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    """Return the chart as Helm installed it, with everything that it has, Prometheus's monitor included."""
+    control_plane.api.create(DEFINITIONS, MONITORS)
+    with installation(control_plane, tmp_path_factory.mktemp("helm")) as found:
+        said = found.run("install", values=EVERYTHING)
+        assert "Makeway 0.1.0 is installed in makeway; jobs run in makeway-jobs." in said
+        yield found
+    control_plane.api.delete(f"{DEFINITIONS}/{MONITOR}")
+    gone = {"fieldSelector": f"metadata.name={MONITOR}"}
+    wait_until(lambda: not control_plane.api.items(DEFINITIONS, **gone), "the kind of monitors is gone")
+
+
+@pytest.fixture(scope="session")
+def images(real_node: Node) -> dict[str, Path]:
+    """Return the archives of the portal's images, imported into the real node."""
+    try:
+        archives = image_build.build(["hub", "proxy", "quota-service", "notebook"])
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    for archive in archives.values():
+        real_node.import_image(archive)
+    return archives
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from pods import phase, wait_until
 
 from kube_cluster import image_build
 from kube_cluster.api import Api, ApiProblem, Object
-from kube_cluster.node import Node
-from kube_cluster.problems import NotHere
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 
@@ -21,18 +19,6 @@ PORT = 8765
 POLICY = Path(__file__).parents[2] / "hub_config" / "policy.yaml"
 SETTINGS = {"JUPYTERHUB_SERVICE_URL": f"http://0.0.0.0:{PORT}", "MAKEWAY_POLICY_FILE": "/etc/makeway/policy.yaml"}
 LOOK = "id -u; touch /usr/x || echo refused; touch /opt/makeway/x || echo refused; touch /data/x && echo written"
-
-
-@pytest.fixture(scope="module")
-def images(real_node: Node) -> dict[str, Path]:
-    """Return the archives of all images but the device plugin's, imported into the real node."""
-    try:
-        archives = image_build.build(["hub", "quota-service", "notebook"])
-    except NotHere as reason:
-        pytest.skip(str(reason))
-    for archive in archives.values():
-        real_node.import_image(archive)
-    return archives
 
 
 @pytest.fixture

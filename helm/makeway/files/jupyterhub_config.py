@@ -1,0 +1,78 @@
+"""The Hub's configuration in the chart: values.json beside this file holds what the chart's values say."""
+
+import json
+import os
+from pathlib import Path
+
+from makeway_hub.cluster import SERVICE, SPAWNER, ClusterSettings, configure_cluster
+
+values = json.loads(Path(__file__).with_name("values.json").read_text(encoding="utf-8"))
+
+c = get_config()  # noqa: F821 (JupyterHub provides it)
+
+c.JupyterHub.hub_bind_url = "http://:8081"
+c.JupyterHub.hub_connect_url = values["hubUrl"]
+c.JupyterHub.db_url = os.environ.get("HUB_DB_URL") or "sqlite:////data/jupyterhub.sqlite"
+c.JupyterHub.cleanup_servers = False  # notebooks go on while the Hub is replaced
+c.JupyterHub.allow_named_servers = True
+c.JupyterHub.named_server_limit_per_user = 3
+c.JupyterHub.services = [
+    {"name": SERVICE, "api_token": os.environ["SERVICE_TOKEN"]},
+    {"name": SPAWNER, "api_token": os.environ["SPAWNER_TOKEN"]},
+]
+c.JupyterHub.load_roles = []
+c.JupyterHub.template_paths = []
+c.ConfigurableHTTPProxy.should_start = False
+c.ConfigurableHTTPProxy.api_url = values["proxyApi"]
+c.DummyAuthenticator.password = os.environ["DUMMY_PASSWORD"]
+
+c.KubeSpawner.namespace = os.environ["POD_NAMESPACE"]
+c.KubeSpawner.image = values["notebookImage"]
+c.KubeSpawner.image_pull_policy = values["pullPolicy"]
+c.KubeSpawner.image_pull_secrets = values["pullSecrets"]
+c.KubeSpawner.cmd = ["jupyterhub-singleuser"]
+c.KubeSpawner.default_url = "/lab"
+c.KubeSpawner.common_labels = {**values["labels"], "app.kubernetes.io/managed-by": "kubespawner"}
+c.KubeSpawner.component_label = "notebook"
+c.KubeSpawner.uid = 1000
+c.KubeSpawner.fs_gid = 1000
+c.KubeSpawner.automount_service_account_token = False
+c.KubeSpawner.pod_security_context = {
+    "runAsNonRoot": True,
+    "fsGroup": 1000,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+c.KubeSpawner.container_security_context = {
+    "runAsUser": 1000,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+c.KubeSpawner.storage_pvc_ensure = True
+c.KubeSpawner.storage_access_modes = ["ReadWriteOnce"]
+c.KubeSpawner.storage_capacity = values["home"]["size"]
+c.KubeSpawner.storage_class = values["home"].get("storageClass")
+c.KubeSpawner.pvc_name_template = "home-{user_server}"
+c.KubeSpawner.volumes = {"home": {"name": "home", "persistentVolumeClaim": {"claimName": "{pvc_name}"}}}
+c.KubeSpawner.volume_mounts = {"home": {"name": "home", "mountPath": "/home/jovyan"}}
+c.KubeSpawner.start_timeout = 300  # the image may have to be pulled first
+c.KubeSpawner.http_timeout = 120
+
+for section, traits in values["config"].items():
+    c[section].update(traits)
+for name, text in sorted(values["extraConfig"].items()):
+    exec(compile(text, f"hub.extraConfig.{name}", "exec"))
+
+configure_cluster(
+    c,
+    ClusterSettings(
+        service_url=values["serviceUrl"],
+        notebook_url=values["makewayUrl"],
+        admin_users=values["admins"]["users"],
+        admin_groups=values["admins"]["groups"],
+        lease_seconds=values["leaseSeconds"],
+        instance=values["instance"],
+        guaranteed_priority_class=values["priorityClasses"]["guaranteed"],
+        preemptible_priority_class=values["priorityClasses"]["preemptible"],
+    ),
+)

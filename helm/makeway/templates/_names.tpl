@@ -1,0 +1,72 @@
+{{/* Names, labels and images. */}}
+
+{{- define "makeway.name" -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- if contains $name .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{- end -}}
+{{- end -}}
+
+{{/* The installation: pods of jobs and sessions are labelled with it, and several may share a cluster. */}}
+{{- define "makeway.instance" -}}{{ printf "%s.%s" .Release.Namespace (include "makeway.name" .) | trunc 63 | trimAll "-." }}{{- end -}}
+
+{{- define "makeway.jobsNamespace" -}}{{ .Values.jobs.namespace | default (printf "%s-jobs" .Release.Namespace) }}{{- end -}}
+
+{{- define "makeway.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "makeway.labels" -}}
+{{ include "makeway.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "makeway.image" -}}
+{{- $one := index .root.Values.images .which -}}
+{{ $one.repository }}:{{ $one.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+
+{{- define "makeway.pullSecrets" -}}
+{{- with .Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "makeway.secret" -}}{{ .Values.existingSecret | default (include "makeway.name" .) }}{{- end -}}
+
+{{- define "makeway.postgresql" -}}{{ if .Values.database.existingSecret }}true{{ end }}{{- end -}}
+
+{{- define "makeway.replicas" -}}
+{{- if kindIs "invalid" .Values.service.replicas -}}{{ ternary 2 1 (eq (include "makeway.postgresql" .) "true") }}
+{{- else -}}{{ .Values.service.replicas }}{{- end -}}
+{{- end -}}
+
+{{/* How the service sees the Hub, and notebooks the service. */}}
+{{- define "makeway.baseUrl" -}}{{ ternary .Values.zeroToJupyterHub.baseUrl "/" (eq .Values.mode "addOn") }}{{- end -}}
+{{- define "makeway.prefix" -}}{{ include "makeway.baseUrl" . | trimSuffix "/" }}/services/makeway/{{- end -}}
+{{- define "makeway.serviceHost" -}}{{ include "makeway.name" . }}-service.{{ .Release.Namespace }}.svc{{- end -}}
+{{- define "makeway.hubApi" -}}
+{{- if eq .Values.mode "addOn" -}}{{ .Values.zeroToJupyterHub.apiUrl }}
+{{- else -}}http://{{ include "makeway.name" . }}-hub:8081/hub/api{{- end -}}
+{{- end -}}
+{{- define "makeway.url" -}}
+{{- if eq .Values.mode "addOn" -}}{{ .Values.zeroToJupyterHub.proxyUrl | trimSuffix "/" }}
+{{- else -}}http://{{ include "makeway.name" . }}-proxy{{- end -}}
+{{- include "makeway.prefix" . | trimSuffix "/" -}}
+{{- end -}}
+
+{{- define "makeway.ownPriorityClass" -}}
+{{ (index . 0).Release.Namespace }}-{{ include "makeway.name" (index . 0) }}-{{ index . 1 }}
+{{- end -}}
+
+{{/* The class of guaranteed or preemptible work: (list $ kind "the class that the values name"). */}}
+{{- define "makeway.priorityClass" -}}
+{{- if index . 2 -}}{{ index . 2 }}
+{{- else if (index . 0).Values.priorityClasses.create -}}{{ include "makeway.ownPriorityClass" . }}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,38 @@
+{{/* Rules that several network policies share. */}}
+
+{{- define "makeway.dns" -}}
+- to:
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kube-system}}
+    {{- with .Values.networkPolicy.dns }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+
+{{- define "makeway.internet" -}}
+{{- if .Values.networkPolicy.internet }}
+- to:
+    - ipBlock: {cidr: 0.0.0.0/0, except: {{ toJson .Values.networkPolicy.blocked }}}
+{{- end }}
+{{- end -}}
+
+{{- define "makeway.apiServer" -}}
+- to:
+    - ipBlock: {cidr: {{ .Values.networkPolicy.apiServer.cidr }}}
+  ports:
+    {{- range .Values.networkPolicy.apiServer.ports }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+{{- end -}}
+
+{{/* The pods of one component in the release's namespace: (list $ component). In mode addOn, Zero to JupyterHub's. */}}
+{{- define "makeway.peer" -}}
+{{- $root := index . 0 }}{{ $component := index . 1 -}}
+{{- if and (eq $root.Values.mode "addOn") (ne $component "service") -}}
+podSelector: {matchLabels: {app: {{ $root.Values.zeroToJupyterHub.app }}, component: {{ $component }}}}
+{{- else -}}
+podSelector: {matchLabels: {app.kubernetes.io/name: {{ $root.Chart.Name }}, app.kubernetes.io/instance: {{ $root.Release.Name }}, app.kubernetes.io/component: {{ $component }}}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,116 @@
+"""The chart's values, its schema and its dashboard fit the service that it installs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from charts import CHART
+from makeway_api.models import TeamUsage
+from makeway_quota import __version__
+from makeway_quota.metrics import REGISTRY
+from makeway_quota.policy import read
+from makeway_quota.settings import QuotaService
+
+SET_BY_THE_CHART = {
+    *("state_dir", "db_url", "policy_file", "keep", "artifacts_s3", "backend", "worker_url"),
+    *(f"kube_{name}" for name in ("namespace", "instance", "launcher_image", "image", "service_account")),
+    *(f"kube_{name}" for name in ("priority_class", "run_as", "checkpoint_claim", "tolerations")),
+}
+NOT_ON_A_CLUSTER = {"mode", "virtual_gpus", "virtual_nodes", "artifacts_dir", "kubeconfig", "kube_context"}
+SERIES = re.compile(r"(makeway_\w+)(?:\{(\w+)=)?")
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return found
+
+
+def snake(name: str) -> str:
+    return re.sub("([A-Z])", r"_\1", name).lower()
+
+
+def test_each_setting_of_the_service_is_a_value_and_each_value_a_setting() -> None:
+    offered = schema()["properties"]["service"]["properties"]["settings"]["properties"]
+    settings = set(QuotaService.class_own_traits(config=True))
+    assert {snake(name) for name in offered} == settings - SET_BY_THE_CHART - NOT_ON_A_CLUSTER
+
+
+def test_the_schema_has_the_services_own_bounds() -> None:
+    offered = schema()["properties"]["service"]["properties"]["settings"]["properties"]
+    traits = QuotaService.class_own_traits()
+    for name, rule in offered.items():
+        trait = traits[snake(name)]
+        assert rule["minimum"] == trait.min, name
+        assert rule.get("maximum", float("inf")) == (float("inf") if trait.max is None else trait.max), name
+
+
+def test_every_value_is_in_the_schema_and_every_property_has_a_value() -> None:
+    def compare(values: Any, rule: dict[str, Any], path: str) -> None:
+        if "$ref" in rule:
+            rule = schema()["$defs"][rule["$ref"].rpartition("/")[2]]
+        if rule.get("additionalProperties") is not False or path.endswith((".settings", ".resources")):
+            return
+        assert set(values) == set(rule["properties"]) - {"global"}, path
+        for name, value in values.items():
+            compare(value, rule["properties"][name], f"{path}.{name}")
+
+    compare(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")), schema(), "")
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_the_first_policy_is_valid() -> None:
+    document = read((CHART / "files/policy.yaml").read_text(encoding="utf-8"), "policy.yaml")
+    assert [pool.name for pool in document.pools] == ["gpu"]
+
+
+def exported() -> dict[str, set[str]]:
+    """Return the labels of each series that the service exports."""
+    found: dict[str, set[str]] = {}
+    for collector, names in REGISTRY._collector_to_names.items():
+        labels = set(collector._labelnames)  # type: ignore[attr-defined]
+        found |= {name: labels | ({"le"} if name.endswith("_bucket") else set()) for name in names}
+    return found
+
+
+@pytest.mark.covers("N19")
+def test_the_dashboard_shows_series_and_labels_that_the_service_exports() -> None:
+    dashboard = json.loads((CHART / "files/dashboard.json").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    series = exported()
+    assert len(expressions) > 5
+    for expression in expressions:
+        used = SERIES.findall(expression)
+        assert used, expression
+        for name, label in used:
+            assert name in series, expression
+            assert not label or label in series[name], expression
+        for grouped in re.findall(r"by \(([^)]*)\)", expression):
+            assert {one.strip() for one in grouped.split(",")} <= series[used[0][0]], expression
+
+
+def test_the_dashboards_states_of_gpus_are_those_of_the_service() -> None:
+    text = (CHART / "files/dashboard.json").read_text(encoding="utf-8")
+    shown = set(re.findall(r'makeway_team_gpus\{state=\\"(\w+)\\"\}', text))
+    assert shown
+    assert shown <= set(TeamUsage.model_fields)
+
+
+def test_every_value_is_described() -> None:
+    page = (CHART.parents[1] / "docs/reference/chart.md").read_text(encoding="utf-8")
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    places = {"resources", "nodeSelector", "tolerations"}
+    paths = {
+        f"{name}.{inner}" if isinstance(part, dict) and name != "zeroToJupyterHub" else name
+        for name, part in values.items()
+        for inner in (part if isinstance(part, dict) else [""])
+        if inner not in places
+    }
+    assert not {path for path in paths if f"`{path}`" not in page and f"`{path}." not in page}

@@ -1,0 +1,80 @@
+"""A JupyterHub on a cluster gets what Makeway needs, and keeps what the site has set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from charts import CHART
+from jupyterhub.app import JupyterHub
+from makeway_hub.cluster import ClusterSettings, configure_cluster
+from makeway_hub.pages import WithPages
+from makeway_spawner.kube import MakewayKubeSpawner
+from traitlets.config import Config
+
+SETTINGS = ClusterSettings("http://makeway-service:8765", "http://proxy-public/services/makeway", admin_users=["ana"])
+
+
+def zero_to_jupyterhub() -> Any:
+    """Return the configuration as Zero to JupyterHub has set it when `hub.extraConfig` runs."""
+    c = Config()
+    c.JupyterHub.services = [
+        {"name": "jupyterhub-idle-culler", "command": ["cull"]},
+        {"name": "makeway", "url": "http://makeway-service:8765", "api_token": "one"},
+        {"name": "makeway-spawner", "api_token": "two"},
+    ]
+    c.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", "read:users:name"]}, {"name": "site"}]
+    c.JupyterHub.authenticator_class = "dummy"
+    c.JupyterHub.concurrent_spawn_limit = 64
+    c.Spawner.consecutive_failure_limit = 5
+    c.KubeSpawner.namespace = "jupyterhub"
+    return c
+
+
+def extra_config() -> str:
+    values = yaml.safe_load((CHART / "z2jh-values.yaml").read_text(encoding="utf-8"))
+    return str(values["hub"]["extraConfig"]["makeway"])
+
+
+def test_the_values_for_zero_to_jupyterhub_configure_its_hub() -> None:
+    c = zero_to_jupyterhub()
+    exec(extra_config(), {"c": c})
+    assert c.JupyterHub.spawner_class is MakewayKubeSpawner
+    assert c.MakewayKubeSpawner.makeway_token == "two"
+    assert c.MakewayKubeSpawner.instance == "jupyterhub.makeway"
+    assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/services/makeway"
+    assert issubclass(c.JupyterHub.authenticator_class, WithPages)
+    assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"
+    assert (c.JupyterHub.concurrent_spawn_limit, c.Spawner.consecutive_failure_limit) == (0, 0)
+    known = set(MakewayKubeSpawner.class_trait_names(config=True))
+    assert set(c.MakewayKubeSpawner) <= known
+    assert set(c.JupyterHub) <= set(JupyterHub.class_trait_names(config=True))
+
+
+def test_what_the_site_has_set_stays() -> None:
+    c = zero_to_jupyterhub()
+    configure_cluster(c, SETTINGS)
+    roles = {role["name"]: role for role in c.JupyterHub.load_roles}
+    assert {"self", "read:users:name", "custom:makeway:submit"} <= set(roles["user"]["scopes"])
+    assert "site" in roles
+    assert roles["makeway-admin"]["users"] == ["ana"]
+    assert c.JupyterHub.services[0] == {"name": "jupyterhub-idle-culler", "command": ["cull"]}
+    assert "custom:makeway:reserve" not in c.JupyterHub.services[1]["oauth_client_allowed_scopes"]
+
+
+def test_a_hub_below_a_path_is_known_by_it() -> None:
+    c = zero_to_jupyterhub()
+    c.JupyterHub.base_url = "/jupyter/"
+    configure_cluster(c, SETTINGS)
+    assert c.MakewayKubeSpawner.makeway_public_path == "/jupyter/services/makeway/"
+    assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/jupyter/services/makeway"
+    assert c.JupyterHub.template_vars == {"makeway_panel": "/jupyter/services/makeway/"}
+
+
+@pytest.mark.parametrize("name", ["makeway", "makeway-spawner"])
+def test_a_service_without_a_token_is_named(name: str) -> None:
+    c = zero_to_jupyterhub()
+    c.JupyterHub.services = [one for one in c.JupyterHub.services if one["name"] != name]
+    with pytest.raises(ValueError, match=f"no service '{name}' with an API token"):
+        configure_cluster(c, SETTINGS)

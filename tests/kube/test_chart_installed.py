@@ -1,0 +1,108 @@
+"""Helm installs, upgrades, rolls back and uninstalls the chart on a real API server.
+
+The API server checks every manifest and every pod; that no container starts does not matter here.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, TWO_REPLICAS
+from pods import wait_until
+from releases import CLAIMS, CLUSTER_WIDE, KINDS, PRIORITIES, Installation, safe_pod
+
+from kube_cluster.api import Api, ApiProblem
+
+pytestmark = pytest.mark.kube
+
+
+def components(api: Api) -> set[str]:
+    """Return the parts of the chart that have pods."""
+    found = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
+    return {one["metadata"]["labels"].get("app.kubernetes.io/component", "") for one in found}
+
+
+@pytest.mark.covers("N21")
+def test_all_manifests_are_accepted_and_their_pods_are_restricted(release: Installation) -> None:
+    assert release.names(KINDS[0]) == {"makeway-hub", "makeway-proxy", "makeway-service"}
+    # The release's namespace enforces the restricted standard here: other pods would not be created.
+    wait_until(lambda: components(release.api) >= {"hub", "proxy", "service"}, "each Deployment has pods")
+    assert release.names(KINDS[4]) == {"makeway-service"}
+    monitors = release.api.items(f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/servicemonitors")
+    assert [one["spec"]["endpoints"][0]["path"] for one in monitors] == ["/metrics"]
+
+
+def test_the_jobs_namespace_takes_restricted_pods_only(release: Installation) -> None:
+    pods = f"/api/v1/namespaces/{JOBS}/pods"
+    release.api.create(pods, safe_pod("safe"))
+    release.api.delete(f"{pods}/safe", gracePeriodSeconds="0")
+    for change in ({"runAsNonRoot": False}, {"runAsUser": 0}, {"capabilities": {}}, {"seccompProfile": None}):
+        pod = safe_pod("unsafe")
+        pod["spec"]["containers"][0]["securityContext"] |= change
+        with pytest.raises(ApiProblem, match='violates PodSecurity "restricted'):
+            release.api.create(pods, pod)
+
+
+def test_an_upgrade_and_a_rollback_keep_secrets_jobs_and_notebooks(release: Installation) -> None:
+    secret = release.secret()
+    running = (
+        (f"/api/v1/namespaces/{JOBS}/pods", safe_pod("makeway-a-1-0", **{"makeway/job": "a"})),
+        (f"/api/v1/namespaces/{NAMESPACE}/pods", safe_pod("jupyter-ana", **{"makeway/session": "b"})),
+    )
+    uids = {
+        f"{pods}/{pod['metadata']['name']}": release.api.create(pods, pod)["metadata"]["uid"] for pods, pod in running
+    }
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/makeway-service"
+    before = release.api.get(path)
+    changed = copy.deepcopy(EVERYTHING)
+    changed["service"]["settings"]["tickSeconds"] = 3
+    release.run("upgrade", values=changed)
+    after = release.api.get(path)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+    assert release.secret() == secret
+    release.run("rollback", "1")
+    assert release.api.get(path)["spec"]["template"] == before["spec"]["template"]
+    assert release.secret() == secret
+    for pod, uid in uids.items():
+        kept = release.api.get(pod)["metadata"]
+        assert (kept["uid"], kept.get("deletionTimestamp")) == (uid, None)
+        release.api.delete(pod, gracePeriodSeconds="0")
+
+
+def test_the_same_values_again_change_nothing(release: Installation) -> None:
+    lists = [*KINDS[:3], *KINDS[4:]]
+    before = {
+        path: [one["metadata"].get("generation") for one in release.api.items(path.format(NAMESPACE))] for path in lists
+    }
+    release.run("upgrade", values=EVERYTHING)
+    after = {
+        path: [one["metadata"].get("generation") for one in release.api.items(path.format(NAMESPACE))] for path in lists
+    }
+    assert after == before
+
+
+def test_uninstalled_it_leaves_the_data_and_nothing_else(release: Installation) -> None:
+    claims = release.names(CLAIMS, JOBS)
+    assert claims == {"makeway-checkpoints"}
+    release.run("uninstall", "--wait")
+    for path in KINDS:
+        for namespace in (NAMESPACE, JOBS):
+            wait_until(lambda path=path, namespace=namespace: not release.names(path, namespace), f"{path} is empty")  # type: ignore[misc]
+    for path in (CLUSTER_WIDE.format("clusterroles"), CLUSTER_WIDE.format("clusterrolebindings"), PRIORITIES):
+        assert not release.names(path)
+    assert release.names(CLAIMS, JOBS) == claims
+    assert release.api.get(f"/api/v1/namespaces/{JOBS}")["status"]["phase"] == "Active"
+
+
+def test_it_is_installed_again_over_its_data_and_as_an_add_on(release: Installation) -> None:
+    release.run("install", values=TWO_REPLICAS)
+    release.run("upgrade", values=ADD_ON)
+    assert release.names(KINDS[0]) == {"makeway-service"}
+    hubs = yaml.safe_load((CHART / "z2jh-values.yaml").read_text(encoding="utf-8"))["hub"]
+    assert set(hubs["services"]) == {"makeway", "makeway-spawner"}
+    assert hubs["services"]["makeway"]["url"] == "http://makeway-service:8765"
+    assert "makeway-service" in release.names(KINDS[2])
+    release.run("uninstall", "--wait")

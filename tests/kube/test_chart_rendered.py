@@ -1,0 +1,295 @@
+"""What Helm renders of the chart: safe pods, network policies, and refusals in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from charts import (
+    ADD_ON,
+    ALL,
+    CHART,
+    EVERYTHING,
+    JOBS,
+    NAMESPACE,
+    STANDALONE,
+    Object,
+    of_kind,
+    pod_specs,
+    rendered,
+    written,
+)
+from reachability import Outside, Pod, Policies
+
+from kube_cluster.helm import Helm
+from kube_cluster.problems import KubeProblem
+
+pytestmark = pytest.mark.kube
+
+WITHOUT_TRAIT = {"MAKEWAY_TICKET_SECRET", "MAKEWAY_URL"}
+"""Variables that `load` reads without a trait."""
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Return a Helm without a cluster."""
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_helm_finds_nothing_to_complain_about(helm: Helm, tmp_path: Path, values: Object) -> None:
+    said = helm.run("lint", "--strict", CHART, "--values", written(tmp_path, values))
+    assert "0 chart(s) failed" in said
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_each_pod_is_restricted_and_writes_to_volumes_only(helm: Helm, tmp_path: Path, values: Object) -> None:
+    specs = pod_specs(rendered(helm, tmp_path, values))
+    assert len(specs) >= 2
+    for name, spec in specs.items():
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not any(spec.get(field) for field in ("hostNetwork", "hostPID", "hostIPC")), name
+        assert not any("hostPath" in volume for volume in spec.get("volumes", ())), name
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"]["limits"]["memory"], name
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_only_the_service_and_the_hub_have_a_token_of_the_api_server(
+    helm: Helm, tmp_path: Path, values: Object
+) -> None:
+    specs = pod_specs(rendered(helm, tmp_path, values))
+    with_token = {name for name, spec in specs.items() if spec["automountServiceAccountToken"]}
+    assert with_token == {"makeway-service"} | ({"makeway-hub"} & set(specs))
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_every_long_running_container_is_probed(helm: Helm, tmp_path: Path, values: Object) -> None:
+    for deployment in of_kind(rendered(helm, tmp_path, values), "Deployment"):
+        for container in deployment["spec"]["template"]["spec"]["containers"]:
+            assert {"livenessProbe", "readinessProbe"} <= set(container), deployment["metadata"]["name"]
+
+
+def variables(manifests: list[Object]) -> dict[str, Any]:
+    spec = pod_specs(manifests)["makeway-service"]
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in spec["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_the_service_knows_every_variable_that_it_gets(helm: Helm, tmp_path: Path, values: Object) -> None:
+    from makeway_quota.settings import QuotaService
+
+    known = {trait.metadata["env"] for trait in QuotaService.class_own_traits(config=True).values()}
+    given = {name for name in variables(rendered(helm, tmp_path, values)) if name.startswith("MAKEWAY_")}
+    assert given <= known | WITHOUT_TRAIT
+
+
+def test_the_service_reads_its_variables(helm: Helm, tmp_path: Path) -> None:
+    from makeway_quota.settings import load
+
+    given = variables(rendered(helm, tmp_path, EVERYTHING))
+    plain = {name: value for name, value in given.items() if isinstance(value, str)}
+    settings = load(environ=plain | {"MAKEWAY_DB_URL": "postgresql+psycopg://postgres/makeway"})
+    assert (settings.host, settings.port, settings.prefix) == ("0.0.0.0", 8765, "/services/makeway/")
+    assert (settings.tick_seconds, settings.keep_events, settings.keep) == (2, 600_000, True)
+    assert settings.artifacts_s3 == "s3://bucket/makeway"
+    assert settings.public_url == "http://makeway-proxy/services/makeway"
+    pods = settings.kubernetes
+    assert (settings.backend, pods.namespace, pods.instance) == ("kubernetes", JOBS, "makeway.makeway")
+    assert pods.worker_url == "http://makeway-service.makeway.svc:8765/services/makeway"
+    assert (pods.launcher_image, pods.image) == ("makeway/quota-service:0.1.0", "makeway/notebook:0.1.0")
+    assert (pods.service_account, pods.checkpoint_claim) == ("makeway-job", "makeway-checkpoints")
+    assert (pods.run_as, pods.tolerations) == ("1000:100", ("dedicated=gpus:NoSchedule", "spot"))
+
+
+def test_sqlite_has_one_replica_and_a_volume_and_postgresql_two_and_none(helm: Helm, tmp_path: Path) -> None:
+    for values, replicas, claims in ((STANDALONE, 1, 1), (EVERYTHING, 2, 0)):
+        manifests = rendered(helm, tmp_path, values)
+        (deployment,) = of_kind(manifests, "Deployment", "makeway-service")
+        assert deployment["spec"]["replicas"] == replicas
+        assert len(of_kind(manifests, "PersistentVolumeClaim", "makeway-service")) == claims
+
+
+def test_images_are_pulled_once_each_and_the_launchers_last(helm: Helm, tmp_path: Path) -> None:
+    offered = "images: [{name: one, image: 'example.com/lab:1'}, {name: two, image: 'example.com/lab:2'}]"
+    policy = f"profiles: [{{name: a, image: 'example.com/jax:1'}}, {{name: b, {offered}}}]"
+    spec = pod_specs(rendered(helm, tmp_path, EVERYTHING | {"policy": policy}))["makeway-images"]
+    pulled = [container["image"] for container in spec["initContainers"]]
+    offered = ["example.com/jax:1", "example.com/lab:1", "example.com/lab:2"]
+    assert pulled == ["makeway/notebook:0.1.0", *offered, "example.com/torch:2.9"]
+    assert spec["containers"][0]["image"] == "makeway/quota-service:0.1.0"
+
+
+def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: Path) -> None:
+    manifests = rendered(helm, tmp_path, STANDALONE)
+    classes = {one["metadata"]["name"]: one for one in of_kind(manifests, "PriorityClass")}
+    assert set(classes) == {"makeway-makeway-guaranteed", "makeway-makeway-preemptible"}
+    assert {one["preemptionPolicy"] for one in classes.values()} == {"Never"}
+    assert variables(manifests)["MAKEWAY_KUBE_PRIORITY_CLASS"] == "makeway-makeway-preemptible"
+    (config,) = of_kind(manifests, "ConfigMap", "makeway-hub")
+    assert set(json.loads(config["data"]["values.json"])["priorityClasses"].values()) == set(classes)
+    none = rendered(helm, tmp_path, {"priorityClasses": {"create": False}})
+    assert not of_kind(none, "PriorityClass")
+    assert "MAKEWAY_KUBE_PRIORITY_CLASS" not in variables(none)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"service": {"replicas": 2}}, "several replicas share a PostgreSQL"),
+        ({"jobs": {"namespace": NAMESPACE}}, "jobs need a namespace of their own"),
+        (
+            {"mode": "addOn", "proxy": {"ingress": {"enabled": True, "host": "a.example"}}},
+            "configure its ingress there",
+        ),
+        ({"proxy": {"ingress": {"enabled": True}}}, "host"),
+        ({"replicas": 2}, "replicas"),
+        ({"service": {"settings": {"tickSecond": 1}}}, "tickSecond"),
+        ({"service": {"settings": {"tickSeconds": 0}}}, "tickSeconds"),
+        ({"mode": "cluster"}, "mode"),
+        ({"hub": {"config": {"jupyterHub": {}}}}, "jupyterHub"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(helm: Helm, tmp_path: Path, values: Object, said: str) -> None:
+    with pytest.raises(KubeProblem) as problem:
+        rendered(helm, tmp_path, values)
+    assert said in str(problem.value)
+
+
+# -- who may reach whom
+
+OWN = {"app.kubernetes.io/name": "makeway", "app.kubernetes.io/instance": "makeway"}
+DNS = Pod("kube-system", {"k8s-app": "kube-dns"})
+INTERNET, METADATA, API_SERVER = Outside("93.184.216.34"), Outside("169.254.169.254"), Outside("10.96.0.1")
+
+
+def part(component: str) -> Pod:
+    return Pod(NAMESPACE, {**OWN, "app.kubernetes.io/component": component})
+
+
+def z2jh(component: str) -> Pod:
+    return Pod(NAMESPACE, {"app": "jupyterhub", "component": component})
+
+
+JOB = Pod(JOBS, {"app.kubernetes.io/name": "makeway-job"})
+ELSEWHERE = Pod("default", {"app": "curious"})
+PROMETHEUS = Pod("monitoring")
+
+
+@pytest.fixture(scope="module")
+def standalone(helm: Helm, tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    """Return the network policies of the chart alone."""
+    return Policies(rendered(helm, tmp_path_factory.mktemp("values"), STANDALONE), NAMESPACE)
+
+
+def test_the_portal_can_work(standalone: Policies) -> None:
+    hub, proxy, service, notebook = (part(name) for name in ("hub", "proxy", "service", "notebook"))
+    for source, target, port in (
+        (ELSEWHERE, proxy, 8000),
+        (notebook, proxy, 8000),
+        (notebook, hub, 8081),
+        (proxy, hub, 8081),
+        (proxy, service, 8765),
+        (proxy, notebook, 8888),
+        (hub, proxy, 8001),
+        (hub, service, 8765),
+        (hub, notebook, 8888),
+        (service, hub, 8081),
+        (service, API_SERVER, 443),
+        (hub, API_SERVER, 6443),
+        (JOB, service, 8765),
+        (JOB, JOB, 29500),
+        (JOB, INTERNET, 443),
+        (PROMETHEUS, service, 8765),
+    ):
+        assert standalone.may_reach(source, target, port), (source, target, port)
+    for source in (hub, proxy, service, notebook, JOB):
+        assert standalone.may_reach(source, DNS, 53, "UDP"), source
+
+
+def test_notebooks_and_jobs_reach_nothing_else(standalone: Policies) -> None:
+    hub, proxy, service, notebook = (part(name) for name in ("hub", "proxy", "service", "notebook"))
+    for source, target, port in (
+        (JOB, API_SERVER, 443),
+        (JOB, METADATA, 80),
+        (JOB, hub, 8081),
+        (JOB, proxy, 8001),
+        (JOB, notebook, 8888),
+        (JOB, ELSEWHERE, 80),
+        (notebook, API_SERVER, 443),
+        (notebook, METADATA, 80),
+        (notebook, service, 8765),
+        (notebook, proxy, 8001),
+        (notebook, notebook, 8888),
+        (notebook, JOB, 29500),
+        (ELSEWHERE, JOB, 29500),
+        (ELSEWHERE, service, 8765),
+        (ELSEWHERE, hub, 8081),
+        (ELSEWHERE, notebook, 8888),
+        (service, METADATA, 80),
+        (service, notebook, 8888),
+    ):
+        assert not standalone.may_reach(source, target, port), (source, target, port)
+
+
+def test_without_the_internet_jobs_reach_the_service_and_each_other_only(helm: Helm, tmp_path: Path) -> None:
+    closed = Policies(rendered(helm, tmp_path, {"networkPolicy": {"internet": False}}), NAMESPACE)
+    assert not closed.may_reach(JOB, INTERNET, 443)
+    assert closed.may_reach(JOB, part("service"), 8765)
+
+
+def test_a_dns_cache_on_each_node_is_reached_where_it_is_named(helm: Helm, tmp_path: Path) -> None:
+    cache = Outside("169.254.20.10")
+    peers = [{"ipBlock": {"cidr": "169.254.20.10/32"}}]
+    for dns, reached in (([], False), (peers, True)):
+        policies = Policies(rendered(helm, tmp_path, {"networkPolicy": {"dns": dns}}), NAMESPACE)
+        for source in (JOB, part("notebook"), part("service")):
+            assert policies.may_reach(source, cache, 53, "UDP") is reached
+            assert not policies.may_reach(source, cache, 80)
+
+
+def test_as_an_add_on_the_service_lets_in_the_hub_and_the_proxy_of_the_other_chart(helm: Helm, tmp_path: Path) -> None:
+    manifests = rendered(helm, tmp_path, ADD_ON)
+    assert not [one for one in manifests if "hub" in one["metadata"]["name"] or "proxy" in one["metadata"]["name"]]
+    policies = Policies(manifests, NAMESPACE)
+    service = part("service")
+    assert policies.may_reach(z2jh("hub"), service, 8765)
+    assert policies.may_reach(z2jh("proxy"), service, 8765)
+    assert policies.may_reach(service, z2jh("hub"), 8081)
+    assert not policies.may_reach(z2jh("singleuser-server"), service, 8765)
+    (deployment,) = of_kind(manifests, "Deployment", "makeway-service")
+    assert deployment["spec"]["template"]["metadata"]["labels"]["hub.jupyter.org/network-access-hub"] == "true"
+
+
+# -- the Hub's configuration
+
+
+def test_the_hub_reads_the_configuration_of_the_chart(
+    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from makeway_spawner.kube import MakewayKubeSpawner
+    from traitlets.config.loader import PyFileConfigLoader
+
+    values = {"hub": {"extraConfig": {"site": "c.JupyterHub.base_url = '/'"}}}
+    manifests = rendered(helm, tmp_path, values)
+    (config,) = of_kind(manifests, "ConfigMap", "makeway-hub")
+    for name, text in config["data"].items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    spec = pod_specs(manifests)["makeway-hub"]
+    for one in spec["containers"][0]["env"]:
+        monkeypatch.setenv(one["name"], "secret")
+    c = PyFileConfigLoader(str(tmp_path / "jupyterhub_config.py")).load_config()
+    assert c.JupyterHub.spawner_class is MakewayKubeSpawner
+    assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/services/makeway"
+    assert c.MakewayKubeSpawner.makeway_url == "http://makeway-proxy/services/makeway"
+    names = set(MakewayKubeSpawner.class_trait_names(config=True))
+    assert set(c.MakewayKubeSpawner) | set(c.KubeSpawner) <= names
+    assert json.loads(config["data"]["values.json"])["config"]["Authenticator"] == {"admin_users": ["admin"]}
+    assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"

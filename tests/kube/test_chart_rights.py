@@ -1,0 +1,225 @@
+"""The chart's accounts may do what the service and the Hub do, and nothing else; a real API server decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from charts import JOBS, NAMESPACE, ROOT
+from informing import soon
+from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.backend import KubernetesBackend
+from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.control.worker_channel import WorkerChannel
+from makeway_quota.main import make_backend
+from makeway_quota.policy import read
+from makeway_quota.settings import load
+from makeway_quota.store.store import open_store
+from releases import CLUSTER_WIDE, KINDS, Installation, requests, rights_used
+
+from kube_cluster.api import Api, ApiProblem
+from kube_cluster.cluster import Cluster
+from kube_cluster.simulated import SIMULATED
+
+pytestmark = pytest.mark.kube
+
+NEEDED = {
+    *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods")),
+    *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
+    *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "secrets")),
+}
+FOLLOWS = {(verb, "pods", space) for verb in ("list", "watch") for space in (NAMESPACE, "kube-system")}
+"""Rights that everyone has who has those of the whole cluster."""
+VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "escalate")
+RESOURCES = (
+    "nodes",
+    "pods",
+    "services",
+    "secrets",
+    "configmaps",
+    "serviceaccounts",
+    "persistentvolumeclaims",
+    "events",
+    "namespaces",
+    "pods/exec",
+    "pods/log",
+    "pods/ephemeralcontainers",
+    "serviceaccounts/token",
+    "nodes/proxy",
+)
+
+
+def may(api: Api, account: str, verb: str, resource: str, namespace: str, group: str = "") -> bool:
+    """Whether the API server allows something to a service account."""
+    name, _, part = resource.partition("/")
+    wanted = {"verb": verb, "group": group, "resource": name, "subresource": part, "namespace": namespace}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{account}",
+            "groups": [
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{account.partition(':')[0]}",
+                "system:authenticated",
+            ],
+            "resourceAttributes": wanted,
+        },
+    }
+    return bool(api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", review)["status"]["allowed"])
+
+
+def test_the_service_may_do_what_it_does_and_nothing_else(release: Installation) -> None:
+    account = f"{NAMESPACE}:makeway-service"
+    found = {
+        (verb, resource, namespace)
+        for namespace in ("", NAMESPACE, JOBS, "kube-system")
+        for resource in RESOURCES
+        for verb in VERBS
+        if may(release.api, account, verb, resource, namespace)
+    }
+    # Nodes have no namespace: the API server answers the question alike for each.
+    assert {one for one in found if one[1] != "nodes" or not one[2]} == NEEDED | FOLLOWS
+    for resource in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
+        for verb in VERBS:
+            assert not may(release.api, account, verb, resource, JOBS, "rbac.authorization.k8s.io"), (verb, resource)
+
+
+def test_the_hub_reads_no_secret_and_touches_no_job(release: Installation) -> None:
+    account = f"{NAMESPACE}:makeway-hub"
+    assert may(release.api, account, "create", "pods", NAMESPACE)
+    for namespace in ("", NAMESPACE, JOBS, "kube-system"):
+        assert not any(may(release.api, account, verb, "secrets", namespace) for verb in VERBS)
+    assert not any(may(release.api, account, verb, "pods", JOBS) for verb in VERBS)
+
+
+@pytest.mark.parametrize("account", [f"{JOBS}:makeway-job", f"{JOBS}:default", f"{NAMESPACE}:default"])
+def test_jobs_notebooks_and_the_proxy_have_no_rights(release: Installation, account: str) -> None:
+    for resource in ("pods", "secrets", "nodes", "configmaps"):
+        for namespace in ("", NAMESPACE, JOBS):
+            assert not any(may(release.api, account, verb, resource, namespace) for verb in VERBS)
+
+
+def service_token(release: Installation) -> str:
+    """Return a token of the service's account."""
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/makeway-service/token"
+    return str(release.api.create(path, request)["status"]["token"])
+
+
+def test_the_services_own_token_is_refused_what_it_may_not(release: Installation) -> None:
+    service = release.api.with_token(service_token(release))
+    jobs = f"/api/v1/namespaces/{JOBS}"
+    service.get("/api/v1/nodes")
+    service.get("/api/v1/pods")
+    service.create(f"{jobs}/secrets", {"metadata": {"name": "makeway-token"}, "stringData": {"0": "a"}})
+    for path in (
+        f"{jobs}/secrets/makeway-token",
+        f"{jobs}/secrets",
+        "/api/v1/secrets",
+        f"/api/v1/namespaces/{NAMESPACE}/secrets/makeway",
+    ):
+        with pytest.raises(ApiProblem) as problem:
+            service.get(path)
+        assert problem.value.status == 403
+    pod = {"metadata": {"name": "a"}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    for namespace in (NAMESPACE, "kube-system", "default"):
+        with pytest.raises(ApiProblem, match="cannot create resource"):
+            service.create(f"/api/v1/namespaces/{namespace}/pods", pod)
+    release.api.delete(f"{jobs}/secrets/makeway-token")
+
+
+POLICY = """
+version: 1
+pools: [{name: gpu, nodes: {labels: {type: kwok}}}]
+profiles: [{name: gpu1, gpus: 1, cpu: 2, memory: 1Gi}]
+policies: []
+"""
+
+
+@pytest.fixture
+def volume(release: Installation) -> Iterator[None]:
+    """Make the volume that the claim of the checkpoints waits for."""
+    spec = {
+        "capacity": {"storage": "100Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": "",
+        "hostPath": {"path": "/nowhere"},
+        "claimRef": {"namespace": JOBS, "name": "makeway-checkpoints"},
+    }
+    release.api.create("/api/v1/persistentvolumes", {"metadata": {"name": "checkpoints"}, "spec": spec})
+    yield
+    release.api.delete("/api/v1/persistentvolumes/checkpoints")
+
+
+async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
+    release: Installation, volume: None, kwok_cluster: Cluster, tmp_path: Path
+) -> None:
+    deployment = release.api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/makeway-service")
+    given = {
+        one["name"]: one.get("value", "") for one in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    config = json.loads(kwok_cluster.kubeconfig.read_text(encoding="utf-8"))
+    config["users"][0]["user"] = {"token": service_token(release)}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(config), encoding="utf-8")
+    settings = load(environ=given | {"MAKEWAY_KUBECONFIG": str(kubeconfig), "MAKEWAY_KUBE_TOLERATIONS": SIMULATED})
+    backend = make_backend(settings)
+    assert isinstance(backend, KubernetesBackend)
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    backend.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
+    document = read(POLICY)
+    backend.follow_policy(lambda: document)
+    try:
+        with requests(kwok_cluster, "makeway-service") as asked:
+            await runs_a_gang(backend, release.api)
+    finally:
+        await backend.close(stop_jobs=False)
+        store.close()
+    assert not [one for one in asked if one["responseStatus"]["code"] == 403]
+    assert rights_used(asked) == NEEDED
+
+
+async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:
+    """Start a gang twice, which creates it once, and remove it."""
+    pods = f"/api/v1/namespaces/{JOBS}/pods"
+    await backend.open()
+    names = sorted(name for name, node in (await backend.nodes()).items() if node.pool == "gpu")[:2]
+    gang = tuple(WorkerPlace(name, (0,), (1000,)) for name in names)
+    order = StartOrder("j-1", 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, gang, 30.0)
+    await backend.start(order)
+    await backend.start(order)
+    running = {"fieldSelector": "status.phase=Running", "labelSelector": "makeway/job=j-1"}
+    await soon(lambda: len(api.items(pods, **running)) == 2, "both workers run")
+    for pod in api.items(pods, **running):
+        assert pod["spec"]["serviceAccountName"] == "makeway-job"
+        assert pod["spec"]["priorityClassName"] == "makeway-makeway-preemptible"
+    await backend.forget("j-1", 1)
+    await soon(lambda: not api.items(pods), "no pod is left")
+
+
+def test_the_rights_in_the_docs_are_those_of_the_chart(release: Installation) -> None:
+    page = (ROOT / "docs/reference/chart.md").read_text(encoding="utf-8")
+    lines = [
+        line
+        for line in page.splitlines()
+        if line.startswith("| `makeway-service`") or line.startswith("| `makeway-hub`")
+    ]
+    told = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines}
+    found = set()
+    roles = [
+        *((role, "every namespace") for role in release.api.items(CLUSTER_WIDE.format("clusterroles"))),
+        *((role, "the jobs'") for role in release.api.items(KINDS[7].format(JOBS))),
+        *((role, "the release's") for role in release.api.items(KINDS[7].format(NAMESPACE))),
+    ]
+    for role, where in roles:
+        name = role["metadata"]["name"]
+        if not name.startswith("makeway"):
+            continue
+        holder = "`makeway-hub`" if name == "makeway-hub" else "`makeway-service`"
+        for rule in role["rules"]:
+            resources, verbs = (", ".join(f"`{one}`" for one in rule[key]) for key in ("resources", "verbs"))
+            found.add((holder, where, resources, verbs))
+    assert told == found

@@ -1,0 +1,131 @@
+"""The chart as Helm installs it on the cluster of the tests."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from charts import CHART, JOBS, NAMESPACE, Object, written
+from pods import wait_until
+
+from kube_cluster.api import Api
+from kube_cluster.cluster import Cluster
+from kube_cluster.control_plane import AUDIT_LOG
+from kube_cluster.helm import Helm
+
+MONITOR = "servicemonitors.monitoring.coreos.com"
+MONITORS: Object = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": MONITOR},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "scope": "Namespaced",
+        "names": {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+KINDS = (
+    "/apis/apps/v1/namespaces/{}/deployments",
+    "/apis/apps/v1/namespaces/{}/daemonsets",
+    "/api/v1/namespaces/{}/services",
+    "/api/v1/namespaces/{}/secrets",
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "/apis/networking.k8s.io/v1/namespaces/{}/ingresses",
+    "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+)
+CLUSTER_WIDE = "/apis/rbac.authorization.k8s.io/v1/{}"
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
+
+
+class Installation:
+    """A release on the cluster of the tests."""
+
+    def __init__(self, helm: Helm, folder: Path, api: Api) -> None:
+        self.helm, self.folder, self.api = helm, folder, api
+
+    def run(self, verb: str, *arguments: str | Path, values: Object | None = None) -> str:
+        """Run a command of Helm on the release."""
+        files = ("--values", written(self.folder, values)) if values is not None else ()
+        chart = (CHART,) if verb in ("install", "upgrade") else ()
+        return self.helm.run(verb, "makeway", *chart, "--namespace", NAMESPACE, *arguments, *files)
+
+    def names(self, path: str, namespace: str = NAMESPACE) -> set[str]:
+        """Return the names of what the chart made in a list."""
+        found = self.api.items(path.format(namespace))
+        return {one["metadata"]["name"] for one in found if one["metadata"]["name"].startswith("makeway")}
+
+    def secret(self) -> dict[str, str]:
+        """Return the generated secret."""
+        data = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/makeway")["data"]
+        return {name: base64.b64decode(value).decode() for name, value in data.items()}
+
+
+@contextmanager
+def installation(cluster: Cluster, folder: Path) -> Iterator[Installation]:
+    """Yield a release that is not installed, in a namespace of restricted pods; afterwards all of it is gone."""
+    api = cluster.api
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+    try:
+        yield Installation(Helm(folder, cluster.kubeconfig), folder, api)
+    finally:
+        for name in {NAMESPACE, JOBS} & namespaces(api):
+            api.delete(f"/api/v1/namespaces/{name}")
+        wait_until(lambda: not {NAMESPACE, JOBS} & namespaces(api), "the namespaces are gone")
+        for path in (CLUSTER_WIDE.format("clusterroles"), CLUSTER_WIDE.format("clusterrolebindings"), PRIORITIES):
+            for one in api.items(path, labelSelector="app.kubernetes.io/managed-by=Helm"):
+                api.delete(f"{path}/{one['metadata']['name']}")
+
+
+def namespaces(api: Api) -> set[str]:
+    """Return the names of the cluster's namespaces."""
+    return {one["metadata"]["name"] for one in api.items("/api/v1/namespaces")}
+
+
+@contextmanager
+def requests(cluster: Cluster, account: str) -> Iterator[list[Object]]:
+    """Yield a list that, after the block, has what an account of the chart asked of the API server meanwhile."""
+    log, found = cluster.folder.logs / AUDIT_LOG, list[Object]()
+    begin = log.stat().st_size
+    yield found
+    with log.open(encoding="utf-8") as lines:
+        lines.seek(begin)
+        found += [one for one in map(json.loads, lines) if one["user"]["username"] == account_name(account)]
+
+
+def account_name(account: str) -> str:
+    """Return the name of an account of the chart as a user of the API server."""
+    return f"system:serviceaccount:{NAMESPACE}:{account}"
+
+
+def rights_used(asked: list[Object]) -> set[tuple[str, str, str]]:
+    """Return verb, resource and namespace of requests; no namespace for those of the whole cluster."""
+    objects = [(one["verb"], one["objectRef"]) for one in asked if "resource" in one.get("objectRef", {})]
+    return {(verb, of["resource"], of.get("namespace", "")) for verb, of in objects}
+
+
+def safe_pod(name: str, **labels: str) -> Object:
+    """Return a pod that the restricted standard allows."""
+    security = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {"name": "worker", "image": "example.com/torch:2.9", "securityContext": security}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [container]}}
