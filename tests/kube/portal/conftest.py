@@ -1,0 +1,23 @@
+"""One portal, installed by Helm on the real node, for all tests of this folder.
+
+The tests of test_uninstalled.py, which pytest collects last, end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from portals import Portal, installed
+
+from kube_cluster.cluster import Cluster
+
+
+@pytest.fixture(scope="package")
+def portal(
+    control_plane: Cluster, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Portal]:
+    """Return the portal that Helm installed, once all its pods are ready."""
+    with installed(control_plane, tmp_path_factory.mktemp("volumes"), tmp_path_factory.mktemp("helm")) as found:
+        yield found
