@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 from charts import JOBS, NAMESPACE, Object
 from makeway_api.client import Client
+from makeway_api.errors import MakewayError
 from pods import wait_until
 from releases import Installation, installation, requests
 
@@ -103,10 +104,21 @@ class Portal:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Wait after the block until the Hub and the service have new pods, and all are ready."""
+        """Wait after the block until the Hub and the service have new pods, which answer."""
         old = {pod["metadata"]["uid"] for part in ("hub", "service") for pod in self.pods(part)}
         yield
         wait_until(lambda: are_ready(self.api) and not old & uids(self.api), "new pods are ready", STARTED, pause=0.5)
+        wait_until(self.answers, "the Hub and the service answer through the proxy", STARTED, pause=0.5)
+
+    def answers(self) -> bool:
+        """Whether the proxy reaches the Hub and the service, and the service reaches the Hub."""
+        if not httpx2.get(f"{self.url}/hub/api/").is_success:
+            return False
+        try:
+            with self.person(USERS[0]).client() as client:
+                return client.me().name == USERS[0]
+        except MakewayError:
+            return False
 
     def clean(self) -> None:
         """Stop all notebooks, and cancel all jobs."""
