@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from .progress import Progress
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILES = ROOT / "helm" / "images"
+UNUSED_SECONDS = 3600
 NPM_LOCK = ROOT / "package-lock.json"
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
 EXTRAS = {
@@ -88,6 +90,7 @@ def _archive(image: str, place: Path, context: Path, wheel: Path, base: str) -> 
     key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
     archive = place / f"{image}-{key}.tar"
     if archive.exists():
+        archive.touch()
         return archive
     buildah = Buildah(place)
     progress = Progress(f"Building the image {image}")
@@ -98,12 +101,18 @@ def _archive(image: str, place: Path, context: Path, wheel: Path, base: str) -> 
     fresh = archive.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     buildah.run("push", name_of(image), f"docker-archive:{fresh}:{name_of(image)}")
-    for old in place.glob(f"{image}-*.tar"):
-        old.unlink()
+    remove_unused(place, image)
     fresh.replace(archive)
     buildah.run("rmi", "--prune")
     progress.end()
     return archive
+
+
+def remove_unused(place: Path, image: str) -> None:
+    """Remove the archives of an image that no checkout has asked for in the last hour."""
+    for old in place.glob(f"{image}-*.tar"):
+        if time.time() - old.stat().st_mtime > UNUSED_SECONDS:
+            old.unlink()
 
 
 class Buildah:

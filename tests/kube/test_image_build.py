@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,13 @@ def test_building_without_the_packages_is_refused_in_one_line(monkeypatch: pytes
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NotHere, match=r"^Building images needs these packages[^\n]*: buildah, debootstrap[^\n]*$"):
         image_build.build(["hub"])
+
+
+def test_archives_that_another_checkout_uses_stay(tmp_path: Path) -> None:
+    for number, hours in enumerate((0.5, 2)):
+        archive = tmp_path / f"hub-{number}.tar"
+        archive.touch()
+        used = time.time() - hours * 3600
+        os.utime(archive, (used, used))
+    image_build.remove_unused(tmp_path, "hub")
+    assert [file.name for file in tmp_path.iterdir()] == ["hub-0.tar"]
