@@ -113,8 +113,8 @@ class Tiers:
         return subprocess.run(command, cwd=self._root, capture_output=True, check=False).returncode == 0
 
     def second(self) -> int:
-        """Run the tests on Kubernetes, which share one cluster, and return pytest's status."""
-        return self._pytest("-rs", *self._durations, *self._second())
+        """Run the tests on Kubernetes on two workers, each with a cluster, and return pytest's status."""
+        return self._pytest("-n", "2", "--dist", "loadgroup", "-rs", *self._durations, *self._second())
 
     def goes_on(self, status: int) -> bool:
         """Whether the second tier follows a first that ended with this status."""

@@ -11,6 +11,7 @@ from longest_first import LongestFirst, in_order
 
 ROOT = Path(__file__).parents[1]
 MOST_WORKERS = 8
+INSTALLED = "tests/kube/portal"
 PORTALS = ("portal", "fresh")
 """The fixtures that start a whole portal, with ports and a state directory of its own."""
 
@@ -36,16 +37,16 @@ def group(item: pytest.Item, marks: set[str]) -> str:
 
     Tests that create Unix accounts form one group, because the accounts' names are the same everywhere. Of the other
     tests with whole portals, those that share one form a group, and those with one of their own run anywhere, as do
-    slow tests that share nothing. Tests with a Kubernetes cluster share it and form one group. A mark
-    `xdist_group` goes first.
+    slow tests that share nothing. Each worker has one Kubernetes cluster; only the tests that need the portal's images,
+    which take a while to import, stay together. A mark `xdist_group` goes first.
     """
     if "root" in marks:
         return "accounts"
+    fixtures = item._fixtureinfo.name2fixturedefs
     if "kube" in marks:
-        return "kube"
+        return INSTALLED if "images" in fixtures else item.path.relative_to(ROOT).as_posix()
     if named := item.get_closest_marker("xdist_group"):
         return str(named.args[0])
-    fixtures = item._fixtureinfo.name2fixturedefs
     portal = next((fixtures[name][-1] for name in PORTALS if name in fixtures), None)
     if portal is not None and marks & {"e2e", "browser"}:
         return item.nodeid if portal.scope == "function" else portal.baseid

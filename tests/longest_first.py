@@ -10,6 +10,15 @@ from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
 SECONDS = {
+    "tests/kube/portal": 200,
+    "tests/kube/test_cluster_faults.py": 110,
+    "tests/kube/test_notebooks.py": 100,
+    "tests/kube/test_job_pods.py": 100,
+    "tests/kube/test_killed_service.py": 60,
+    "tests/kube/test_teardown.py": 40,
+    "tests/kube/test_inventory.py": 40,
+    "tests/kube/test_notebook_placement.py": 30,
+    "tests/kube/test_two_nodes.py": 25,
     "accounts": 160,
     "tests/hub": 150,
     "tests/e2e/test_faults.py::test_the_hub_is_killed": 110,

@@ -1,4 +1,4 @@
-"""One cluster for all tests of a run, which grows when a test asks for simulated nodes or for a real one."""
+"""One cluster for all tests of a worker, which grows when a test asks for simulated nodes or for a real one."""
 
 from __future__ import annotations
 
