@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from makeway_quota.backends.kubernetes.client import ApiClient, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.connection import Connection
 
 PODS = "/api/v1/namespaces/jobs/pods"
 
@@ -16,6 +18,7 @@ class ApiServer(ApiClient):
     """A cluster with one node: what it was asked, and answers that the test chooses."""
 
     def __init__(self) -> None:
+        self.connection = Connection("https://127.0.0.1:6443", ssl.create_default_context(), namespace="jobs")
         self.asked: list[str] = []
         self.lists: dict[str, list[Object]] = {"/api/v1/nodes": [node("n0")]}
         self.version = "10"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from .artifacts.choice import chosen
-from .backends.base import Backend
+from .backends.base import Backend, BackendError
 from .backends.remote import LOST_AFTER, RemoteBackend
 from .control.attempt_tokens import AttemptTokens
 from .control.change_feed import ChangeFeed
@@ -198,6 +198,8 @@ async def world_now(settings: ServiceSettings, store: Store, backend: Backend, n
         if remote is not None:
             remote.follow_policy(lambda: document)
             seen = await remote.observe()
+        if not seen.synced:
+            raise BackendError(f"The nodes cannot be read: {seen.problem or 'no answer'}.")
     finally:
         if remote is not None:
             await remote.close(stop_jobs=False)

@@ -77,6 +77,45 @@ def order(job: str, workers: int = 1) -> StartOrder:
     return StartOrder(job, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0)
 
 
+async def test_the_service_begins_without_an_api_server_that_is_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_SECONDS", 0.2)
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    server = ApiServer()
+    server.answer = away
+    made = Backend(server, store)
+    await made.open()
+    seen = await made.observe()
+    assert (seen.synced, seen.nodes, seen.problem) == (False, (), "the Kubernetes API server does not answer")
+    with pytest.raises(BackendUnavailable, match="does not answer"):
+        await made.start(order("j1"))
+    server.answer = lambda method, path: None
+    await asyncio.wait_for(made.inventory.nodes.wait_synced(), 60)
+    await asyncio.wait_for(made.inventory.pods.wait_synced(), 60)
+    await asyncio.wait_for(made.pods.wait_synced(), 60)
+    seen = await made.observe()
+    assert (seen.synced, [node.name for node in seen.nodes], seen.problem) == (True, ["n0"], "")
+    await made.close(stop_jobs=False)
+    store.close()
+
+
+async def test_the_service_does_not_begin_where_it_may_not_read_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_SECONDS", 0.2)
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    server = ApiServer()
+
+    def refuse(method: str, path: str) -> None:
+        raise ApiRefusal(403, "Forbidden", "nodes is forbidden")
+
+    server.answer = refuse
+    with pytest.raises(BackendError, match=r"cannot be read: .*nodes is forbidden"):
+        await Backend(server, store).open()
+    store.close()
+
+
 async def test_a_follower_does_not_keep_what_only_the_leader_forgets(backend: Backend) -> None:
     leads = False
     backend.guard(lambda: leads)

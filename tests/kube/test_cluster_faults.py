@@ -56,6 +56,34 @@ async def test_a_template_that_kubernetes_refuses_fails_the_job_in_words(serving
         assert "forgotten" in done.message
 
 
+async def test_a_service_that_starts_while_the_api_server_is_down_serves(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows its jobs from the database, says why it decides nothing, and goes on when the cluster can be read."""
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.backend.OPEN_SECONDS", 3.0)
+    async with serving.running():
+        job = await serving.submit("ana", "long", "sh", "-c", "echo one; sleep 20; echo two")
+        await serving.says(job, "one")
+        command = stop_api_server(serving.cluster)
+    try:
+        async with serving.running():
+            waiting = await serving.submit("bo", "waiting", "true")
+            during = await serving.reaches(job, "succeeded", "failed")
+            assert (during.state.value, len(during.attempts)) == ("succeeded", 1), "its report is enough"
+            assert "two" in await serving.log(job)
+            assert (await serving.client("root").job(waiting.id)).state.value == "pending"
+            problem = (await serving.client("ana").usage()).problem
+            assert problem is not None
+            assert "API server cannot be reached" in problem
+            start_api_server(serving.cluster, command)
+            done = await serving.reaches(waiting, "succeeded", "failed")
+            assert (done.state.value, len(done.attempts)) == ("succeeded", 1), done
+            await serving.no_pod_left()
+    finally:
+        if not serving.cluster.api.ready():
+            start_api_server(serving.cluster, command)
+
+
 async def test_jobs_go_on_while_the_api_server_is_down(serving: Serving) -> None:
     """Nothing is concluded from what is not seen; what waits starts afterwards."""
     async with serving.running():

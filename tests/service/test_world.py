@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from makeway_quota.backends.base import Seen
+from makeway_quota.backends.base import NodeSeen, Seen
+from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.store.records import Workload
 from running import Running, running
 
@@ -40,6 +41,26 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
             assert ready.checks["loop"] == "OSError: the disk is full"
         await run.until(lambda: not run.service.components.world.failure, "the next cycle works")
         assert (await run.service.services.audit.ready()).ok
+
+
+async def test_nothing_is_decided_before_the_nodes_are_known(tmp_path: Path) -> None:
+    backend = MemoryBackend([NodeSeen("n1", "gpu", tuple(range(10)))], real_time=True)
+    backend.synced = False
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "train", profile="gpu3")
+        session = await run.session("bo", "gpu1", "devops")
+        before = run.service.loop.cycles
+        await run.until(lambda: run.service.loop.cycles > before + 2, "some cycles are over")
+        waiting = await run.client("root").job(job.id)
+        assert (waiting.state.value, waiting.reason) == ("pending", None), "the engine would say that it fits nowhere"
+        assert (await run.client("spawner").session(session.id)).phase == "admission"
+        problem = (await run.client("ana").usage()).problem
+        assert problem == "Nodes and jobs are not known, and nothing is decided: they have not been read yet."
+        ready = await run.service.services.audit.ready()
+        assert (ready.ok, ready.checks["backend"]) == (True, problem)
+        backend.synced = True
+        await run.job(job.id, "running")
+        assert (await run.client("ana").usage()).problem is None
 
 
 @pytest.mark.covers("F40", "N14")

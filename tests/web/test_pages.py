@@ -75,6 +75,15 @@ async def busy(web: Portal) -> list[str]:
     return ids
 
 
+async def test_the_panel_says_that_the_cluster_cannot_be_read(web: Portal) -> None:
+    root = await web.browser("root")
+    assert "as they were seen last" not in words(check(await root.get(PREFIX)))
+    web.backend.problem = "the Kubernetes API server does not answer"
+    await web.run.converged()
+    said = "as they were seen last, and nothing starts: the Kubernetes API server does not answer."
+    assert said in words((await root.get(f"{PREFIX}live/panel")).text)
+
+
 @pytest.mark.covers("F37", "F40", "N16", "N22")
 async def test_the_panel_shows_map_teams_queue_and_log(web: Portal) -> None:
     ids = await busy(web)

@@ -46,6 +46,7 @@ class Usage(Wire):
     used: float
     free: float
     virtual: bool = False
+    problem: str | None = Field(None, description="the sentence about a cluster that cannot be read at the moment")
 
 
 class Victim(Wire):

@@ -120,6 +120,8 @@ class Seen:
     synced: bool = True
     gone_nodes: tuple[str, ...] = ()
     gone_attempts: tuple[Key, ...] = ()
+    problem: str = ""
+    """why what is shown may be out of date: the cluster cannot be read at the moment"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class MemoryBackend:
         self.starts = 0
         self.synced = True
         """False: what is shown is not complete yet"""
+        self.problem = ""
+        """why what is shown may be out of date"""
         self.changes = Changes()
         self._wake: Callable[[], None] = lambda: None
         self._due: list[tuple[float, int, Key, str]] = []
@@ -98,9 +100,9 @@ class MemoryBackend:
     async def observe(self, since: int | None = None) -> Seen:
         """Return the nodes, and the attempts that are not forgotten, after doing what is due."""
         self._happen()
-        return self.changes.seen(
-            self.nodes, {key: each.seen for key, each in self.attempts.items()}, since, synced=self.synced
-        )
+        attempts = {key: each.seen for key, each in self.attempts.items()}
+        seen = self.changes.seen(self.nodes, attempts, since, synced=self.synced)
+        return replace(seen, problem=self.problem) if self.problem else seen
 
     async def start(self, order: StartOrder) -> None:
         """Start an attempt exactly once."""

@@ -148,6 +148,11 @@ class RemoteBackend(ABC):
         self._may_act: Callable[[], bool] = lambda: True
         self.channel: Channel
 
+    @property
+    def problem(self) -> str:
+        """Why nodes and machines cannot be observed at the moment; "" when they can."""
+        return ""
+
     # -- what a subclass does
 
     @abstractmethod
@@ -216,7 +221,8 @@ class RemoteBackend(ABC):
                 if ending.problem != str(error):
                     log.warning("The machines of attempt %s of %s could not be removed: %s", key[1], key[0], error)
                 ending.problem = str(error)
-        return self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
+        seen = self._changes.seen(await self.nodes(), self._attempts, since, synced=listed is not None)
+        return replace(seen, problem=self.problem) if self.problem else seen
 
     def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""

@@ -212,22 +212,8 @@ class Loop:
         expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
         rows = await self.world.rows_as_of_now()
-        planned_at = time.perf_counter()
-        plan = await self._planner.plan(rows, now, explain)
+        change_set = await self._plan(rows, now, explain) if self.world.observed.synced else ChangeSet()
         names = self._names(rows)
-        change_set = change_set_of(
-            plan,
-            rows,
-            now=now,
-            lease_seconds=self.leases.seconds,
-            reasons=self._reasons,
-            names=names,
-            explained=explain,
-        )
-        if explain:
-            self._explaining.done(time.perf_counter() - planned_at)
-        else:
-            self._explaining.skipped()
         started = Started()
         changed |= await self._carry_out(change_set, started, now)
         await self.world.watched()  # with the commits so far
@@ -243,6 +229,25 @@ class Loop:
         self._not_before = self.last_cycle_at + min(LONGEST_REST, max(MIN_CYCLE_SECONDS - took, took))
         CYCLE_SECONDS.observe(took)
         return changed
+
+    async def _plan(self, rows: Mapping[str, Workload], now: float, explain: bool) -> ChangeSet:
+        """Return what the engine decides. It is not asked before the nodes are known: to it there would be none."""
+        planned_at = time.perf_counter()
+        plan = await self._planner.plan(rows, now, explain)
+        change_set = change_set_of(
+            plan,
+            rows,
+            now=now,
+            lease_seconds=self.leases.seconds,
+            reasons=self._reasons,
+            names=self._names(rows),
+            explained=explain,
+        )
+        if explain:
+            self._explaining.done(time.perf_counter() - planned_at)
+        else:
+            self._explaining.skipped()
+        return change_set
 
     async def _carry_out(self, change_set: ChangeSet, started: Started, now: float) -> bool:
         """Commit a plan part by part, and start what each part starts; return whether the store changed."""

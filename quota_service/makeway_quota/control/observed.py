@@ -29,6 +29,8 @@ class Observed:
         self.nodes: dict[str, NodeSeen] = {}
         self.attempts: dict[Key, AttemptSeen] = {}
         self.synced = False
+        self.problem = ""
+        """why what was reported last may be out of date"""
         self.version: int | None = None
         """The version of the last observation; None before the first."""
         self.changed: set[Key] = set()
@@ -45,6 +47,7 @@ class Observed:
             gone_attempts |= self.attempts.keys() - {attempt.key for attempt in seen.attempts}
         self.synced |= seen.synced
         self.version = seen.version
+        self.problem = seen.problem
         self._take_attempts(seen.attempts, gone_attempts)
         changed = tuple(node for node in seen.nodes if _differs(self.nodes, node.name, node))
         left = tuple(name for name in sorted(gone_nodes) if self.nodes.pop(name, None) is not None)

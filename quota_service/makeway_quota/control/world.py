@@ -128,6 +128,16 @@ class World:
         return Seen(self.assignment.nodes)
 
     @property
+    def problem(self) -> str | None:
+        """The sentence about a backend that cannot be observed at the moment; None while it can."""
+        if not self.observed.synced:
+            why = self.observed.problem or "they have not been read yet"
+            return f"Nodes and jobs are not known, and nothing is decided: {why}."
+        if self.observed.problem:
+            return f"Nodes and jobs are shown as they were seen last, and nothing starts: {self.observed.problem}."
+        return None
+
+    @property
     def since(self) -> int | None:
         """The version of the last observation: ask the backend for what changed after it."""
         return self.observed.version

@@ -124,6 +124,7 @@ class AuditService:
                 "database": "cannot be written" if broken else "writes",
                 "files": "the storage of large files is unavailable" if unreachable else "available",
                 "loop": failure or loop,
+                "backend": context.world.problem or "observed",
                 "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             },

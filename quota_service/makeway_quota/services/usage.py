@@ -25,7 +25,7 @@ class UsageService:
     async def usage(self, caller: Caller) -> Usage:
         """Return the usage of the teams that the caller may see, and of the cluster as a whole."""
         model = await self._context.models.current()
-        return usage_model(model, self._context.visible_teams(caller), caller.name)
+        return usage_model(model, self._context.visible_teams(caller), caller.name, self._context.world.problem)
 
     async def metrics(self) -> bytes:
         """Return everything that Prometheus may scrape, as of now."""
@@ -34,7 +34,7 @@ class UsageService:
         return metrics.render()
 
 
-def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str) -> Usage:
+def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str, problem: str | None = None) -> Usage:
     """Return the usage of `teams` (None: all) as the API shows it."""
     return Usage(
         at=at(model.at),
@@ -43,6 +43,7 @@ def usage_model(model: ReadModel, teams: Sequence[str] | None, user: str) -> Usa
         used=gpu(model.used),
         free=gpu(model.free),
         virtual=model.virtual,
+        problem=problem,
     )
 
 

@@ -27,8 +27,8 @@ from .pod_states import JobPod, project_job_pod
 
 log = logging.getLogger("makeway.kubernetes")
 
-OPEN_SECONDS = 60.0
-"""How long the first lists may take."""
+OPEN_SECONDS = 20.0
+"""How long a service waits at its start for the first lists; then it begins without them."""
 REMOVAL_GRACE = 2
 """Seconds that a pod gets which is removed: its launcher had its notice and its grace before."""
 AT_ONCE = 16
@@ -100,8 +100,13 @@ class KubernetesBackend(RemoteBackend):
         """Use the pools and pod templates of the document that this returns."""
         self._document = document
 
+    @property
+    def problem(self) -> str:
+        """Why the cluster cannot be followed at the moment; "" when it can."""
+        return self.inventory.problem or self.pods.problem
+
     async def open(self) -> None:
-        """Read nodes and pods; BackendError when the cluster cannot be read."""
+        """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
         await super().open()
         self._task = asyncio.create_task(self.pods.run())
         try:
@@ -109,11 +114,12 @@ class KubernetesBackend(RemoteBackend):
                 await self.inventory.open()
                 await self.pods.wait_synced()
         except TimeoutError:
-            why = self.inventory.problem or self.pods.problem or "it does not answer"
-            await self.close(stop_jobs=False)
-            raise BackendError(
-                f"The Kubernetes cluster at {self._client.connection.server} cannot be read: {why}."
-            ) from None
+            why = self.problem or "it does not answer"
+            said = f"The Kubernetes cluster at {self._client.connection.server} cannot be read: {why}."
+            if self.inventory.refused or self.pods.refused:
+                await self.close(stop_jobs=False)
+                raise BackendError(said) from None
+            log.warning("%s Jobs go on, and nothing is decided until it can", said)
 
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop following the cluster; pods go on."""
@@ -220,8 +226,8 @@ class KubernetesBackend(RemoteBackend):
 
     def _check_reachable(self) -> None:
         """Raise BackendUnavailable where the API server is known not to answer: trying would hold up the cycle."""
-        if problem := self.pods.problem or self.inventory.problem:
-            raise BackendUnavailable(problem)
+        if self.problem:
+            raise BackendUnavailable(self.problem)
         if self._monotonic() < self._away_until:
             raise BackendUnavailable("the Kubernetes API server does not answer")
 

@@ -85,6 +85,8 @@ class Informer(Generic[T]):
         self.counts = InformerCounts()
         self.problem = ""
         """why the API server cannot be followed at the moment"""
+        self.refused = False
+        """whether that is because it does not know this client, or does not let it read"""
         self.heard_at: float | None = None
         """when the API server was last heard of (monotonic)"""
         self._client = client
@@ -139,6 +141,7 @@ class Informer(Generic[T]):
         self.counts.failures += 1
         self._failures += 1
         wanted = 0.0
+        self.refused = isinstance(error, ApiRefusal) and error.status in (401, 403)
         if isinstance(error, ApiRefusal):
             wanted = error.retry_after or 0.0
             if error.status == GONE:

@@ -58,6 +58,11 @@ class KubernetesInventory:
         """Why the API server cannot be followed at the moment; "" when it can."""
         return self.nodes.problem or self.pods.problem
 
+    @property
+    def refused(self) -> bool:
+        """Whether the API server refuses to show the cluster to this service."""
+        return self.nodes.refused or self.pods.refused
+
     async def open(self) -> None:
         """Start to follow the cluster and return once the first lists are complete."""
         informers: tuple[Informer[Any], ...] = (self.nodes, self.pods)
