@@ -59,7 +59,7 @@ def policy_of(cluster: Cluster, checkpoints: Path) -> str:
         "pools": [{"name": "gpu", "size": 2, "nodes": {"labels": {"makeway.test/real": "true"}}}],
         "profiles": [
             {"name": "gpu1", **profile},
-            {"name": "other", **profile, "image": "makeway.test/nothing:1"},
+            {"name": "other", **profile, "image": "127.0.0.1:5999/nothing:1"},
             {"name": "small", **profile, "memory": 64},
             {"name": "gang", **profile, "workers": 2},
         ],

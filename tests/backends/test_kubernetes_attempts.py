@@ -278,6 +278,40 @@ async def test_a_scheduler_that_is_away_loses_no_job_and_its_refusal_does(backen
     assert found == {"j1": Phase.LOST}
 
 
+def fetching(reason: str, message: str) -> Object:
+    """Return a pod whose image is not there yet."""
+    waiting = {"reason": reason, "message": message}
+    found = pod("j1", "Pending")
+    found["status"]["containerStatuses"] = [{"name": "worker", "state": {"waiting": waiting}}]
+    return found
+
+
+async def test_a_registry_that_does_not_answer_keeps_its_jobs_waiting(backend: Backend) -> None:
+    for _ in range(60):
+        backend.hear("MODIFIED", fetching("ErrImagePull", "dial tcp 10.0.0.9:443: i/o timeout"))
+        seen = await backend.seen("j1")
+        assert (seen.phase, seen.message) == (
+            Phase.STARTING,
+            "its image cannot be fetched: dial tcp 10.0.0.9:443: i/o timeout",
+        )
+        backend.now += 300.0
+        backend.hear("MODIFIED", fetching("ImagePullBackOff", 'Back-off pulling image "x"'))
+        assert (await backend.seen("j1")).phase is Phase.STARTING
+
+
+async def test_a_job_whose_image_does_not_exist_fails_soon(backend: Backend) -> None:
+    backend.hear("ADDED", fetching("ErrImagePull", "code = NotFound desc = x: not found"))
+    assert (await backend.seen("j1")).phase is Phase.STARTING, "it may just be pushed"
+    for _ in range(3):
+        backend.now += LIMITS["no_image"] / 2
+        backend.hear("MODIFIED", fetching("ImagePullBackOff", 'Back-off pulling image "x"'))
+        await backend.observe()
+        backend.hear("MODIFIED", fetching("ErrImagePull", "code = NotFound desc = x: not found"))
+        seen = await backend.seen("j1")
+    assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
+    assert seen.message == "its image cannot be fetched: code = NotFound desc = x: not found"
+
+
 RUNS = WorkerSeen(started_at=10.0)
 SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
 

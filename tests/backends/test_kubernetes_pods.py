@@ -337,7 +337,19 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
             "image_pull",
             "its image cannot be fetched: Back-off pulling image",
         ),
-        (pod("Pending", **waiting("InvalidImageName")), "image_pull", "its image cannot be fetched: InvalidImageName"),
+        (pod("Pending", **waiting("InvalidImageName")), "no_image", "its image cannot be fetched: InvalidImageName"),
+        (
+            pod(
+                "Pending", **waiting("ErrImagePull", "code = NotFound desc = failed to resolve reference: x: not found")
+            ),
+            "no_image",
+            "its image cannot be fetched: code = NotFound desc = failed to resolve reference: x: not found",
+        ),
+        (
+            pod("Pending", **waiting("ErrImagePull", "dial tcp 10.0.0.9:443: connect: connection refused")),
+            "image_pull",
+            "its image cannot be fetched: dial tcp 10.0.0.9:443: connect: connection refused",
+        ),
         (
             pod("Pending", **waiting("CreateContainerConfigError", 'secret "x" not found')),
             "container",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from informing import client
 from job_service import NAMESPACE, PODS, Serving, make_namespace, training, weights
 from makeway_api.models import Job
 from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.client import ApiRefusal
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.main import main
@@ -180,17 +182,37 @@ async def test_a_job_is_cancelled_with_its_pod(serving: Serving) -> None:
         await serving.no_pod_left()
 
 
-async def test_an_image_that_does_not_exist_is_told_in_words(serving: Serving) -> None:
+REGISTRY = """
+import http.server
+class Empty(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self): self.send_error(404)
+    do_GET = do_HEAD
+http.server.HTTPServer(("127.0.0.1", 5999), Empty).serve_forever()
+"""
+
+
+async def test_an_image_that_does_not_exist_fails_its_job_and_a_registry_that_is_down_does_not(
+    serving: Serving, real_node: Node, control_plane: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, "no_image", 5.0)  # type: ignore[misc]
     async with serving.running():
         job = await serving.submit("ana", "nothing", "true", profile="other")
 
         async def told() -> bool:
             found: Job = await serving.client("ana").job(job.id)
-            return found.reason is not None and "image cannot be fetched" in found.reason.message
+            return found.reason is not None and "connection refused" in found.reason.message
 
-        await serving.until(told, lambda: "the reason is the image")
-        await serving.client("ana").cancel(job.id)
-        await serving.reaches(job, "cancelled")
+        await serving.until(told, lambda: "the reason is the registry")
+        inside = ["nsenter", f"--net={json.loads((real_node.path / 'node.json').read_text())['netns']}"]
+        registry = await asyncio.create_subprocess_exec(*inside, sys.executable, "-c", REGISTRY)
+        try:
+            done = await serving.reaches(job, "failed")
+        finally:
+            registry.kill()
+            await registry.wait()
+        assert len(done.attempts) == 1, done
+        assert "its image cannot be fetched" in done.message
+        assert "not found" in done.message
 
 
 async def test_a_job_that_uses_too_much_memory_fails_with_that_reason(serving: Serving) -> None:

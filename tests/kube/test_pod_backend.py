@@ -43,6 +43,7 @@ LIMITS = {
     "unschedulable": 1.5,
     "incomplete": 1.5,
     "container": 5.0,
+    "no_image": 5.0,
     "image_pull": 5.0,
     "init": 600.0,
 }
@@ -162,7 +163,7 @@ async def test_a_pod_that_kubernetes_does_not_place_is_given_up_with_the_reason(
     await becomes(backend, "j-late", "it waits", waiting_reason="unschedulable")
     lost = await becomes(backend, "j-late", "it is given up", present=False)
     assert (lost.node_lost, lost.exit_code) == (False, None)
-    assert lost.message.startswith("its pod waited for 1.5 s: Kubernetes does not place its pod: 0/")
+    assert lost.message.startswith("its pod waited for 2 s: Kubernetes does not place its pod: 0/")
     assert "Insufficient nvidia.com/gpu" in lost.message
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
+from makeway_api.durations import duration
+
 from ..base import Key
 from ..remote import Machines
 from ..workers import WorkerSeen
@@ -20,13 +22,18 @@ LIMITS: Mapping[str, float] = {
     "unschedulable": 60.0,
     "incomplete": 60.0,
     "container": 120.0,
-    "image_pull": 300.0,
+    "no_image": 60.0,
+    "image_pull": 21_600.0,
     "init": 1800.0,
 }
 """Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew.
 
+A job whose image the registry refuses fails. One that does not answer says nothing about the image, and the kubelet
+asks it again every five minutes at least.
 Of a scheduler that says nothing about a pod nothing is known: jobs wait for it rather than being lost one by one.
 """
+NO_COMMAND = 127
+"""The exit code of a job that could not be started, as a shell has it."""
 NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
 
 
@@ -52,7 +59,7 @@ class AttemptPods:
         """attempts whose pods are deleted and still listed"""
         self._unfinished: dict[Key, float] = {}
         """attempts whose start failed half-way, and until when they count as not started"""
-        self._waiting: dict[Key, tuple[str, float]] = {}
+        self._waiting: dict[Key, tuple[Machines, float]] = {}
         """what the pods of an attempt wait for, and since when"""
         self._found: dict[Key, Machines] = {}
         self._stale: set[Key] = set()
@@ -154,14 +161,18 @@ class AttemptPods:
         if not machines.present or not machines.waiting_reason:
             self._waiting.pop(key, None)
             return machines
-        code, since = self._waiting.get(key, ("", now))
-        if code != machines.waiting_reason:
+        before, since = self._waiting.get(key, (machines, now))
+        if before.waiting_reason == "no_image" and "back-off" in machines.message.lower():
+            machines = before  # between two tries, without the cause of the last one
+        if before.waiting_reason != machines.waiting_reason:
             since = now
-        self._waiting[key] = machines.waiting_reason, since
+        self._waiting[key] = machines, since
         limit = self._limits[machines.waiting_reason]
         if now - since < limit:
             return machines
         if machines.waiting_reason == "incomplete" and (left := self._left.get(key)) is not None:
             return gone(left.pods.values(), self._usable)
-        message = f"its pod waited for {limit:g} s: {machines.message}"
-        return replace(machines, present=False, waiting_reason="", message=message)
+        over = replace(machines, present=False, waiting_reason="")
+        if machines.waiting_reason == "no_image":
+            return replace(over, exit_code=NO_COMMAND)
+        return replace(over, message=f"its pod waited for {duration(limit)}: {machines.message}")

@@ -18,6 +18,11 @@ from .manifest import ATTEMPT, JOB, NUMBER, WORKERS
 from .pod_requests import ENDED
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
+"""Those of an image that cannot be fetched however long one waits"""
+REFUSED = ("notfound", "not found", "does not exist", "manifest unknown", "name unknown", "denied", "unauthorized")
+REFUSED += ("authorization failed", "403 forbidden", "invalid reference format")
+"""In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
 SETUP = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
 """Reasons of a pod that its node ended or never took: they say nothing about the job."""
@@ -137,7 +142,8 @@ def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
         if pod.phase != "Pending":
             continue
         if pod.waiting in IMAGE:
-            return "image_pull", f"its image cannot be fetched: {pod.message or pod.waiting}"
+            code = "no_image" if _has_no_image(pod) else "image_pull"
+            return code, f"its image cannot be fetched: {pod.message or pod.waiting}"
         if pod.waiting in SETUP:
             return "container", f"its container cannot be made: {pod.message or pod.waiting}"
         if not pod.node and not pod.waiting:
@@ -146,6 +152,12 @@ def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
             return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
         return "init", "its container is being made"
     return None
+
+
+def _has_no_image(pod: JobPod) -> bool:
+    """Whether an image does not exist, or is refused; a registry that does not answer may have it."""
+    said = pod.message.lower()
+    return pod.waiting in NO_IMAGE or any(words in said for words in REFUSED)
 
 
 def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
