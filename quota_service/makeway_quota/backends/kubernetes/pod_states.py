@@ -20,8 +20,10 @@ from .pod_requests import ENDED
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 """Those of an image that cannot be fetched however long one waits"""
-REFUSED = ("notfound", "not found", "does not exist", "manifest unknown", "name unknown", "denied", "unauthorized")
-REFUSED += ("authorization failed", "403 forbidden", "invalid reference format")
+REFUSED = (
+    *("notfound", "not found", "does not exist", "manifest unknown", "name unknown", "denied", "unauthorized"),
+    *("authorization failed", "403 forbidden", "invalid reference format"),
+)
 """In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
 SETUP = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
