@@ -22,6 +22,7 @@ from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, UNFINISHED_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings
+from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
@@ -330,6 +331,36 @@ async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_d
     backend.report("j1", SAVED, SAVED)
     seen = await backend.seen("j1")
     assert (seen.phase, seen.node_lost) == (Phase.EXITED, True), "and that one was drained does not count"
+
+
+async def test_a_gang_whose_pod_ends_without_a_report_is_over_at_once(backend: Backend) -> None:
+    for job in ("j1", "j2"):
+        for worker in range(2):
+            backend.hear("ADDED", pod(job, worker=worker, of=2))
+    backend.report("j1", RUNS, RUNS)
+    await backend.observe()
+    killed = pod("j1", "Failed", worker=1, of=2)
+    killed["status"]["containerStatuses"] = [
+        {"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    ]
+    backend.hear("MODIFIED", killed)
+    assert (await backend.seen("j1")).phase is Phase.RUNNING, "its report may be on its way"
+    backend.now += PATIENCE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.exit_code) == (Phase.EXITED, 137)
+    assert seen.message == "worker 1: it used more memory than its profile has"
+
+
+async def test_a_report_that_comes_after_the_end_of_its_pod_counts(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", worker=worker, of=2))
+    backend.report("j1", RUNS, RUNS)
+    await backend.observe()
+    backend.hear("MODIFIED", pod("j1", "Succeeded", worker=1, of=2))
+    await backend.observe()
+    backend.report("j1", RUNS, replace(RUNS, ended_at=20.0, exit_code=0))
+    backend.now += PATIENCE
+    assert (await backend.seen("j1")).phase is Phase.RUNNING
 
 
 async def test_a_gang_whose_pod_is_deleted_without_a_report_is_lost(backend: Backend) -> None:

@@ -402,10 +402,20 @@ def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | 
 
 def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
     ends = [pod("Failed", worker=0, workers=2, **over(1)), pod("Running", worker=1, workers=2)]
-    assert machines_of(ends, RUNS) == Machines(2)
+    assert machines_of(ends, RUNS, over=[0]) == Machines(2)
     incomplete = machines_of(ends[1:], RUNS)
     assert (incomplete.waiting_reason, incomplete.message) == ("incomplete", "1 of its 2 pods are not there")
     assert machines_of(ends[1:], RUNS, over=[0]) == Machines(2), "one that has reported its end needs no pod"
+
+
+def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None:
+    killed = pod("Failed", worker=1, workers=3, **over(137, "OOMKilled"))
+    gang = [pod(worker=0, workers=3), killed, pod("Succeeded", worker=2, workers=3, **over(0))]
+    found = machines_of(gang, RUNS, over=[2])
+    assert (found.present, found.exit_code) == (False, 137)
+    assert found.message == "worker 1: it used more memory than its profile has"
+    lost = machines_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
+    assert (lost.present, lost.node_lost, lost.message) == (False, True, "worker 1: its node n3 is gone")
 
 
 def test_the_fault_of_the_job_counts_before_that_of_a_node() -> None:

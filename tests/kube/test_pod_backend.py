@@ -173,7 +173,7 @@ async def test_a_gang_without_one_of_its_pods_is_given_up(cluster: Cluster, back
     cluster.api.delete(f"{PODS}/makeway-j-torn-1-1")
     await becomes(backend, "j-torn", "one is missing", waiting_reason="incomplete")
     lost = await becomes(backend, "j-torn", "it is given up", present=False)
-    assert lost.message == "its pod was deleted by others"
+    assert lost.message == "worker 1: its pod was deleted by others"
 
 
 async def test_a_node_that_is_gone_takes_its_pods_with_it(cluster: Cluster, backend: KubernetesBackend) -> None:

@@ -62,6 +62,8 @@ class AttemptPods:
         self._waiting: dict[Key, tuple[Machines, float]] = {}
         """what the pods of an attempt wait for, and since when"""
         self._found: dict[Key, Machines] = {}
+        self._torn: set[Key] = set()
+        """attempts that are over as a pod ended without a report, which may still come, while others run"""
         self._stale: set[Key] = set()
         self._usable: Mapping[str, bool] = {}
 
@@ -135,11 +137,12 @@ class AttemptPods:
         now = self._clock()
         for key in [key for key, until in self._unfinished.items() if now >= until]:
             self.show(key)
-        for key in self._stale | self._waiting.keys():
+        for key in self._stale | self._waiting.keys() | self._torn:
             machines = self._read(key, now, reported.get(key, {}))
             if machines is None:
                 self._found.pop(key, None)
                 self._waiting.pop(key, None)
+                self._torn.discard(key)
             elif self._found.get(key) != machines:
                 self._found[key] = machines
         self._stale.clear()
@@ -153,7 +156,10 @@ class AttemptPods:
             if key in self._forgotten or key in self._unfinished:
                 return None
             over = [number for number, worker in workers.items() if worker.ended]
-            return self._in_time(key, machines_of([*pods.values()], self._usable, over, last), now)
+            machines = machines_of([*pods.values()], self._usable, over, last)
+            torn = not machines.present and any(pod.present for pod in pods.values())
+            (self._torn.add if torn else self._torn.discard)(key)
+            return self._in_time(key, machines, now)
         return gone(last, self._usable) if last else None
 
     def _in_time(self, key: Key, machines: Machines, now: float) -> Machines:

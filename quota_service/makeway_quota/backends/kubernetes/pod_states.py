@@ -115,16 +115,19 @@ def machines_of(
 ) -> Machines:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
-    An attempt is there while any of its pods may run. `over` are its workers that reported their end, `left` the last
-    states of pods that are listed no more.
+    An attempt is there while any of its pods may run, and none has ended without a report: the first failure of a gang
+    decides. `over` are its workers that reported their end, `left` the last states of pods that are listed no more.
     """
     size = pods[0].workers
-    if any(pod.present for pod in pods):
+    failed = [pod for pod in pods if not pod.present and pod.worker not in over]
+    if not failed and any(pod.present for pod in pods):
         disrupted = any(pod.disruption for pod in (*pods, *left))
         return Machines(size, True, disrupted, *(_waiting(pods) or _incomplete(pods, over)))
-    ends = [ended(pod, usable) for pod in pods]
-    worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, bool(end.message)))
-    return replace(worst, workers=size)
+    ends = [(ended(pod, usable), pod.worker) for pod in failed or pods]
+    # The job's own fault says more than a loss, and that more than one by a node.
+    worst, worker = max(ends, key=lambda end: (end[0].exit_code is not None, not end[0].node_lost, -end[1]))
+    said = f"worker {worker}: {worst.message}" if size > 1 else worst.message
+    return replace(worst, workers=size, message=said)
 
 
 def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> Machines:
