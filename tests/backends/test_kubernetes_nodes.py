@@ -229,7 +229,7 @@ def pod(node: str | None = "n1", phase: str = "Running") -> dict[str, Any]:
 def test_foreign_pods_hold_what_they_request_until_their_containers_have_ended() -> None:
     held = project_share(pod(), "here")
     assert held is not None
-    assert (held.node, held.requests, held.session) == ("n1", ((GPU, 1),), "")
+    assert (held.node, held.requests, held.workload) == ("n1", ((GPU, 1),), "")
     assert project_share(pod(node=None), "here") is None
     assert project_share(pod(phase="Failed"), "here") is None
     assert project_share(pod(phase="Succeeded"), "here") is None
@@ -245,12 +245,20 @@ def test_pods_of_this_installation_are_not_foreign() -> None:
     session["metadata"]["labels"] = {**mine, "makeway/session": "s-1"}
     other["metadata"]["labels"] = {**mine, "makeway/instance": "there"}
     assert project_share(job, "here") is None
+    job["metadata"] |= {"labels": {**mine, "makeway/job": "j-1", "makeway/attempt": "2"}}
+    assert project_share(job, "here") is None, "what a job holds is what was planned for it"
+    job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    deleted = project_share(job, "here")
+    assert deleted is not None
+    assert (deleted.workload, deleted.attempt, deleted.requests) == ("j-1", 2, ((GPU, 1),)), "its containers still run"
+    job["status"]["phase"] = "Failed"
+    assert project_share(job, "here") is None
     found = project_share(session, "here")
     assert found is not None
-    assert found.session == "s-1"
+    assert found.workload == "s-1"
     foreign = project_share(other, "here")
     assert foreign is not None
-    assert foreign.session == ""
+    assert foreign.workload == ""
 
 
 def test_equal_requests_are_kept_once() -> None:

@@ -93,11 +93,11 @@ async def test_the_inventory_follows_nodes_and_foreign_pods(big: Cluster, invent
     big.api.create(PODS, pod)
     big.api.create(PODS, owned("job"))
     big.api.create(PODS, owned("session", **{"makeway/session": "s-1"}))
-    await soon(lambda: node(inventory, "simulated-0001").sessions, "the session's pod is there")
+    await soon(lambda: node(inventory, "simulated-0001").pods, "the session's pod is there")
     await soon(lambda: node(inventory, "simulated-0001").foreign_gpus, "the foreign pod is there")
     found = node(inventory, "simulated-0001")
     assert (found.foreign_gpus, found.foreign_cpu, found.foreign_memory) == (3000, 1500, 1024)
-    assert [(pod.session, pod.gpus) for pod in found.sessions] == [("s-1", 2000)]
+    assert [(pod.workload, pod.gpus) for pod in found.pods] == [("s-1", 2000)]
     for name in ("foreign", "session", "job"):
         big.api.delete(f"{PODS}/{name}")
     await soon(lambda: inventory.seen() == before, "everything is as before")

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from makeway_quota import policy
-from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, SessionPod
+from makeway_quota.backends.base import AttemptSeen, NodeSeen, Phase, Seen, WorkloadPod
 from makeway_quota.backends.versions import MOST_GONE, Changes, Versions
 from makeway_quota.control import engine_view
 from makeway_quota.control.engine_view import EngineChanges
@@ -207,8 +207,8 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         new = NewWorkload("s-1", "session", "dev", "gpu2", "ana", gpus=2000)
         running = submitted(new, 1.0)._replace(state="running", placement=(Place("n1", (0, 1), (1000, 1000)),))
         rows.put(running)
-        pods = (SessionPod("s-1", gpus=2000, cpu=500, memory=64), SessionPod("s-0", gpus=1000))
-        nodes = {name: NodeSeen(name, "cloud", (0, 1, 2, 3), sessions=pods if name == "n1" else ()) for name in NAMES}
+        pods = (WorkloadPod("s-1", gpus=2000, cpu=500, memory=64), WorkloadPod("s-0", gpus=1000))
+        nodes = {name: NodeSeen(name, "cloud", (0, 1, 2, 3), pods=pods if name == "n1" else ()) for name in NAMES}
         world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
         world.see(changes.seen(nodes, {}, None))
 
@@ -221,10 +221,40 @@ def test_the_pod_of_an_ended_session_holds_its_gpus_until_it_is_gone() -> None:
         rows.put(changed(running, {"state": "stopped", "placement": ()}))
         assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
         assert await foreign() == (3000, 500, 64)
-        nodes["n1"] = replace(nodes["n1"], sessions=())
+        nodes["n1"] = replace(nodes["n1"], pods=())
         world.see(changes.seen(nodes, {}, world.since))
         assert [each.name for each in world.changes(await world.rows(), 2.0).nodes] == ["n1"]
         assert await foreign() == (0, 0, 0)
+
+    asyncio.run(change())
+
+
+def test_the_pod_of_an_earlier_attempt_holds_its_gpus_until_it_is_gone() -> None:
+    """As on a node that came back, or where a process cannot be killed, whether or not the job runs there again."""
+
+    async def change() -> None:
+        rows, changes = Rows(), Changes()
+        new = NewWorkload("j-1", "job", "dev", "gpu2", "ana", gpus=2000)
+        here = (Place("n1", (0, 1), (1000, 1000)),)
+        first = submitted(new, 1.0)._replace(state="running", attempt=1, placement=here)
+        rows.put(first)
+        nodes = {"n1": NodeSeen("n1", "cloud", (0, 1, 2, 3), pods=(WorkloadPod("j-1", gpus=2000, attempt=1),))}
+        world = World(rows, DOCUMENTS[0], 1, lambda: 2.0)  # type: ignore[arg-type]
+        world.see(changes.seen(nodes, {}, None))
+
+        async def foreign() -> int:
+            (node,) = world.snapshot(await world.rows(), 2.0).nodes
+            return node.foreign_gpus
+
+        assert await foreign() == 0, "it is the pod of the attempt that holds them"
+        requeued = changed(first, {"state": "pending", "placement": ()})
+        rows.put(requeued)
+        assert await foreign() == 2000
+        rows.put(changed(requeued, {"state": "starting", "attempt": 2, "placement": here}))
+        assert await foreign() == 2000
+        nodes["n1"] = replace(nodes["n1"], pods=())
+        world.see(changes.seen(nodes, {}, world.since))
+        assert await foreign() == 0
 
     asyncio.run(change())
 

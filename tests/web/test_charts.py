@@ -80,7 +80,7 @@ def test_cells_show_owner_workload_and_quota() -> None:
     free, down = Device(index=1, free=1), Device(index=2, free=0)
     assert cell_tip(machine(free), free, LOOK) == "GPU 1 on n1: free"
     assert "not ready" in cell_tip(machine(free, ready=False), free, LOOK)
-    assert "Makeway does not manage" in cell_tip(machine(down), down, LOOK)
+    assert "held by work of others, or by a pod whose workload has ended" in cell_tip(machine(down), down, LOOK)
     over = Device(index=0, free=0, holders=[holder(over=True)])
     assert cell_tip(machine(over), over, LOOK) == (
         "GPU 0 on n1\nR&D · ana: job n, running, over quota: makes way when the owner needs it"

@@ -17,13 +17,15 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class SessionPod:
-    """What the pod of a session requests on its node, in the units of `NodeSeen`."""
+class WorkloadPod:
+    """What a pod of ours requests on its node, in the units of `NodeSeen`."""
 
-    session: str
+    workload: str
     gpus: int = 0
     cpu: int = 0
     memory: int = 0
+    attempt: int | None = None
+    """of a job"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,9 @@ class NodeSeen:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[str, ...] = ()
     """opaque: compared and shown, never read"""
-    sessions: tuple[SessionPod, ...] = ()
-    """the pods of sessions that are here, by session; not foreign while their leases are (`session_pods`)"""
+    pods: tuple[WorkloadPod, ...] = ()
+    """the pods of sessions that are here, and those of jobs that are deleted and have not ended; not foreign while
+    their workloads hold something here (`workload_pods`)"""
 
 
 class Phase(StrEnum):

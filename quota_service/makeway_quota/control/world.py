@@ -25,8 +25,8 @@ from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
 from .pool_assignment import PoolAssignment, divide, sizes
-from .session_pods import with_ended
 from .work_queue import WorkQueue
+from .workload_pods import with_ended
 
 START_DEADLINE = 120.0
 """Seconds, by default, after which an attempt that was ordered to start and never seen counts as lost."""
@@ -50,7 +50,7 @@ class World:
         self.failure: str | None = None
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
-        """The nodes of `observed`, with what the pods of ended sessions hold as foreign."""
+        """The nodes of `observed`, with what the pods of ended workloads hold as foreign."""
         self.assignment = PoolAssignment()
         """Which pool every GPU is in; the same object while nodes and document are."""
         self._seen_at: float | None = None
@@ -190,7 +190,7 @@ class World:
         if await self._active.read(self._read):
             self._account((self._active.found or {}).values())
             self.accounting.recall(*self._kept)
-            self._show([node.name for node in self.observed.nodes.values() if node.sessions])
+            self._show([node.name for node in self.observed.nodes.values() if node.pods])
         taken = self._active.follow()
         for known, row in taken:
             self._view.stale.add(row.id)
@@ -198,12 +198,12 @@ class World:
                 team = self._active.of((row.team or "",), "")
                 self._view.stale.update(w.id for w in team if w.profile == row.profile)
         self.accounting.follow([row for _, row in taken])
-        places = [place for pair in taken for row in pair if row and row.kind == "session" for place in row.placement]
-        self._show({place.node for place in places if self._has_session_pods(place.node)})
+        places = [place for pair in taken for row in pair if row for place in row.placement]
+        self._show({place.node for place in places if self._has_pods(place.node)})
 
-    def _has_session_pods(self, node: str) -> bool:
+    def _has_pods(self, node: str) -> bool:
         seen = self.observed.nodes.get(node)
-        return seen is not None and bool(seen.sessions)
+        return seen is not None and bool(seen.pods)
 
     async def _read(self) -> list[Workload]:
         self.durations.add(await asyncio.to_thread(self._store.past_runs))

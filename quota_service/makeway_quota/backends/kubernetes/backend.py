@@ -21,8 +21,9 @@ from .attempt_pods import LIMITS, AttemptPods
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .informer import USUAL, Informer, Timing
 from .inventory import GPU, KubernetesInventory
-from .manifest import JOB, PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
+from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
+from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod
 
 log = logging.getLogger("makeway.kubernetes")

@@ -1,7 +1,8 @@
 """Keep the nodes of one cluster as the control loop needs them, from informers on nodes and on pods.
 
-Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs are not foreign, and
-those of our sessions are listed apart; every other pod counts by its requests, until its containers have ended.
+Only nodes that changed, or on which a pod came or went, are looked at again. Pods of our jobs are not foreign; those of
+our sessions, and of jobs that are deleted and have not ended, are listed apart; every other pod counts by its requests,
+until its containers have ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..base import NodeSeen, SessionPod
+from ..base import NodeSeen, WorkloadPod
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
 from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
@@ -124,7 +125,7 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
     selector = pool_of(node, selectors)
     foreign: dict[str, int] = {}
     for share in shares:
-        for resource, value in share.requests if not share.session else ():
+        for resource, value in share.requests if not share.workload else ():
             foreign[resource] = foreign.get(resource, 0) + value
     devices = node.allocatable.get(selector.resource, 0) if selector else 0
     return NodeSeen(
@@ -141,11 +142,11 @@ def _seen(node: ClusterNode, selectors: Sequence[NodeSelector], shares: Sequence
         cordoned=node.unschedulable or selector is None or bool(untolerated(node, selector)),
         labels={name: node.labels[name] for selector in selectors for name in selector.labels if name in node.labels},
         taints=tuple(str(taint) for taint in node.taints),
-        sessions=tuple(_session_pod(share, selector) for share in shares if share.session),
+        pods=tuple(_workload_pod(share, selector) for share in shares if share.workload),
     )
 
 
-def _session_pod(share: PodShare, selector: NodeSelector | None) -> SessionPod:
+def _workload_pod(share: PodShare, selector: NodeSelector | None) -> WorkloadPod:
     asked = dict(share.requests)
     gpus = GPU * asked.get(selector.resource, 0) if selector else 0
-    return SessionPod(share.session, gpus, asked.get("cpu", 0), asked.get("memory", 0))
+    return WorkloadPod(share.workload, gpus, asked.get("cpu", 0), asked.get("memory", 0), share.attempt)

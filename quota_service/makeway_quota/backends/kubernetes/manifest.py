@@ -19,10 +19,9 @@ from ...policy.pod_template import WORKER
 from ..base import Key, StartOrder
 from .client import Object
 from .nodes import Toleration
+from .pod_requests import ATTEMPT, JOB
 from .template import merged
 
-JOB = "makeway/job"
-ATTEMPT = "makeway/attempt"
 NUMBER = "makeway/worker"
 WORKERS = "makeway/workers"
 MASTER_PORT = 29500

@@ -16,6 +16,8 @@ from .client import Object
 from .quantities import requests
 
 ENDED = ("Succeeded", "Failed")
+JOB = "makeway/job"
+ATTEMPT = "makeway/attempt"
 
 Requests = tuple[tuple[str, int], ...]
 """Amounts by resource, in the order of the resources' names."""
@@ -23,27 +25,34 @@ Requests = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """The resources that a pod holds on its node. `session`: it is the pod of one of our sessions, so not foreign."""
+    """The resources that a pod holds on its node. `workload`: it is a pod of one of ours, so not foreign."""
 
     node: str
     requests: Requests
-    session: str = ""
+    workload: str = ""
+    attempt: int | None = None
+    """of a job"""
 
 
 def project_share(item: Object, instance: str) -> PodShare | None:
-    """Return the resources that a pod holds on its node; None while it holds none, and for pods of our jobs."""
+    """Return the resources that a pod holds on its node; None while it holds none, and for pods of jobs that run.
+
+    A pod of a job that is deleted may outlive its job: its node is out of reach, or a process of it cannot be killed.
+    """
     spec, status = item.get("spec") or {}, item.get("status") or {}
     node = spec.get("nodeName")
     if not node or status.get("phase") in ENDED:
         return None
     labels = item["metadata"].get("labels") or {}
-    session = ""
+    workload, attempt = "", None
     if labels.get(MANAGED_BY) == MANAGER and labels.get(INSTANCE) == instance:
-        session = labels.get(SESSION, "")
-        if not session:
-            return None
+        workload = labels.get(SESSION, "")
+        if not workload:
+            if "deletionTimestamp" not in item["metadata"] or not str(labels.get(ATTEMPT, "")).isdecimal():
+                return None
+            workload, attempt = labels.get(JOB, ""), int(labels[ATTEMPT])
     asked = tuple(sorted((intern(name), value) for name, value in pod_requests(spec, status).items()))
-    return PodShare(intern(node), _same(asked), session)
+    return PodShare(intern(node), _same(asked), workload, attempt)
 
 
 @lru_cache(maxsize=4096)

@@ -14,8 +14,8 @@ from ...policy.pod_template import WORKER
 from ..base import Key
 from ..remote import Machines
 from .client import Object
-from .manifest import ATTEMPT, JOB, NUMBER, WORKERS
-from .pod_requests import ENDED
+from .manifest import NUMBER, WORKERS
+from .pod_requests import ATTEMPT, ENDED, JOB
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")

@@ -77,7 +77,11 @@ def cell_tip(machine: Node, device: Device, look: Look) -> str:
     if not device.holders:
         if not machine.ready:
             return f"{here}: the node is not ready"
-        return f"{here}: free" if device.free > 0 else f"{here}: held by work that Makeway does not manage"
+        return (
+            f"{here}: free"
+            if device.free > 0
+            else f"{here}: held by work of others, or by a pod whose workload has ended"
+        )
     return "\n".join(
         [here, *(_holder_line(holder, look) for holder in device.holders)]
         + ([f"{number(device.free)} free"] if 0 < device.free < 1 else [])
