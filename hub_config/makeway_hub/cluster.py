@@ -13,34 +13,37 @@ from typing import Any
 from jupyterhub.app import JupyterHub
 from makeway_spawner.kube import MakewayKubeSpawner
 
-from .configure import ACCESS, FOR_ADMINS, FOR_USERS, SCOPES
+from .access import CUSTOM_SCOPES, FOR_SERVERS, FOR_USERS, SERVER_SCOPES, SERVICE, SPAWNER, roles, service_fields
 from .pages import TEMPLATES, with_pages
 from .settings import SERVICE_PATH
 
-SERVICE = "makeway"
-SPAWNER = "makeway-spawner"
-"""The names of the quota service and of the Hub's spawner among the Hub's services; each has a token of its own."""
+__all__ = ["SERVICE", "SPAWNER", "ClusterSettings", "configure_cluster"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What the Hub must know of a Makeway on the same cluster."""
+    """The facts about a Makeway on the same cluster that its Hub needs."""
 
     service_url: str
     """where the Hub and the proxy reach the service: http://host:8765"""
     notebook_url: str
     """where notebooks reach it, through the proxy: http://proxy-public/services/makeway"""
     admin_users: Sequence[str] = ()
+    """users of the Hub that administer Makeway"""
     admin_groups: Sequence[str] = ()
+    """groups of the Hub whose members administer Makeway"""
     lease_seconds: float = 15.0
+    """seconds after which a lease ends that is not renewed, as in the service's MAKEWAY_LEASE_SECONDS"""
     instance: str = "makeway"
-    """the installation, a label of its pods, as in the service's settings"""
+    """the installation, a label of its pods, as in the service's MAKEWAY_KUBE_INSTANCE"""
     guaranteed_priority_class: str = ""
+    """of the pods of guaranteed notebooks; empty: the cluster's default"""
     preemptible_priority_class: str = ""
+    """of the pods of preemptible notebooks; empty: the cluster's default"""
 
 
 def configure_cluster(c: Any, settings: ClusterSettings) -> None:
-    """Set the Hub's traits on `c`; ValueError where a service has no token."""
+    """Set the Hub's traits on `c`, a JupyterHub configuration; ValueError names a service without a token."""
     base = str(c.JupyterHub.get("base_url", "/")).rstrip("/")
     tokens = _services(c, settings)
     _roles(c, settings)
@@ -49,15 +52,10 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
 
 
 def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
-    """Complete the two services, and return their tokens."""
+    """Complete the entries of the two services and return their tokens by name; other services stay."""
     services = list(c.JupyterHub.get("services", []))
     wanted: dict[str, dict[str, Any]] = {
-        SERVICE: {
-            "url": settings.service_url,
-            "oauth_client_allowed_scopes": [name for name in SCOPES if name != "custom:makeway:reserve"],
-            "oauth_no_confirm": True,
-            "display": False,  # templates/page.html links to it
-        },
+        SERVICE: service_fields(settings.service_url),
         SPAWNER: {"display": False},
     }
     tokens = {}
@@ -75,36 +73,15 @@ def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
 
 
 def _roles(c: Any, settings: ClusterSettings) -> None:
-    scopes = dict(c.JupyterHub.get("custom_scopes", {}))
-    c.JupyterHub.custom_scopes = scopes | {name: {"description": text} for name, text in SCOPES.items()}
-    roles = [dict(role) for role in c.JupyterHub.get("load_roles", [])]
-    user = next((role for role in roles if role.get("name") == "user"), None)
+    """Add Makeway's scopes to the role of all users, and Makeway's own roles; the site's stay."""
+    c.JupyterHub.custom_scopes = dict(c.JupyterHub.get("custom_scopes", {})) | CUSTOM_SCOPES
+    found = [dict(role) for role in c.JupyterHub.get("load_roles", [])]
+    user = next((role for role in found if role.get("name") == "user"), None)
     if user is None:
         user = {"name": "user", "scopes": ["self"]}
-        roles.append(user)
+        found.append(user)
     user["scopes"] = list(dict.fromkeys([*user.get("scopes", []), *FOR_USERS]))
-    roles += [
-        {
-            "name": "makeway-admin",
-            "description": "Administrators of Makeway",
-            "scopes": [*FOR_USERS, *FOR_ADMINS],
-            "users": sorted(settings.admin_users),
-            "groups": sorted(settings.admin_groups),
-        },
-        {
-            "name": "makeway-service",
-            "description": "The quota service reads groups, and reconciles leases with running servers",
-            "scopes": ["list:users", "read:users", "read:groups", "list:groups", "read:servers", "delete:servers"],
-            "services": [SERVICE],
-        },
-        {
-            "name": "makeway-spawner",
-            "description": "The Hub's spawner requests leases on behalf of users",
-            "scopes": ["custom:makeway:reserve", "custom:makeway:read", ACCESS],
-            "services": [SPAWNER],
-        },
-    ]
-    c.JupyterHub.load_roles = roles
+    c.JupyterHub.load_roles = [*found, *roles(settings.admin_users, settings.admin_groups)]
 
 
 def _hub(c: Any, base: str) -> None:
@@ -131,6 +108,5 @@ def _spawner(c: Any, settings: ClusterSettings, token: str, base: str) -> None:
     c.MakewayKubeSpawner.instance = settings.instance
     c.MakewayKubeSpawner.guaranteed_priority_class = settings.guaranteed_priority_class
     c.MakewayKubeSpawner.preemptible_priority_class = settings.preemptible_priority_class
-    # The scopes of a notebook's own token, as far as its user has them.
-    scopes = c.Spawner.get("server_token_scopes", ["users:activity!user", "access:servers!server"])
-    c.Spawner.server_token_scopes = list(dict.fromkeys([*scopes, *FOR_USERS, "custom:makeway:manage"]))
+    scopes = c.Spawner.get("server_token_scopes", SERVER_SCOPES)
+    c.Spawner.server_token_scopes = list(dict.fromkeys([*scopes, *FOR_SERVERS]))

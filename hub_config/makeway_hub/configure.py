@@ -11,6 +11,7 @@ from jupyterhub.services import service as services
 from makeway_spawner.local import MakewayLocalSpawner
 from traitlets import default
 
+from .access import CUSTOM_SCOPES, FOR_SERVERS, FOR_USERS, SERVER_SCOPES, SERVICE, SPAWNER, roles, service_fields
 from .nodejs import proxy_command
 from .pages import TEMPLATES
 from .sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
@@ -18,16 +19,6 @@ from .settings import SERVICE_PATH, Settings, read
 from .state_directory import free_port
 from .users import SampleAuthenticator, SystemAuthenticator
 
-SCOPES = {
-    "custom:makeway:read": "See pools, offers, usage and the jobs of my teams",
-    "custom:makeway:submit": "Submit training and manage my own jobs",
-    "custom:makeway:manage": "Manage the jobs of a team",
-    "custom:makeway:admin": "Change the policy and see all teams",
-    "custom:makeway:reserve": "Request leases for notebooks on behalf of users (the Hub's spawner only)",
-}
-ACCESS = "access:services!service=makeway"
-FOR_USERS = ["custom:makeway:read", "custom:makeway:submit", ACCESS]
-FOR_ADMINS = ["custom:makeway:manage", "custom:makeway:admin"]
 GROUPS_SECONDS = 5
 """Seconds for which the Hub keeps a user's Unix groups before it reads them again."""
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
@@ -83,18 +74,16 @@ def _proxy(c: Any, settings: Settings, api_port: int) -> None:
 
 
 def _users(c: Any, settings: Settings) -> None:
-    c.JupyterHub.custom_scopes = {name: {"description": text} for name, text in SCOPES.items()}
-    roles = [
-        {"name": "user", "scopes": ["self", *FOR_USERS]},
-        {"name": "makeway-admin", "description": "Administrators of Makeway", "scopes": [*FOR_USERS, *FOR_ADMINS]},
-    ]
+    c.JupyterHub.custom_scopes = CUSTOM_SCOPES
+    admin_users: list[str] = []
+    admin_groups: list[str] = []
     if settings.mode == "demo":
         c.JupyterHub.authenticator_class = SampleAuthenticator
         c.SampleAuthenticator.password = settings.state.password()
         c.Authenticator.allowed_users = set(SAMPLE_USERS)
         c.Authenticator.admin_users = {SAMPLE_ADMIN}
         c.JupyterHub.load_groups = {name: {"users": users} for name, users in SAMPLE_GROUPS.items()}
-        roles[1]["users"] = [SAMPLE_ADMIN]
+        admin_users = [SAMPLE_ADMIN]
     else:
         c.JupyterHub.authenticator_class = SystemAuthenticator
         c.Authenticator.manage_groups = True
@@ -106,10 +95,9 @@ def _users(c: Any, settings: Settings) -> None:
             c.LocalAuthenticator.allowed_groups = set(settings.allowed_groups)
         else:
             c.Authenticator.allow_all = True
-        admins = _existing(settings.admin_groups)
-        c.PAMAuthenticator.admin_groups = set(admins)
-        roles[1]["groups"] = admins
-    c.JupyterHub.load_roles = roles
+        admin_groups = _existing(settings.admin_groups)
+        c.PAMAuthenticator.admin_groups = set(admin_groups)
+    c.JupyterHub.load_roles = [{"name": "user", "scopes": ["self", *FOR_USERS]}, *roles(admin_users, admin_groups)]
 
 
 def _existing(groups: frozenset[str]) -> list[str]:
@@ -124,32 +112,14 @@ def _services(c: Any, settings: Settings, service_url: str) -> None:
     watch_services_closely()
     c.JupyterHub.services = [
         {
-            "name": "makeway",
-            "url": service_url,
+            "name": SERVICE,
+            **service_fields(service_url),
             "command": [sys.executable, "-m", "makeway_quota.main", "serve"],
             "cwd": str(state.root),
             "api_token": state.secret("service_token"),
             "environment": _service_environment(settings),
-            "oauth_client_allowed_scopes": [name for name in SCOPES if name != "custom:makeway:reserve"],
-            "oauth_no_confirm": True,
-            "display": False,  # templates/page.html links to it
         },
-        {"name": "makeway-spawner", "api_token": state.secret("spawner_token"), "display": False},
-    ]
-    c.JupyterHub.load_roles = [
-        *c.JupyterHub.load_roles,
-        {
-            "name": "makeway-service",
-            "description": "The quota service reads groups, and reconciles leases with running servers",
-            "scopes": ["list:users", "read:users", "read:groups", "list:groups", "read:servers", "delete:servers"],
-            "services": ["makeway"],
-        },
-        {
-            "name": "makeway-spawner",
-            "description": "The Hub's spawner requests leases on behalf of users",
-            "scopes": ["custom:makeway:reserve", "custom:makeway:read", ACCESS],
-            "services": ["makeway-spawner"],
-        },
+        {"name": SPAWNER, "api_token": state.secret("spawner_token"), "display": False},
     ]
 
 
@@ -201,10 +171,4 @@ def _spawner(c: Any, settings: Settings, service_url: str) -> None:
     c.Spawner.poll_interval = 5
     c.Spawner.poll_jitter = 0
     c.Spawner.http_timeout = 120
-    # The scopes of a notebook's own token, as far as its user has them.
-    c.Spawner.server_token_scopes = [
-        "users:activity!user",
-        "access:servers!server",
-        *FOR_USERS,
-        "custom:makeway:manage",
-    ]
+    c.Spawner.server_token_scopes = [*SERVER_SCOPES, *FOR_SERVERS]
