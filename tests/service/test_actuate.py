@@ -13,6 +13,7 @@ import pytest
 from makeway_quota.backends.base import (
     AttemptSeen,
     BackendError,
+    BackendFull,
     BackendUnavailable,
     NodeSeen,
     NoticeOrder,
@@ -22,7 +23,7 @@ from makeway_quota.backends.base import (
 )
 from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.store.records import NewWorkload, Workload
+from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
 from running import Running, running
 
@@ -84,6 +85,32 @@ async def test_a_job_that_cannot_be_started_fails_alone(tmp_path: Path, error: E
         assert failed.reason.code == "could_not_start"
         assert run.service.components.world.failure is None
         assert (await run.used())["rnd"] == 3, "its GPUs are free"
+
+
+async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 300.0)
+    backend = Faulty()
+    backend.broken["start"], backend.error = {"large"}, BackendFull("the quota of the namespace is used up.")
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        large = await run.submit("ana", "large", profile="gpu8")
+        await run.until(lambda: (row := run.service.components.store.workload(large.id)) and row.attempt == 1, "a try")
+        small = await run.submit("ana", "small", profile="gpu3")
+        await run.job(small.id, "running")
+        waits = await run.job(large.id, "pending")
+        assert waits.reason is not None
+        assert waits.reason.code == "no_room"
+        assert waits.reason.message == (
+            "“large” of ana cannot be started yet: the quota of the namespace is used up. Its GPUs go to others; it is "
+            "tried again in 5 min."
+        )
+        await run.client("ana").cancel(small.id)
+        await run.job(small.id, "cancelled")
+        backend.broken["start"].clear()
+        run.service.components.store.commit([Change(large.id, {"not_before": time.time()})], [], now=time.time())
+        done = await run.job(large.id, "running")
+        assert (done.failures, len(done.attempts)) == (0, 2), done
 
 
 async def test_orders_that_fail_are_repeated_and_block_no_others(

@@ -188,6 +188,10 @@ class BackendUnavailable(BackendError):
     """An order cannot be carried out now, which says nothing about the job: the next cycle tries again."""
 
 
+class BackendFull(BackendUnavailable):
+    """The backend has no room for an attempt at the moment, for a reason that the plan does not know."""
+
+
 class Backend(Protocol):
     """The methods that the service needs of a backend. All may be repeated; none blocks the event loop for long."""
 

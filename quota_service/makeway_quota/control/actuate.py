@@ -16,6 +16,7 @@ from ..backends.base import (
     AttemptSeen,
     Backend,
     BackendError,
+    BackendFull,
     BackendUnavailable,
     JobFile,
     NoticeOrder,
@@ -34,6 +35,7 @@ from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
+from .resting import Rests
 
 log = logging.getLogger("makeway.actuate")
 
@@ -84,6 +86,7 @@ class Actuator:
         """monotonic seconds since when a session, by id and time of its notice, is noticed"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
+        self._rests = Rests()
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
 
@@ -183,6 +186,11 @@ class Actuator:
         key = (row.id, row.attempt)
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
+            self._rests.started(row.id)
+        except BackendFull as error:
+            log.warning("%s returns to the queue: %s", _job(row), error)
+            started.postponed.add(key)
+            started.failed.add(*self._rests.requeue(row, _job(row), _sentence(error), now))
         except (FilesUnavailable, BackendUnavailable) as error:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)

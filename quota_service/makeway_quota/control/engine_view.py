@@ -12,6 +12,7 @@ from ..history.durations import Durations
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment, machine_of
+from .resting import rests_until
 
 MOST_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
@@ -121,9 +122,13 @@ class EngineView:
             places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
             self.stale_machines.update(assignment.divided.intersection(places))
-        if row is None or row.team is None:
+        until = rests_until(row, now) if row is not None else None
+        if row is None or row.team is None or until is not None:
             self._workloads.pop(id, None)
             self._end_of.pop(id, None)
+            if until is not None:
+                self._end_of[id] = until
+                heapq.heappush(self._ends, (until, id))
             self._note(workload=id)
             return
         pools: tuple[str, ...] = ()

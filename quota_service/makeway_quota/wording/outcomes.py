@@ -70,6 +70,11 @@ def start_postponed(job: str, cause: str) -> str:
     return f"{job} cannot be started yet: {cause}"
 
 
+def rests(job: str, cause: str, rest: str) -> str:
+    """Return that a backend has no room for a job, whose GPUs are free for others until it is tried again."""
+    return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; it is tried again in {rest}."
+
+
 def failed(job: str, cause: str, milli: int) -> str:
     """Return that a job failed for good."""
     return f"{job} failed: {cause}; {free_again(milli)}"

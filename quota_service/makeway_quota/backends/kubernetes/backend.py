@@ -15,7 +15,7 @@ from contextlib import suppress
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...policy import Document
-from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
+from ..base import BackendError, BackendFull, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
@@ -310,7 +310,7 @@ def _in_words(error: Exception) -> BackendError:
     A conflict is one: pods that are created at the same time compete for the quota of their namespace.
     """
     if isinstance(error, ApiRefusal) and error.status == 403 and "exceeded quota" in error.message:
-        return BackendUnavailable(f"the quota of the namespace is used up: {error.message}")
+        return BackendFull(f"the quota of the namespace is used up: {error.message}")
     if isinstance(error, ApiRefusal) and (error.status in (400, 403, 404, 422) or error.reason == "AlreadyExists"):
         return BackendError(f"Kubernetes refuses its pod: {error.message}")
     return BackendUnavailable(str(error))
