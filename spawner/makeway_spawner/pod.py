@@ -85,7 +85,7 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
     anywhere that another term allows.
     """
     nodes = [node for node, _ in lease.placement]
-    if not nodes or not lease.gpus:
+    if not nodes:
         return terms
     field = {"key": "metadata.name", "operator": "In", "values": nodes}
     found = copy.deepcopy(terms) or [{}]
@@ -95,9 +95,9 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
-    """Return the tolerations, for GPUs also that of taints with the resource's name, as nodes with GPUs often have."""
+    """Return the tolerations, where a node is granted also that of taints with the name of the resource."""
     mine = {"key": resource, "operator": "Exists"}
-    return own if not lease.gpus or mine in own else [*own, mine]
+    return own if not lease.placement or mine in own else [*own, mine]
 
 
 def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:

@@ -135,7 +135,7 @@ def test_tolerations_are_written_as_taints_are(text: str, read_as: Toleration) -
     assert toleration(text) == read_as
 
 
-@pytest.mark.parametrize("text", ["", "=b", "a:Never", ":NoSchedule", "a:"])
+@pytest.mark.parametrize("text", ["", "=b", "a:Never", ":NoSchedule", "a:", "a b", "a=b c", "A/b/c", "-a", "a=-"])
 def test_a_toleration_that_is_none_is_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="expected key, key=value"):
         toleration(text)

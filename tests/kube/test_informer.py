@@ -50,7 +50,7 @@ def found(followed: Informer[str]) -> dict[str, str]:
     return {key.removeprefix("informed/"): value for key, value in followed.objects.items()}
 
 
-async def test_a_list_is_read_in_pages_and_followed(api: ApiClient) -> None:
+async def test_a_list_is_read_in_pages_and_followed(api: ApiClient, cluster: Cluster) -> None:
     for number in range(7):
         await api.create(MAPS, config_map(f"map-{number}", str(number)))
     followed = informer(api, Timing(page=3))
@@ -60,10 +60,10 @@ async def test_a_list_is_read_in_pages_and_followed(api: ApiClient) -> None:
         assert len(followed.take()) == 7
         assert not followed.take()
         await api.create(MAPS, config_map("new"))
-        await api.merge(f"{MAPS}/map-1", {"data": {"value": "other"}})
+        cluster.api.merge(f"{MAPS}/map-1", {"data": {"value": "other"}})
         assert await api.delete(f"{MAPS}/map-2")
         assert not await api.delete(f"{MAPS}/map-2")
-        await api.merge(f"{MAPS}/map-3", {"data": {"value": "ignored"}})
+        cluster.api.merge(f"{MAPS}/map-3", {"data": {"value": "ignored"}})
         await soon(lambda: "map-3" not in found(followed), "the last change has arrived")
         names = {"new", "map-1", "map-2", "map-3"}
         assert followed.take() == {f"informed/{name}" for name in names}
@@ -72,7 +72,7 @@ async def test_a_list_is_read_in_pages_and_followed(api: ApiClient) -> None:
         assert followed.counts.lists == 1
 
 
-async def test_what_was_not_kept_counts_as_no_change(api: ApiClient) -> None:
+async def test_what_was_not_kept_counts_as_no_change(api: ApiClient, cluster: Cluster) -> None:
     await api.create(MAPS, config_map("map"))
     woken: list[bool] = []
     followed = Informer(api, MAPS, value, query={"labelSelector": LABEL}, wake=lambda: woken.append(True))
@@ -80,7 +80,7 @@ async def test_what_was_not_kept_counts_as_no_change(api: ApiClient) -> None:
         assert woken == [True]
         followed.take()
         events = followed.counts.events
-        await api.merge(f"{MAPS}/map", {"metadata": {"annotations": {"seen": "no"}}})
+        cluster.api.merge(f"{MAPS}/map", {"metadata": {"annotations": {"seen": "no"}}})
         await soon(lambda: followed.counts.events > events, "the event has arrived")
         assert not followed.take()
         assert woken == [True]

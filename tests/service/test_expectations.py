@@ -184,6 +184,12 @@ def test_a_job_avoids_the_node_where_it_is_lost_again_and_again() -> None:
     assert elsewhere.state == "failed", "it was lost on two nodes, more often than allowed: the job is to blame"
 
 
+def test_a_job_that_was_lost_before_it_ran_is_not_said_to_have_lost_work() -> None:
+    said = lost(row(state="starting")).reason_message
+    assert said.endswith("was lost on n1 before it ran: exit code unknown. It waits for GPUs again.")
+    assert "no checkpoint" in lost(row(state="running")).reason_message
+
+
 def test_a_job_that_is_lost_again_ends_where_there_is_no_other_node() -> None:
     job = row(state="running", infra_failures=2, lost_on=("n1", "n1"))
     assert lost(job, NODES[:1]).state == "failed"

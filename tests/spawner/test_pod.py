@@ -57,6 +57,8 @@ def test_the_node_is_added_to_every_alternative_of_the_sites_own_affinity() -> N
     assert both[0]["matchExpressions"] == own[0]["matchExpressions"]
     assert "matchFields" not in own[0]
     assert pod.node_affinity(CPU, own) == own
+    planned = replace(CPU, team="rnd", placement=[("node-7", [])])
+    assert pod.node_affinity(planned, []) == [{"matchFields": [NODE]}], "its CPU and memory are counted there"
 
 
 def test_device_numbers_are_left_to_the_runtime() -> None:
@@ -87,6 +89,8 @@ def test_a_taint_with_the_name_of_the_resource_is_tolerated_by_those_who_use_it(
     assert pod.tolerations(LEASE, "nvidia.com/gpu", own) == [*own, mine]
     assert pod.tolerations(LEASE, "nvidia.com/gpu", [mine]) == [mine]
     assert pod.tolerations(CPU, "nvidia.com/gpu", own) == own
+    planned = replace(CPU, team="rnd", placement=[("node-7", [])])
+    assert pod.tolerations(planned, "nvidia.com/gpu", own) == [*own, mine], "the node may be one with GPUs"
 
 
 @pytest.fixture

@@ -12,11 +12,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from ..backends.base import NodeSeen
-from ..engine.snapshot import Node, Placed, Placement
+from ..engine.snapshot import GPU, Node, Placed, Placement
 from ..policy import Document
 from ..store.records import Place, Workload
-
-GPU = 1000
 
 
 class PoolAssignment:

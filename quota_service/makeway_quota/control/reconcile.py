@@ -177,7 +177,8 @@ class _Reports:
     def _lost(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that was lost."""
         job, nodes, cause = _job(row), _nodes(row), _cause(seen)
-        message = outcomes.lost(job, nodes, cause, _saved(row, seen, self.now))
+        began = row.state != "starting" or seen.started_at is not None
+        message = outcomes.lost(job, nodes, cause, _saved(row, seen, self.now) if began else None)
         self._count(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
 
     def _count(self, row: Workload, seen: AttemptSeen, message: str, for_good: str) -> None:

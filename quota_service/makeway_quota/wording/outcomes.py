@@ -99,8 +99,13 @@ def _goes_on(progress: SavedWork) -> str:
     return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 
-def lost(job: str, nodes: Sequence[str], cause: str, progress: SavedWork) -> str:
-    """Return that an attempt was lost, and why as far as it is known; the job returns to the queue."""
+def lost(job: str, nodes: Sequence[str], cause: str, progress: SavedWork | None) -> str:
+    """Return that an attempt was lost, and why as far as it is known; `progress` None: it had not begun.
+
+    The job returns to the queue.
+    """
+    if progress is None:
+        return f"{job} was lost on {_nodes(nodes)} before it ran: {cause.rstrip('.')}. It waits for GPUs again."
     return f"{job} was lost on {_nodes(nodes)}: {cause.rstrip('.')}; {progress.with_loss}. {_goes_on(progress)}"
 
 

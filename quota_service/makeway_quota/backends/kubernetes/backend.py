@@ -14,13 +14,14 @@ from contextlib import suppress
 
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
+from ...engine.snapshot import GPU
 from ...policy import Document
 from ..base import BackendError, BackendFull, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .informer import USUAL, Informer, Timing
-from .inventory import GPU, KubernetesInventory
+from .inventory import KubernetesInventory
 from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB

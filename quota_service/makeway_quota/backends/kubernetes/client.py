@@ -80,10 +80,6 @@ class ApiClient:
         """Create an object in the list of this path and return it as it was stored."""
         return await self._send("POST", path, body)
 
-    async def merge(self, path: str, change: Object) -> Object:
-        """Change the given fields of an object and return it."""
-        return await self._send("PATCH", path, change, kind="application/merge-patch+json")
-
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
         """Delete an object; with `uid` only that very one. Return whether there was such an object."""
         body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
@@ -129,10 +125,9 @@ class ApiClient:
         path: str,
         body: Object | None = None,
         query: Mapping[str, str] | None = None,
-        kind: str = "application/json",
     ) -> Object:
         self.requests += 1
-        headers = self._headers() | ({"Content-Type": kind} if body is not None else {})
+        headers = self._headers() | ({"Content-Type": "application/json"} if body is not None else {})
         content = None if body is None else orjson.dumps(body)
         try:
             answer = await self._http.request(method, path, params=query, content=content, headers=headers)

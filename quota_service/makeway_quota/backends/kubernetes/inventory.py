@@ -13,14 +13,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from ...engine.snapshot import GPU
 from ..base import NodeSeen, WorkloadPod
 from .client import ApiClient
 from .informer import USUAL, Informer, Timing
 from .nodes import ClusterNode, NodeSelector, model_of, pool_of, project_node, untolerated
 from .pod_requests import PodShare, project_share
 
-GPU = 1000
-"""Milli-GPUs of one device"""
 HELD = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """The field selector of the pods that hold resources of a node."""
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from makeway_api.quantities import count
 
+from ...engine.snapshot import GPU
 from ...policy import Document
 from ..base import BackendError, NodeSeen
 from .client import ApiClient
 from .connection import connection
-from .inventory import GPU, KubernetesInventory
+from .inventory import KubernetesInventory
 from .nodes import NodeSelector, Toleration, selectors
 
 HEAD = ("NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE")

@@ -5,6 +5,7 @@ Pure: no requests. Nodes are kept small, because there may be thousands; equal t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
@@ -19,6 +20,12 @@ NO_SCHEDULE = ("NoSchedule", "NoExecute")
 CORDON = "node.kubernetes.io/unschedulable"
 MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 """Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
+
+
+NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{NAME}")
+VALUE = re.compile(rf"({NAME})?")
+"""The key and the value of a taint, as Kubernetes accepts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,8 @@ def toleration(text: str) -> Toleration:
     """Read a toleration written as taints are: `key`, `key=value`, `key:NoSchedule` or `key=value:NoSchedule`."""
     rest, colon, effect = text.strip().partition(":")
     key, equals, value = rest.partition("=")
-    if not key or (colon and effect not in (*NO_SCHEDULE, "PreferNoSchedule")):
+    named = KEY.fullmatch(key) and VALUE.fullmatch(value)
+    if not named or (colon and effect not in (*NO_SCHEDULE, "PreferNoSchedule")):
         raise ValueError(
             f"{text!r} is not a taint to tolerate: expected key, key=value, key:effect or key=value:effect, where the "
             "effect is NoSchedule, NoExecute or PreferNoSchedule."
