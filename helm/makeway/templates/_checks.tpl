@@ -3,6 +3,11 @@
 {{- if and (gt (int (include "makeway.replicas" .)) 1) (not (include "makeway.postgresql" .)) -}}
 {{- fail "service.replicas: several replicas share a PostgreSQL; name a Secret with its URL in database.existingSecret, or leave replicas empty." -}}
 {{- end -}}
+{{- with .Values.policy }}
+{{- with get (fromYaml .) "Error" -}}
+{{- fail (printf "policy: this is no YAML mapping: %s" .) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (include "makeway.jobsNamespace" .) .Release.Namespace -}}
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}

@@ -1,19 +1,23 @@
-{{/* Names, labels and images. */}}
+{{/* Names, labels and images. Release names may have dots, names of Services may not. */}}
 
 {{- define "makeway.name" -}}
 {{- $name := .Values.nameOverride | default .Chart.Name -}}
-{{- if contains $name .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else -}}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{- end -}}
+{{- if contains $name .Release.Name -}}{{ .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-%s" .Release.Name $name | replace "." "-" | trunc 40 | trimSuffix "-" }}{{- end -}}
 {{- end -}}
 
 {{/* The installation: pods of jobs and sessions are labelled with it, and several may share a cluster. */}}
-{{- define "makeway.instance" -}}{{ printf "%s.%s" .Release.Namespace (include "makeway.name" .) | trunc 63 | trimAll "-." }}{{- end -}}
+{{- define "makeway.instance" -}}
+{{- $instance := printf "%s.%s" .Release.Namespace (include "makeway.name" .) -}}
+{{- if gt (len $instance) 63 }}{{ printf "%s-%s" ($instance | trunc 54 | trimAll "-.") ($instance | sha256sum | trunc 8) }}
+{{- else }}{{ $instance }}{{ end -}}
+{{- end -}}
 
 {{- define "makeway.jobsNamespace" -}}{{ .Values.jobs.namespace | default (printf "%s-jobs" .Release.Namespace) }}{{- end -}}
 
 {{- define "makeway.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "makeway.labels" -}}
@@ -32,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- with .Values.images.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}

@@ -33,6 +33,6 @@
 {{- if and (eq $root.Values.mode "addOn") (ne $component "service") -}}
 podSelector: {matchLabels: {app: {{ $root.Values.zeroToJupyterHub.app }}, component: {{ $component }}}}
 {{- else -}}
-podSelector: {matchLabels: {app.kubernetes.io/name: {{ $root.Chart.Name }}, app.kubernetes.io/instance: {{ $root.Release.Name }}, app.kubernetes.io/component: {{ $component }}}}
+podSelector: {matchLabels: {app.kubernetes.io/name: {{ $root.Chart.Name }}, app.kubernetes.io/instance: {{ $root.Release.Name | quote }}, app.kubernetes.io/component: {{ $component }}}}
 {{- end -}}
 {{- end -}}

@@ -26,8 +26,13 @@ tolerations:
 {{- end }}
 {{- end -}}
 
+{{/* The storage class of a claim: null is the cluster's default, "" is none, for volumes that somebody made. */}}
+{{- define "makeway.storageClass" -}}
+{{- if not (kindIs "invalid" .storageClass) }}storageClassName: {{ .storageClass | quote }}{{ end -}}
+{{- end -}}
+
 {{/* A variable from the chart's Secret: (list $ NAME key). */}}
 {{- define "makeway.fromSecret" -}}
 - name: {{ index . 1 }}
-  valueFrom: {secretKeyRef: {name: {{ include "makeway.secret" (index . 0) }}, key: {{ index . 2 }}}}
+  valueFrom: {secretKeyRef: {name: {{ include "makeway.secret" (index . 0) | quote }}, key: {{ index . 2 }}}}
 {{- end -}}

@@ -1,25 +1,25 @@
 {{/* The service's environment. tests/helm compares every variable with the settings that the service has. */}}
 {{- define "makeway.serviceEnv" -}}
 - {name: JUPYTERHUB_SERVICE_URL, value: "http://0.0.0.0:8765"}
-- {name: JUPYTERHUB_SERVICE_PREFIX, value: {{ include "makeway.prefix" . }}}
-- {name: JUPYTERHUB_BASE_URL, value: {{ include "makeway.baseUrl" . }}}
-- {name: JUPYTERHUB_API_URL, value: {{ include "makeway.hubApi" . }}}
+- {name: JUPYTERHUB_SERVICE_PREFIX, value: {{ include "makeway.prefix" . | quote }}}
+- {name: JUPYTERHUB_BASE_URL, value: {{ include "makeway.baseUrl" . | quote }}}
+- {name: JUPYTERHUB_API_URL, value: {{ include "makeway.hubApi" . | quote }}}
 - {name: JUPYTERHUB_CLIENT_ID, value: service-makeway}
 - {name: JUPYTERHUB_OAUTH_ACCESS_SCOPES, value: '["access:services!service=makeway"]'}
 {{- if eq .Values.mode "addOn" }}
 - name: JUPYTERHUB_API_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ .Values.zeroToJupyterHub.secret }}, key: hub.services.makeway.apiToken}}
+  valueFrom: {secretKeyRef: {name: {{ .Values.zeroToJupyterHub.secret | quote }}, key: hub.services.makeway.apiToken}}
 {{- else }}
 {{ include "makeway.fromSecret" (list . "JUPYTERHUB_API_TOKEN" "service-token") }}
 {{- end }}
 {{ include "makeway.fromSecret" (list . "MAKEWAY_TICKET_SECRET" "ticket-secret") }}
-- {name: MAKEWAY_URL, value: {{ include "makeway.url" . }}}
+- {name: MAKEWAY_URL, value: {{ include "makeway.url" . | quote }}}
 - {name: MAKEWAY_STATE_DIR, value: /data}
 - {name: MAKEWAY_POLICY_FILE, value: /etc/makeway/policy.yaml}
 - {name: MAKEWAY_KEEP, value: "1"} # an upgrade of the chart leaves jobs running
 {{- if .Values.database.existingSecret }}
 - name: MAKEWAY_DB_URL
-  valueFrom: {secretKeyRef: {name: {{ .Values.database.existingSecret }}, key: {{ .Values.database.key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .Values.database.existingSecret | quote }}, key: {{ .Values.database.key | quote }}}}
 {{- end }}
 {{- with .Values.artifacts.s3 }}
 - {name: MAKEWAY_ARTIFACTS_S3, value: {{ . | quote }}}
@@ -27,11 +27,11 @@
 {{- with .Values.artifacts.existingSecret }}
 {{- range list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" }}
 - name: {{ . }}
-  valueFrom: {secretKeyRef: {name: {{ $.Values.artifacts.existingSecret }}, key: {{ . }}}}
+  valueFrom: {secretKeyRef: {name: {{ $.Values.artifacts.existingSecret | quote }}, key: {{ . }}}}
 {{- end }}
 {{- end }}
 {{- range $name, $value := .Values.service.settings }}
-- {name: MAKEWAY_{{ regexReplaceAll "([A-Z])" $name "_${1}" | upper }}, value: {{ $value | toString | quote }}}
+- {name: MAKEWAY_{{ regexReplaceAll "([A-Z])" $name "_${1}" | upper }}, value: {{ include "makeway.text" $value | quote }}}
 {{- end }}
 {{ include "makeway.kubernetesEnv" . }}
 {{- with .Values.service.extraEnv }}
@@ -39,11 +39,16 @@
 {{- end }}
 {{- end -}}
 
+{{/* A value as text. Helm reads numbers as floating-point ones, and would write a million as 1e+06. */}}
+{{- define "makeway.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end -}}
+{{- end -}}
+
 {{/* The settings of the backend for pods. */}}
 {{- define "makeway.kubernetesEnv" -}}
 - {name: MAKEWAY_BACKEND, value: kubernetes}
-- {name: MAKEWAY_KUBE_NAMESPACE, value: {{ include "makeway.jobsNamespace" . }}}
-- {name: MAKEWAY_KUBE_INSTANCE, value: {{ include "makeway.instance" . }}}
+- {name: MAKEWAY_KUBE_NAMESPACE, value: {{ include "makeway.jobsNamespace" . | quote }}}
+- {name: MAKEWAY_KUBE_INSTANCE, value: {{ include "makeway.instance" . | quote }}}
 - {name: MAKEWAY_WORKER_URL, value: "http://{{ include "makeway.serviceHost" . }}:8765{{ include "makeway.prefix" . | trimSuffix "/" }}"}
 - {name: MAKEWAY_KUBE_LAUNCHER_IMAGE, value: {{ include "makeway.image" (dict "root" . "which" "service") | quote }}}
 - {name: MAKEWAY_KUBE_IMAGE, value: {{ include "makeway.image" (dict "root" . "which" "notebook") | quote }}}
@@ -51,7 +56,7 @@
 - {name: MAKEWAY_KUBE_RUN_AS, value: {{ .Values.jobs.runAs | quote }}}
 - {name: MAKEWAY_KUBE_CHECKPOINT_CLAIM, value: {{ .Values.jobs.checkpoints.existingClaim | default "makeway-checkpoints" | quote }}}
 {{- with include "makeway.priorityClass" (list . "preemptible" .Values.jobs.priorityClass) }}
-- {name: MAKEWAY_KUBE_PRIORITY_CLASS, value: {{ . }}}
+- {name: MAKEWAY_KUBE_PRIORITY_CLASS, value: {{ . | quote }}}
 {{- end }}
 {{- with .Values.jobs.tolerations }}
 - {name: MAKEWAY_KUBE_TOLERATIONS, value: {{ join "," . | quote }}}

@@ -1,0 +1,109 @@
+"""Values that sites have: large numbers, odd names, texts of all kinds, and what Helm renders of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from charts import CHART, NAMESPACE, STANDALONE, Object, of_kind, pod_specs, rendered, written
+
+from kube_cluster.helm import Helm
+from kube_cluster.problems import KubeProblem
+
+pytestmark = pytest.mark.kube
+
+
+@pytest.fixture(scope="module")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
+    """Return a Helm without a cluster."""
+    return Helm(tmp_path_factory.mktemp("helm"))
+
+
+def as_release(helm: Helm, folder: Path, release: str, namespace: str, values: Object = STANDALONE) -> list[Object]:
+    """Return the manifests of a release of another name, in another namespace."""
+    text = helm.template(CHART, release, namespace, ("--values", written(folder, values)))
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def variables(manifests: list[Object], deployment: str = "makeway-service") -> dict[str, str]:
+    """Return the variables of a Deployment's first container that have a plain value."""
+    (container,) = pod_specs(manifests)[deployment]["containers"]
+    return {one["name"]: one["value"] for one in container["env"] if "value" in one}
+
+
+def test_numbers_of_a_million_and_more_stay_as_they_are(helm: Helm, tmp_path: Path) -> None:
+    values = {
+        "service": {"settings": {"keepEvents": 5_000_000, "tickSeconds": 0.5}},
+        "priorityClasses": {"guaranteed": 2_000_000, "preemptible": 1_000_000},
+    }
+    manifests = rendered(helm, tmp_path, values)
+    given = variables(manifests)
+    assert (given["MAKEWAY_KEEP_EVENTS"], given["MAKEWAY_TICK_SECONDS"]) == ("5000000", "0.5")
+    text = helm.template(CHART, "makeway", NAMESPACE, ("--values", written(tmp_path, values)))
+    assert re.findall(r"^value: (.*)$", text, re.MULTILINE) == ["2000000", "1000000"]
+
+
+def test_names_that_yaml_would_read_as_numbers_stay_texts(helm: Helm, tmp_path: Path) -> None:
+    manifests = as_release(helm, tmp_path, "123", "2026", {"jobs": {"namespace": "99"}})
+    for one in manifests:
+        assert one["metadata"]["labels"]["app.kubernetes.io/instance"] == "123"
+        assert one["metadata"].get("namespace", "99") == "99"
+    (binding,) = of_kind(manifests, "ClusterRoleBinding")
+    assert binding["subjects"][0]["namespace"] == "2026"
+    assert variables(manifests, "123-makeway-service")["MAKEWAY_KUBE_NAMESPACE"] == "99"
+
+
+def test_names_are_short_enough_and_without_dots(helm: Helm, tmp_path: Path) -> None:
+    for release in ("a" * 53, "gpu.portal", "makeway.two"):
+        for one in as_release(helm, tmp_path, release, "n" * 58):
+            name = one["metadata"]["name"]
+            assert len(name) <= (
+                63 if one["kind"] not in ("PriorityClass", "ClusterRole", "ClusterRoleBinding") else 253
+            )
+            assert "." not in name
+            assert all(len(label) <= 63 for label in one["metadata"]["labels"].values())
+
+
+def test_installations_of_one_long_namespace_have_different_names(helm: Helm, tmp_path: Path) -> None:
+    releases = ("makeway-one", "makeway-two")
+    found = {
+        variables(as_release(helm, tmp_path, name, "n" * 58), f"{name}-service")["MAKEWAY_KUBE_INSTANCE"]
+        for name in releases
+    }
+    assert len(found) == 2
+    assert all(len(name) <= 63 for name in found)
+
+
+def test_an_ingress_takes_a_wildcard_and_a_secret_with_dots(helm: Helm, tmp_path: Path) -> None:
+    ingress = {"enabled": True, "host": "*.example.com", "tlsSecret": "wildcard.example.com"}
+    (made,) = of_kind(rendered(helm, tmp_path, {"proxy": {"ingress": ingress}}), "Ingress")
+    assert made["spec"]["rules"][0]["host"] == "*.example.com"
+    assert made["spec"]["tls"] == [{"hosts": ["*.example.com"], "secretName": "wildcard.example.com"}]
+
+
+def test_an_empty_storage_class_is_another_than_none(helm: Helm, tmp_path: Path) -> None:
+    values = {
+        "database": {"storage": {"storageClass": ""}},
+        "hub": {"database": {"storage": {"storageClass": "fast"}}},
+    }
+    claims = {
+        one["metadata"]["name"]: one["spec"]
+        for one in of_kind(rendered(helm, tmp_path, values), "PersistentVolumeClaim")
+    }
+    assert claims["makeway-service"]["storageClassName"] == ""
+    assert claims["makeway-hub"]["storageClassName"] == "fast"
+    assert "storageClassName" not in claims["makeway-checkpoints"]
+
+
+@pytest.mark.parametrize("text", ["version: 1\n\npools: []\n", "  version: 1\n  pools: []\t# ü “…”\n"])
+def test_a_policy_arrives_as_it_was_written(helm: Helm, tmp_path: Path, text: str) -> None:
+    (made,) = of_kind(rendered(helm, tmp_path, {"policy": text}), "ConfigMap", "makeway-policy")
+    assert made["data"]["policy.yaml"] == text
+
+
+@pytest.mark.parametrize("text", ["pools: [", "[a, b]", "just words"])
+def test_a_policy_that_is_no_yaml_mapping_is_refused(helm: Helm, tmp_path: Path, text: str) -> None:
+    with pytest.raises(KubeProblem, match="policy: this is no YAML mapping"):
+        rendered(helm, tmp_path, {"policy": text})
