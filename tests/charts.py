@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,9 @@ def pod_specs(manifests: list[Object]) -> dict[str, Object]:
         for one in manifests
         if one["kind"] in ("Deployment", "DaemonSet")
     }
+
+
+def hub_files(manifests: list[Object]) -> dict[str, str]:
+    """Return the files of the Hub's configuration."""
+    (secret,) = of_kind(manifests, "Secret", "makeway-hub")
+    return {name: base64.b64decode(text).decode() for name, text in secret["data"].items()}

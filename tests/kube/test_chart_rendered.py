@@ -16,6 +16,7 @@ from charts import (
     NAMESPACE,
     STANDALONE,
     Object,
+    hub_files,
     of_kind,
     pod_specs,
     rendered,
@@ -133,8 +134,7 @@ def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: 
     assert set(classes) == {"makeway-makeway-guaranteed", "makeway-makeway-preemptible"}
     assert {one["preemptionPolicy"] for one in classes.values()} == {"Never"}
     assert variables(manifests)["MAKEWAY_KUBE_PRIORITY_CLASS"] == "makeway-makeway-preemptible"
-    (config,) = of_kind(manifests, "ConfigMap", "makeway-hub")
-    assert set(json.loads(config["data"]["values.json"])["priorityClasses"].values()) == set(classes)
+    assert set(json.loads(hub_files(manifests)["values.json"])["priorityClasses"].values()) == set(classes)
     none = rendered(helm, tmp_path, {"priorityClasses": {"create": False}})
     assert not of_kind(none, "PriorityClass")
     assert "MAKEWAY_KUBE_PRIORITY_CLASS" not in variables(none)
@@ -266,30 +266,3 @@ def test_as_an_add_on_the_service_lets_in_the_hub_and_the_proxy_of_the_other_cha
     assert not policies.may_reach(z2jh("singleuser-server"), service, 8765)
     (deployment,) = of_kind(manifests, "Deployment", "makeway-service")
     assert deployment["spec"]["template"]["metadata"]["labels"]["hub.jupyter.org/network-access-hub"] == "true"
-
-
-# -- the Hub's configuration
-
-
-def test_the_hub_reads_the_configuration_of_the_chart(
-    helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from makeway_spawner.kube import MakewayKubeSpawner
-    from traitlets.config.loader import PyFileConfigLoader
-
-    values = {"hub": {"extraConfig": {"site": "c.JupyterHub.base_url = '/'"}}}
-    manifests = rendered(helm, tmp_path, values)
-    (config,) = of_kind(manifests, "ConfigMap", "makeway-hub")
-    for name, text in config["data"].items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    spec = pod_specs(manifests)["makeway-hub"]
-    for one in spec["containers"][0]["env"]:
-        monkeypatch.setenv(one["name"], "secret")
-    c = PyFileConfigLoader(str(tmp_path / "jupyterhub_config.py")).load_config()
-    assert c.JupyterHub.spawner_class is MakewayKubeSpawner
-    assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/services/makeway"
-    assert c.MakewayKubeSpawner.makeway_url == "http://makeway-proxy/services/makeway"
-    names = set(MakewayKubeSpawner.class_trait_names(config=True))
-    assert set(c.MakewayKubeSpawner) | set(c.KubeSpawner) <= names
-    assert json.loads(config["data"]["values.json"])["config"]["Authenticator"] == {"admin_users": ["admin"]}
-    assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"

@@ -16,15 +16,15 @@ c.JupyterHub.db_url = os.environ.get("HUB_DB_URL") or "sqlite:////data/jupyterhu
 c.JupyterHub.cleanup_servers = False  # notebooks go on while the Hub is replaced
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.named_server_limit_per_user = 3
-c.JupyterHub.services = [
-    {"name": SERVICE, "api_token": os.environ["SERVICE_TOKEN"]},
-    {"name": SPAWNER, "api_token": os.environ["SPAWNER_TOKEN"]},
-]
+c.JupyterHub.last_activity_interval = 30  # then a proxy that was restarted gets its routes again, too
+c.JupyterHub.services = []
 c.JupyterHub.load_roles = []
 c.JupyterHub.template_paths = []
 c.ConfigurableHTTPProxy.should_start = False
 c.ConfigurableHTTPProxy.api_url = values["proxyApi"]
 c.DummyAuthenticator.password = os.environ["DUMMY_PASSWORD"]
+if values["firstLook"]:
+    c.Authenticator.admin_users = {"admin"}
 
 c.KubeSpawner.namespace = os.environ["POD_NAMESPACE"]
 c.KubeSpawner.image = values["notebookImage"]
@@ -60,9 +60,15 @@ c.KubeSpawner.http_timeout = 120
 
 for section, traits in values["config"].items():
     c[section].update(traits)
+names = {"c": c, "get_config": get_config}  # noqa: F821
 for name, text in sorted(values["extraConfig"].items()):
-    exec(compile(text, f"hub.extraConfig.{name}", "exec"))
+    exec(compile(text, f"hub.extraConfig.{name}", "exec"), names)
 
+c.JupyterHub.services = [
+    {"name": SERVICE, "api_token": os.environ["SERVICE_TOKEN"]},
+    {"name": SPAWNER, "api_token": os.environ["SPAWNER_TOKEN"]},
+    *c.JupyterHub.services,
+]
 configure_cluster(
     c,
     ClusterSettings(

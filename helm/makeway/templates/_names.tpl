@@ -50,13 +50,21 @@ imagePullSecrets:
 {{- else -}}{{ .Values.service.replicas }}{{- end -}}
 {{- end -}}
 
+{{/* Whether everyone logs in with the same password: not a site with accounts of its own. */}}
+{{- define "makeway.firstLook" -}}
+{{- if has (dig "JupyterHub" "authenticator_class" "" (.Values.hub.config | default dict) | toString) (list "dummy" "jupyterhub.auth.DummyAuthenticator") }}true{{ end -}}
+{{- end -}}
+
 {{/* How the service sees the Hub, and notebooks the service. */}}
-{{- define "makeway.baseUrl" -}}{{ ternary .Values.zeroToJupyterHub.baseUrl "/" (eq .Values.mode "addOn") }}{{- end -}}
+{{- define "makeway.baseUrl" -}}
+{{- if eq .Values.mode "addOn" }}{{ .Values.zeroToJupyterHub.baseUrl }}
+{{- else }}{{ printf "/%s/" (dig "JupyterHub" "base_url" "" (.Values.hub.config | default dict) | trimAll "/") | replace "//" "/" }}{{ end -}}
+{{- end -}}
 {{- define "makeway.prefix" -}}{{ include "makeway.baseUrl" . | trimSuffix "/" }}/services/makeway/{{- end -}}
 {{- define "makeway.serviceHost" -}}{{ include "makeway.name" . }}-service.{{ .Release.Namespace }}.svc{{- end -}}
 {{- define "makeway.hubApi" -}}
 {{- if eq .Values.mode "addOn" -}}{{ .Values.zeroToJupyterHub.apiUrl }}
-{{- else -}}http://{{ include "makeway.name" . }}-hub:8081/hub/api{{- end -}}
+{{- else -}}http://{{ include "makeway.name" . }}-hub:8081{{ include "makeway.baseUrl" . }}hub/api{{- end -}}
 {{- end -}}
 {{- define "makeway.url" -}}
 {{- if eq .Values.mode "addOn" -}}{{ .Values.zeroToJupyterHub.proxyUrl | trimSuffix "/" }}
