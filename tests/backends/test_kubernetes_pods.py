@@ -143,13 +143,18 @@ def test_a_template_adds_to_the_pod() -> None:
     assert pod["metadata"]["annotations"]["note"] == "x"
     added = [one for one in pod["spec"]["tolerations"] if one not in plain["spec"]["tolerations"]]
     assert added == TEMPLATE["spec"]["tolerations"]  # type: ignore[index]
-    assert [one["name"] for one in pod["spec"]["volumes"]] == ["makeway", "checkpoints", "data"]
+    assert [one["name"] for one in pod["spec"]["volumes"]] == ["makeway", "checkpoints", "shm", "data"]
     worker, beside = pod["spec"]["containers"]
     assert worker["command"] == plain["spec"]["containers"][0]["command"]
     env = {one["name"]: one.get("value") for one in worker["env"]}
     assert (env["HOME"], env["DATA"]) == ("/home", "/data")
     assert len(worker["env"]) == len(plain["spec"]["containers"][0]["env"]) + 1
-    assert [one["mountPath"] for one in worker["volumeMounts"]] == ["/makeway", "/makeway/checkpoints", "/data"]
+    assert [one["mountPath"] for one in worker["volumeMounts"]] == [
+        "/makeway",
+        "/makeway/checkpoints",
+        "/dev/shm",
+        "/data",
+    ]
     assert beside["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 

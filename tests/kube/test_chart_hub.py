@@ -52,6 +52,13 @@ def test_the_hub_reads_the_configuration_of_the_chart(configuration: Any) -> Non
     assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"
 
 
+def test_notebooks_have_as_much_shared_memory_as_memory(configuration: Any) -> None:
+    c = configuration({})
+    mounts = {one["mountPath"]: one["name"] for one in c.KubeSpawner.volume_mounts.values()}
+    assert c.KubeSpawner.volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert set(mounts) == {"/home/jovyan", "/dev/shm"}
+
+
 def makeway_admins(c: Any) -> list[str]:
     """Return the users who administer Makeway."""
     (role,) = (one for one in c.JupyterHub.load_roles if one["name"] == "makeway-admin")

@@ -53,8 +53,15 @@ c.KubeSpawner.storage_access_modes = ["ReadWriteOnce"]
 c.KubeSpawner.storage_capacity = values["home"]["size"]
 c.KubeSpawner.storage_class = values["home"].get("storageClass")
 c.KubeSpawner.pvc_name_template = "home-{user_server}"
-c.KubeSpawner.volumes = {"home": {"name": "home", "persistentVolumeClaim": {"claimName": "{pvc_name}"}}}
-c.KubeSpawner.volume_mounts = {"home": {"name": "home", "mountPath": "/home/jovyan"}}
+c.KubeSpawner.volumes = {
+    "home": {"name": "home", "persistentVolumeClaim": {"claimName": "{pvc_name}"}},
+    "shm": {"name": "shm", "emptyDir": {"medium": "Memory"}},
+}
+c.KubeSpawner.volume_mounts = {
+    "home": {"name": "home", "mountPath": "/home/jovyan"},
+    # Else it has 64 MB, too few for workers of PyTorch's DataLoader. What is in it counts as the container's memory.
+    "shm": {"name": "shm", "mountPath": "/dev/shm"},
+}
 c.KubeSpawner.start_timeout = 300  # the image may have to be pulled first
 c.KubeSpawner.http_timeout = 120
 

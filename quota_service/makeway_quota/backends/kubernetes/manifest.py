@@ -27,6 +27,9 @@ WORKERS = "makeway/workers"
 MASTER_PORT = 29500
 LAUNCHER = "/makeway/launcher"
 HOME = "/makeway/job"
+SHARED_MEMORY = "/dev/shm"
+"""Without a volume it has 64 MB, too few for NCCL and for workers of PyTorch's DataLoader. What is in it counts as the
+container's memory."""
 CHECKPOINTS = "/makeway/checkpoints"
 PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
@@ -254,6 +257,7 @@ def _worker_container(
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
             {"name": "checkpoints", "mountPath": CHECKPOINTS},
+            {"name": "shm", "mountPath": SHARED_MEMORY},
         ],
     }
 
@@ -282,4 +286,5 @@ def _resources(given: WorkerResources) -> Object:
 def _volumes(settings: PodSettings, order: StartOrder) -> list[Object]:
     claim = settings.checkpoint_claim.replace("{team}", label_value(order.team).lower())
     durable: Object = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    return [{"name": "makeway", "emptyDir": {}}, {"name": "checkpoints", **durable}]
+    shared: Object = {"emptyDir": {"medium": "Memory"}}
+    return [{"name": "makeway", "emptyDir": {}}, {"name": "checkpoints", **durable}, {"name": "shm", **shared}]
