@@ -106,11 +106,21 @@ def test_the_dashboards_states_of_gpus_are_those_of_the_service() -> None:
 def test_every_value_is_described() -> None:
     page = (CHART.parents[1] / "docs/reference/chart.md").read_text(encoding="utf-8")
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    places = {"resources", "nodeSelector", "tolerations"}
+    common = {
+        "resources",
+        "nodeSelector",
+        "tolerations",
+        "affinity",
+        "priorityClassName",
+        "podLabels",
+        "podAnnotations",
+    }
+    common |= {"extraEnv", "extraVolumes", "extraVolumeMounts", "serviceAccountAnnotations"}
     paths = {
         f"{name}.{inner}" if isinstance(part, dict) and name != "zeroToJupyterHub" else name
         for name, part in values.items()
         for inner in (part if isinstance(part, dict) else [""])
-        if inner not in places
+        if inner not in common
     }
+    assert not {name for name in common if f"`{name}`" not in page}
     assert not {path for path in paths if f"`{path}`" not in page and f"`{path}." not in page}

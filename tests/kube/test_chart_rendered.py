@@ -105,7 +105,7 @@ def test_the_service_reads_its_variables(helm: Helm, tmp_path: Path) -> None:
     pods = settings.kubernetes
     assert (settings.backend, pods.namespace, pods.instance) == ("kubernetes", JOBS, "makeway.makeway")
     assert pods.worker_url == "http://makeway-service.makeway.svc:8765/services/makeway"
-    assert (pods.launcher_image, pods.image) == ("makeway/quota-service:0.1.0", "makeway/notebook:0.1.0")
+    assert (pods.launcher_image, pods.image) == ("makeway.test/quota-service:1", "makeway.test/notebook:1")
     assert (pods.service_account, pods.checkpoint_claim) == ("makeway-job", "makeway-checkpoints")
     assert (pods.run_as, pods.tolerations) == ("1000:100", ("dedicated=gpus:NoSchedule", "spot"))
 
@@ -124,17 +124,18 @@ def test_images_are_pulled_once_each_and_the_launchers_last(helm: Helm, tmp_path
     spec = pod_specs(rendered(helm, tmp_path, EVERYTHING | {"policy": policy}))["makeway-images"]
     pulled = [container["image"] for container in spec["initContainers"]]
     offered = ["example.com/jax:1", "example.com/lab:1", "example.com/lab:2"]
-    assert pulled == ["makeway/notebook:0.1.0", *offered, "example.com/torch:2.9"]
-    assert spec["containers"][0]["image"] == "makeway/quota-service:0.1.0"
+    assert pulled == ["makeway.test/notebook:1", *offered, "example.com/torch:2.9"]
+    assert spec["containers"][0]["image"] == "makeway.test/quota-service:1"
 
 
 def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: Path) -> None:
     manifests = rendered(helm, tmp_path, STANDALONE)
     classes = {one["metadata"]["name"]: one for one in of_kind(manifests, "PriorityClass")}
-    assert set(classes) == {"makeway-makeway-guaranteed", "makeway-makeway-preemptible"}
+    assert set(classes) == {f"makeway-makeway-{kind}" for kind in ("portal", "guaranteed", "preemptible")}
     assert {one["preemptionPolicy"] for one in classes.values()} == {"Never"}
     assert variables(manifests)["MAKEWAY_KUBE_PRIORITY_CLASS"] == "makeway-makeway-preemptible"
-    assert set(json.loads(hub_files(manifests)["values.json"])["priorityClasses"].values()) == set(classes)
+    of_notebooks = set(json.loads(hub_files(manifests)["values.json"])["priorityClasses"].values())
+    assert of_notebooks == set(classes) - {"makeway-makeway-portal"}
     none = rendered(helm, tmp_path, {"priorityClasses": {"create": False}})
     assert not of_kind(none, "PriorityClass")
     assert "MAKEWAY_KUBE_PRIORITY_CLASS" not in variables(none)
@@ -253,6 +254,27 @@ def test_a_dns_cache_on_each_node_is_reached_where_it_is_named(helm: Helm, tmp_p
         for source in (JOB, part("notebook"), part("service")):
             assert policies.may_reach(source, cache, 53, "UDP") is reached
             assert not policies.may_reach(source, cache, 80)
+
+
+def test_the_api_server_may_be_a_node_that_an_address_block_would_not_name(helm: Helm, tmp_path: Path) -> None:
+    for network, named in (({}, False), ({"apiServer": {"cidr": "10.96.0.1/32"}}, True)):
+        manifests = rendered(helm, tmp_path, {"networkPolicy": network})
+        for name in ("makeway-hub", "makeway-service"):
+            (policy,) = of_kind(manifests, "NetworkPolicy", name)
+            (rule,) = (one for one in policy["spec"]["egress"] if {"port": 6443, "protocol": "TCP"} in one["ports"])
+            assert ("to" in rule) is named
+        assert Policies(manifests, NAMESPACE).may_reach(part("service"), API_SERVER, 443)
+
+
+def test_more_is_reached_where_a_rule_says_so(helm: Helm, tmp_path: Path) -> None:
+    pods = {"hub": part("hub"), "service": part("service"), "notebooks": part("notebook"), "jobs": JOB}
+    data = Outside("10.1.2.3")
+    rule = {"to": [{"ipBlock": {"cidr": "10.1.2.0/24"}}], "ports": [{"port": 2049, "protocol": "TCP"}]}
+    for name, pod in pods.items():
+        values = {"networkPolicy": {"extraEgress": {name: [rule]}}}
+        policies = Policies(rendered(helm, tmp_path, values), NAMESPACE)
+        assert [one for one in pods if policies.may_reach(pods[one], data, 2049)] == [name]
+        assert not policies.may_reach(pod, data, 111)
 
 
 def test_as_an_add_on_the_service_lets_in_the_hub_and_the_proxy_of_the_other_chart(helm: Helm, tmp_path: Path) -> None:

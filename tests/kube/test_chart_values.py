@@ -36,13 +36,13 @@ def variables(manifests: list[Object], deployment: str = "makeway-service") -> d
 def test_numbers_of_a_million_and_more_stay_as_they_are(helm: Helm, tmp_path: Path) -> None:
     values = {
         "service": {"settings": {"keepEvents": 5_000_000, "tickSeconds": 0.5}},
-        "priorityClasses": {"guaranteed": 2_000_000, "preemptible": 1_000_000},
+        "priorityClasses": {"portal": 3_000_000, "guaranteed": 2_000_000, "preemptible": 1_000_000},
     }
     manifests = rendered(helm, tmp_path, values)
     given = variables(manifests)
     assert (given["MAKEWAY_KEEP_EVENTS"], given["MAKEWAY_TICK_SECONDS"]) == ("5000000", "0.5")
     text = helm.template(CHART, "makeway", NAMESPACE, ("--values", written(tmp_path, values)))
-    assert re.findall(r"^value: (.*)$", text, re.MULTILINE) == ["2000000", "1000000"]
+    assert re.findall(r"^value: (.*)$", text, re.MULTILINE) == ["3000000", "2000000", "1000000"]
 
 
 def test_names_that_yaml_would_read_as_numbers_stay_texts(helm: Helm, tmp_path: Path) -> None:

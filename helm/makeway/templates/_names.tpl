@@ -29,7 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "makeway.image" -}}
 {{- $one := index .root.Values.images .which -}}
-{{ $one.repository }}:{{ $one.tag | default .root.Chart.AppVersion }}
+{{ $one.repository }}{{ if $one.digest }}@{{ $one.digest }}{{ else }}:{{ $one.tag | default .root.Chart.AppVersion }}{{ end }}
 {{- end -}}
 
 {{- define "makeway.pullSecrets" -}}
@@ -76,7 +76,7 @@ imagePullSecrets:
 {{ (index . 0).Release.Namespace }}-{{ include "makeway.name" (index . 0) }}-{{ index . 1 }}
 {{- end -}}
 
-{{/* The class of guaranteed or preemptible work: (list $ kind "the class that the values name"). */}}
+{{/* The class of guaranteed or preemptible work, or of the portal: (list $ kind "the class that the values name"). */}}
 {{- define "makeway.priorityClass" -}}
 {{- if index . 2 -}}{{ index . 2 }}
 {{- else if (index . 0).Values.priorityClasses.create -}}{{ include "makeway.ownPriorityClass" . }}

@@ -18,13 +18,23 @@
 {{- end }}
 {{- end -}}
 
+{{/* Without addresses, a rule is for all: Cilium counts no node as part of an address block, not even of 0.0.0.0/0. */}}
 {{- define "makeway.apiServer" -}}
-- to:
-    - ipBlock: {cidr: {{ .Values.networkPolicy.apiServer.cidr }}}
-  ports:
+- ports:
     {{- range .Values.networkPolicy.apiServer.ports }}
-    - {port: {{ . }}, protocol: TCP}
+    - {port: {{ . | int64 }}, protocol: TCP}
     {{- end }}
+  {{- with .Values.networkPolicy.apiServer.cidr }}
+  to:
+    - ipBlock: {cidr: {{ . | quote }}}
+  {{- end }}
+{{- end -}}
+
+{{/* Rules of the values: (list $ pods). */}}
+{{- define "makeway.extraEgress" -}}
+{{- with index (index . 0).Values.networkPolicy.extraEgress (index . 1) }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* The pods of one component in the release's namespace: (list $ component). In mode addOn, Zero to JupyterHub's. */}}

@@ -24,6 +24,33 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The priority class of a part of the portal: (list $ "the class that the values name"). */}}
+{{- define "makeway.portalPriority" -}}
+{{- with include "makeway.priorityClass" (list (index . 0) "portal" (index . 1)) }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The service account of a component: (list $ component annotations). Only pods that say so get its token. */}}
+{{- define "makeway.account" -}}
+{{- $root := index . 0 -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ include "makeway.name" $root }}-{{ index . 1 }}
+  labels:
+    {{- include "makeway.labels" $root | nindent 4 }}
+  {{- with index . 2 }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
 {{- end -}}
 
 {{/* The storage class of a claim: null is the cluster's default, "" is none, for volumes that somebody made. */}}
