@@ -107,3 +107,12 @@ def test_a_policy_arrives_as_it_was_written(helm: Helm, tmp_path: Path, text: st
 def test_a_policy_that_is_no_yaml_mapping_is_refused(helm: Helm, tmp_path: Path, text: str) -> None:
     with pytest.raises(KubeProblem, match="policy: this is no YAML mapping"):
         rendered(helm, tmp_path, {"policy": text})
+
+
+def test_the_documented_secret_has_the_keys_of_the_generated_one(helm: Helm, tmp_path: Path) -> None:
+    (secret,) = of_kind(rendered(helm, tmp_path, STANDALONE), "Secret", "makeway")
+    page = (CHART.parents[1] / "docs/reference/chart.md").read_text(encoding="utf-8")
+    command = page.partition("create secret generic makeway-keys")[2].partition("```")[0]
+    (listed,) = re.findall(r"for key in ([a-z -]+);", command)
+    assert {*listed.split(), "cookie-secret"} == set(secret["data"])
+    assert not of_kind(rendered(helm, tmp_path, {"existingSecret": "makeway-keys"}), "Secret", "makeway")

@@ -53,7 +53,7 @@ metadata:
 automountServiceAccountToken: false
 {{- end -}}
 
-{{/* The storage class of a claim: null is the cluster's default, "" is none, for volumes that somebody made. */}}
+{{/* The storage class of a claim: null is the cluster's default, "" is none, for volumes that exist already. */}}
 {{- define "makeway.storageClass" -}}
 {{- if not (kindIs "invalid" .storageClass) }}storageClassName: {{ .storageClass | quote }}{{ end -}}
 {{- end -}}
