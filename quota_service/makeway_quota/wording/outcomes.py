@@ -100,10 +100,7 @@ def _goes_on(progress: SavedWork) -> str:
 
 
 def lost(job: str, nodes: Sequence[str], cause: str, progress: SavedWork | None) -> str:
-    """Return that an attempt was lost, and why as far as it is known; `progress` None: it had not begun.
-
-    The job returns to the queue.
-    """
+    """Return that an attempt was lost, and the cause; the job returns to the queue. Without `progress` nothing ran."""
     if progress is None:
         return f"{job} was lost on {_nodes(nodes)} before it ran: {cause.rstrip('.')}. It waits for GPUs again."
     return f"{job} was lost on {_nodes(nodes)}: {cause.rstrip('.')}; {progress.with_loss}. {_goes_on(progress)}"
