@@ -8,6 +8,7 @@ import pytest
 import yaml
 from charts import CHART
 from jupyterhub.app import JupyterHub
+from makeway_hub.access import SCOPES
 from makeway_hub.cluster import ClusterSettings, configure_cluster
 from makeway_hub.pages import WithPages
 from makeway_spawner.kube import MakewayKubeSpawner
@@ -34,7 +35,7 @@ def zero_to_jupyterhub() -> Any:
 
 def extra_config() -> str:
     values = yaml.safe_load((CHART / "z2jh-values.yaml").read_text(encoding="utf-8"))
-    return str(values["hub"]["extraConfig"]["makeway"])
+    return str(values["hub"]["extraConfig"]["zz-makeway"])
 
 
 def test_the_values_for_zero_to_jupyterhub_configure_its_hub() -> None:
@@ -44,12 +45,30 @@ def test_the_values_for_zero_to_jupyterhub_configure_its_hub() -> None:
     assert c.MakewayKubeSpawner.makeway_token == "two"
     assert c.MakewayKubeSpawner.instance == "jupyterhub.makeway"
     assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/services/makeway"
+    assert c.MakewayKubeSpawner.makeway_url == "http://proxy-public/services/makeway"
     assert issubclass(c.JupyterHub.authenticator_class, WithPages)
     assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"
     assert (c.JupyterHub.concurrent_spawn_limit, c.Spawner.consecutive_failure_limit) == (0, 0)
     known = set(MakewayKubeSpawner.class_trait_names(config=True))
     assert set(c.MakewayKubeSpawner) <= known
     assert set(c.JupyterHub) <= set(JupyterHub.class_trait_names(config=True))
+
+
+def test_the_values_for_zero_to_jupyterhub_serve_a_hub_below_a_path() -> None:
+    c = zero_to_jupyterhub()
+    c.JupyterHub.base_url = "/jupyter/"
+    exec(extra_config(), {"c": c})
+    assert c.MakewayKubeSpawner.makeway_url == "http://proxy-public/jupyter/services/makeway"
+    assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/jupyter/services/makeway"
+
+
+def test_the_values_for_the_removal_keep_every_scope_and_those_of_the_site() -> None:
+    c = zero_to_jupyterhub()
+    c.JupyterHub.custom_scopes = {"custom:site:read": {"description": "Read"}}
+    values = yaml.safe_load((CHART / "z2jh-removal-values.yaml").read_text(encoding="utf-8"))
+    exec(values["hub"]["extraConfig"]["zz-makeway"], {"c": c})
+    assert set(c.JupyterHub.custom_scopes) == {*SCOPES, "custom:site:read"}
+    assert "spawner_class" not in c.JupyterHub
 
 
 def test_what_the_site_has_set_stays() -> None:
