@@ -30,14 +30,18 @@ READY_SECONDS = 60.0
 KEPT_SECONDS = 0.5
 """How long a list of Services is used."""
 TTL = 2
+"""Seconds for which a pod may keep an answer."""
 HEADER = struct.Struct("!6H")
 """Of a message: its number, flags, and the numbers of questions, answers and two sections that are empty here."""
 KIND = struct.Struct("!2H")
 RECORD = struct.Struct("!3HIH4s")
 A, INTERNET = 1, 1
 NAME_OF_QUESTION = 0xC00C
+"""A pointer to the name in the question, instead of the name itself."""
 ASKED, ANSWERED = 0x0100, 0x8480
+"""Flags: recursion is desired; an authoritative answer, and recursion is available."""
 NO_ERROR, FAILED, NO_NAME = 0, 2, 3
+"""Codes of an answer."""
 LONGEST_LABEL = 63
 
 

@@ -1,4 +1,4 @@
-"""Claims of folders of this machine, and the template of jobs that run in an empty image with its programs."""
+"""Make claims of folders of this machine, by which jobs in an empty image run the programs that are installed here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDGETS = Path(__file__).parents[1] / "widgets"
 
 
 def make_claim(api: Api, namespace: str, name: str, path: Path) -> None:
-    """Make a PersistentVolumeClaim of a folder, which many pods may write."""
+    """Make a PersistentVolumeClaim bound to a folder of this machine, which pods of all nodes may write to."""
     common: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     size = {"storage": "1Gi"}
     volume: Object = {"capacity": size, "hostPath": {"path": str(path)}}

@@ -28,6 +28,7 @@ from .progress import Progress
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILES = ROOT / "helm" / "images"
 UNUSED_SECONDS = 3600
+"""For how long an archive is kept that no checkout asks for."""
 NPM_LOCK = ROOT / "package-lock.json"
 UV = ROOT / ".venvs" / "uv" / "bin" / "uv"
 EXTRAS = {
@@ -38,7 +39,7 @@ EXTRAS = {
     "proxy": (),
 }
 """The images, each with the extras of our package that are installed in it."""
-NODE = "proxy"
+WITH_NODEJS = "proxy"
 """The image with Node.js and a package of npm, and without our package."""
 NPM_PACKAGE = "configurable-http-proxy"
 REPOSITORY = "makeway.test"
@@ -75,7 +76,7 @@ def build(images: Sequence[str], base: str = "") -> dict[str, Path]:
     with _locked() as place, tempfile.TemporaryDirectory(prefix="makeway-images-") as temporary:
         context = Path(temporary)
         wheel = _wheel(context)
-        if NODE in images:
+        if WITH_NODEJS in images:
             _copy_npm(context)
         return {image: _archive(image, place, context, wheel, base) for image in images}
 
@@ -85,7 +86,7 @@ def _archive(image: str, place: Path, context: Path, wheel: Path, base: str) -> 
     requirements = context / f"{image}.txt"
     requirements.write_text(_requirements(image), encoding="utf-8")
     os.utime(requirements, (0, 0))  # buildah takes a file of another time for another file
-    added = NPM_LOCK if image == NODE else wheel
+    added = NPM_LOCK if image == WITH_NODEJS else wheel
     parts = [dockerfile.read_bytes(), requirements.read_bytes(), added.read_bytes(), (base or _base_key()).encode()]
     key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:16]
     archive = place / f"{image}-{key}.tar"
@@ -178,7 +179,7 @@ def _base_key() -> str:
 def _requirements(image: str) -> str:
     """Return what the lock file names for an image, with hashes."""
     words = [word for extra in EXTRAS[image] for word in ("--extra", extra)]
-    if image == NODE:
+    if image == WITH_NODEJS:
         words = ["--only-group", "node"]
     return _output(
         [UV, "export", "--frozen", "--quiet", "--no-emit-project", "--no-header", "--no-annotate", *words],

@@ -36,41 +36,47 @@ MONITORS: Object = {
     },
 }
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/{}/deployments"
+SERVICES = "/api/v1/namespaces/{}/services"
+SECRETS = "/api/v1/namespaces/{}/secrets"
+BUDGETS = "/apis/policy/v1/namespaces/{}/poddisruptionbudgets"
+ROLES = "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles"
 KINDS = (
-    "/apis/apps/v1/namespaces/{}/deployments",
+    DEPLOYMENTS,
     "/apis/apps/v1/namespaces/{}/daemonsets",
-    "/api/v1/namespaces/{}/services",
-    "/api/v1/namespaces/{}/secrets",
-    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+    SERVICES,
+    SECRETS,
+    BUDGETS,
     "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
     "/apis/networking.k8s.io/v1/namespaces/{}/ingresses",
-    "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    ROLES,
     "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
 )
+"""The lists of what the chart makes in a namespace, each with a place for its name; an uninstallation empties them."""
 CLUSTER_WIDE = "/apis/rbac.authorization.k8s.io/v1/{}"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 CLAIMS = "/api/v1/namespaces/{}/persistentvolumeclaims"
 
 
 class Installation:
-    """A release on the cluster of the tests."""
+    """A release on the cluster of the tests; Helm keeps its files in `folder`."""
 
     def __init__(self, helm: Helm, folder: Path, api: Api) -> None:
         self.helm, self.folder, self.api = helm, folder, api
 
     def run(self, verb: str, *arguments: str | Path, values: Object | None = None) -> str:
-        """Run a command of Helm on the release."""
+        """Run a command of Helm on the release and return what it printed; KubeProblem when it fails."""
         files = ("--values", written(self.folder, values)) if values is not None else ()
         chart = (CHART,) if verb in ("install", "upgrade") else ()
         return self.helm.run(verb, "makeway", *chart, "--namespace", NAMESPACE, *arguments, *files)
 
     def names(self, path: str, namespace: str = NAMESPACE) -> set[str]:
-        """Return the names of what the chart made in a list."""
+        """Return the names in a list, such as DEPLOYMENTS, of what the chart made."""
         found = self.api.items(path.format(namespace))
         return {one["metadata"]["name"] for one in found if one["metadata"]["name"].startswith("makeway")}
 
     def secret(self) -> dict[str, str]:
-        """Return the generated secret."""
+        """Return the generated Secret, decoded."""
         data = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/makeway")["data"]
         return {name: base64.b64decode(value).decode() for name, value in data.items()}
 

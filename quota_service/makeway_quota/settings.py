@@ -236,9 +236,9 @@ class QuotaService(Configurable):
         3600.0,
         min=60.0,
         max=43_200.0,
-        help="A pod of a job that the service has not heard of for this long is lost; its launcher has the job save "
-        "and end before. So long jobs go on without the service, and a job whose node is out of reach waits for it "
-        "(MAKEWAY_LOST_AFTER_SECONDS).",
+        help="A pod of a job that has not reported to the service for this long is lost; before that, its launcher "
+        "has the job save and end. Until then jobs go on without the service, and a job whose node is out of reach "
+        "waits for that node (MAKEWAY_LOST_AFTER_SECONDS).",
     ).tag(config=True, env="MAKEWAY_LOST_AFTER_SECONDS")
 
 

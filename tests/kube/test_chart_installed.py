@@ -11,7 +11,18 @@ import pytest
 import yaml
 from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, TWO_REPLICAS
 from pods import wait_until
-from releases import CLAIMS, CLUSTER_WIDE, KINDS, PRIORITIES, Installation, safe_pod
+from releases import (
+    BUDGETS,
+    CLAIMS,
+    CLUSTER_WIDE,
+    DEPLOYMENTS,
+    KINDS,
+    PRIORITIES,
+    SECRETS,
+    SERVICES,
+    Installation,
+    safe_pod,
+)
 
 from kube_cluster.api import Api, ApiProblem
 
@@ -26,10 +37,10 @@ def components(api: Api) -> set[str]:
 
 @pytest.mark.covers("N21")
 def test_all_manifests_are_accepted_and_their_pods_are_restricted(release: Installation) -> None:
-    assert release.names(KINDS[0]) == {"makeway-hub", "makeway-proxy", "makeway-service"}
+    assert release.names(DEPLOYMENTS) == {"makeway-hub", "makeway-proxy", "makeway-service"}
     # The release's namespace enforces the restricted standard here: other pods would not be created.
     wait_until(lambda: components(release.api) >= {"hub", "proxy", "service"}, "each Deployment has pods")
-    assert release.names(KINDS[4]) == {"makeway-service"}
+    assert release.names(BUDGETS) == {"makeway-service"}
     monitors = release.api.items(f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/servicemonitors")
     assert [one["spec"]["endpoints"][0]["path"] for one in monitors] == ["/metrics"]
 
@@ -73,7 +84,7 @@ def test_an_upgrade_and_a_rollback_keep_secrets_jobs_and_notebooks(release: Inst
 
 
 def test_the_same_values_again_change_nothing(release: Installation) -> None:
-    lists = [*KINDS[:3], *KINDS[4:]]
+    lists = set(KINDS) - {SECRETS}  # Secrets have no generation
     before = {
         path: [one["metadata"].get("generation") for one in release.api.items(path.format(NAMESPACE))] for path in lists
     }
@@ -100,9 +111,9 @@ def test_uninstalled_it_leaves_the_data_and_nothing_else(release: Installation) 
 def test_it_is_installed_again_over_its_data_and_as_an_add_on(release: Installation) -> None:
     release.run("install", values=TWO_REPLICAS)
     release.run("upgrade", values=ADD_ON)
-    assert release.names(KINDS[0]) == {"makeway-service"}
+    assert release.names(DEPLOYMENTS) == {"makeway-service"}
     hubs = yaml.safe_load((CHART / "z2jh-values.yaml").read_text(encoding="utf-8"))["hub"]
     assert set(hubs["services"]) == {"makeway", "makeway-spawner"}
     assert hubs["services"]["makeway"]["url"] == "http://makeway-service:8765"
-    assert "makeway-service" in release.names(KINDS[2])
+    assert "makeway-service" in release.names(SERVICES)
     release.run("uninstall", "--wait")

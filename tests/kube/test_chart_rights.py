@@ -17,7 +17,7 @@ from makeway_quota.main import make_backend
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
-from releases import CLUSTER_WIDE, KINDS, Installation, requests, rights_used
+from releases import CLUSTER_WIDE, ROLES, Installation, requests, rights_used
 
 from kube_cluster.api import Api, ApiProblem
 from kube_cluster.cluster import Cluster
@@ -30,8 +30,9 @@ NEEDED = {
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "secrets")),
 }
+"""Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
 FOLLOWS = {(verb, "pods", space) for verb in ("list", "watch") for space in (NAMESPACE, "kube-system")}
-"""Rights that everyone has who has those of the whole cluster."""
+"""The same in single namespaces, which follows from rights for the whole cluster."""
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "impersonate", "escalate")
 RESOURCES = (
     "nodes",
@@ -211,8 +212,8 @@ def test_the_rights_in_the_docs_are_those_of_the_chart(release: Installation) ->
     found = set()
     roles = [
         *((role, "every namespace") for role in release.api.items(CLUSTER_WIDE.format("clusterroles"))),
-        *((role, "the jobs'") for role in release.api.items(KINDS[7].format(JOBS))),
-        *((role, "the release's") for role in release.api.items(KINDS[7].format(NAMESPACE))),
+        *((role, "the jobs'") for role in release.api.items(ROLES.format(JOBS))),
+        *((role, "the release's") for role in release.api.items(ROLES.format(NAMESPACE))),
     ]
     for role, where in roles:
         name = role["metadata"]["name"]

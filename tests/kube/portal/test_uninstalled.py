@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from charts import JOBS, NAMESPACE
 from portals import CHECKPOINTS, HOMES, OWN_CLAIMS, Portal
-from releases import CLAIMS, KINDS, rights_used
+from releases import CLAIMS, DEPLOYMENTS, rights_used
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 
@@ -32,4 +32,4 @@ def test_uninstalled_the_portal_leaves_the_data(portal: Portal) -> None:
     assert OWN_CLAIMS | {"home-ana"} <= left <= OWN_CLAIMS | HOMES
     assert portal.release.names(CLAIMS, JOBS) == {CHECKPOINTS}
     assert (portal.folder / "makeway-hub" / "jupyterhub.sqlite").stat().st_size
-    assert not portal.release.names(KINDS[0])
+    assert not portal.release.names(DEPLOYMENTS)
