@@ -12,7 +12,7 @@ import itsdangerous
 import pytest
 from makeway_quota.backends.remote import WorkerSeen
 from makeway_quota.control.attempt_tokens import RENEWAL_SECONDS, TOKEN_SECONDS, AttemptTokens
-from makeway_quota.control.worker_channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, WorkerChannel
+from makeway_quota.control.worker_channel import HEARD_EVERY, LONGEST_STEP, READ_ALL_EVERY, STALE, WorkerChannel
 from makeway_quota.store import Store, open_store
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.worker_reports import WorkerReport
@@ -94,6 +94,17 @@ async def test_a_report_to_one_replica_reaches_the_other(store: Store) -> None:
     await here.channel.write_heard()
     assert not await there.channel.refresh(), "being heard of is no news"
     assert there.silent == 0
+
+
+async def test_a_replica_without_its_database_knows_that_it_is_behind(store: Store) -> None:
+    here = Replica(store)
+    here.channel.on_change(lambda: None)
+    await here.later(STALE + 5)
+    assert not here.channel.stale
+    here.now += STALE + 1
+    assert here.channel.stale
+    await here.channel.refresh()
+    assert not here.channel.stale
 
 
 async def test_what_another_replica_forgot_goes_here_too(store: Store) -> None:

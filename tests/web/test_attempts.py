@@ -16,7 +16,7 @@ from makeway_api.models import FileIn
 from makeway_quota.backends.remote import LOST_AFTER
 from makeway_quota.control import attempt_tokens
 from makeway_quota.control.attempt_tokens import AttemptTokens
-from makeway_quota.control.worker_channel import worker_of
+from makeway_quota.control.worker_channel import STALE, worker_of
 from makeway_quota.services.output_rates import BURST, RATE, RESULT_BURST, RESULT_RATE, OutputRates
 from web.portal import API, Portal, portal
 
@@ -104,6 +104,21 @@ async def test_a_cancelled_job_is_stopped_and_a_worker_that_is_over_is_told(web:
         worker.send("log", 0, b"late"),
     ):
         assert code(await again) == (410, "attempt_ended")
+
+
+async def test_a_replica_without_its_database_tells_no_worker_what_to_do(worker: Worker) -> None:
+    await worker.claim()
+    worker.channel.on_change(lambda: None)
+    worker.channel._read_at -= STALE
+    for asked in (worker.post("claim", INSTANCE), worker.get("orders"), worker.post("report", {})):
+        answer = await asked
+        assert code(answer) == (503, "database_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        assert answer.headers["connection"] == "close", "the next connection may lead to another replica"
+    await worker.channel.refresh()
+    again = await worker.get("orders")
+    assert again.status_code == 200
+    assert "connection" not in again.headers
 
 
 async def test_a_held_request_ends_with_its_attempt(web: Portal, worker: Worker) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -69,6 +70,7 @@ class Quota(ThreadingHTTPServer):
         self.troubles: dict[str, list[tuple[int, Any]]] = {}
         """by the first word of the path: answers to give first"""
         self.down = threading.Event()
+        self.connections = 0
         self.pace = 0.1
         self.orders: dict[str, Any] = {"known": "", "notice": None, "stop": False}
         self.changed = threading.Condition()
@@ -95,6 +97,10 @@ class Answers(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: Quota
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.connections += 1
 
     def do_GET(self) -> None:
         self.reply(b"")
@@ -283,6 +289,28 @@ def test_troubles_on_the_way_are_got_over(quota: Quota, tmp_path: Path) -> None:
     assert process.wait(60) == 0
     assert quota.outputs["log"] == b"here\n"
     assert quota.end() is not None
+
+
+def test_a_replica_that_cannot_answer_now_is_left_for_another(quota: Quota) -> None:
+    service = Service(quota.url, "first")
+    service.post("report", {})
+    service.post("report", {})
+    assert quota.connections == 1
+    quota.troubles = {"report": [(503, {"code": "database_unavailable", "detail": "ask another one"})]}
+    with pytest.raises(Unavailable, match="ask another one"):
+        service.post("report", {})
+    service.post("report", {})
+    assert quota.connections == 2
+    service.close()
+
+
+def test_a_replica_that_is_frozen_keeps_no_orders_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway.launcher.service.TIMEOUT", 3600.0)
+    monkeypatch.setattr("makeway.launcher.service.POLL_MARGIN", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        service = Service(f"http://127.0.0.1:{frozen.getsockname()[1]}/", "first")
+        with pytest.raises(Unavailable, match="timed out"):
+            service.orders("", 0.1)
 
 
 def test_an_expired_token_is_renewed_by_a_report(quota: Quota, tmp_path: Path) -> None:

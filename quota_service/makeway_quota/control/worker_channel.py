@@ -23,6 +23,8 @@ LONGEST_STEP = 15.0
 """Seconds that may pass between two observations and still count as time in which a worker could be heard."""
 HEARD_EVERY = 20.0
 """Seconds between two writes of when workers were heard of, for other replicas."""
+STALE = 15.0
+"""Seconds without an answer of the database after which this process cannot tell workers what they have to do."""
 READ_ALL_EVERY = 60.0
 """Seconds between two reads of all reports, which also shows those that are gone."""
 
@@ -54,7 +56,7 @@ class WorkerChannel:
         self._serial = 0
         self._awake = 0.0
         """seconds in which this process could hear workers"""
-        self._stepped = monotonic()
+        self._stepped = self._read_at = monotonic()
         self._read_all_at = -READ_ALL_EVERY
         self._written_at = monotonic()
         self._one = asyncio.Lock()
@@ -83,6 +85,7 @@ class WorkerChannel:
             self._stepped = now
             whole = now - self._read_all_at >= READ_ALL_EVERY
             found = await asyncio.to_thread(self._store.worker_reports.after, 0 if whole else self._serial)
+            self._read_at = self._monotonic()
             if whole:
                 self._read_all_at = now
                 self._keep({report.key for report in found})
@@ -164,6 +167,11 @@ class WorkerChannel:
     def just_started(self) -> bool:
         """Whether this process has heard workers for less than `lost_after`: the service may have been down before."""
         return self._awake < self.lost_after
+
+    @property
+    def stale(self) -> bool:
+        """Whether the database has not been read for so long that other replicas may have decided anything."""
+        return self._connected and self._monotonic() - self._read_at > STALE
 
     @property
     def workers(self) -> int:

@@ -189,7 +189,12 @@ class AttemptService:
         return self._channel.tokens.token(key)
 
     async def _live(self, key: WorkerKey) -> Workload:
-        """Return the job of a worker whose attempt is not over; 410 otherwise, which ends the worker."""
+        """Return the job of a worker whose attempt is not over; 410 otherwise, which ends the worker.
+
+        A replica without its database knows neither, and its word that a worker was heard of would reach no leader.
+        """
+        if self._channel.stale:
+            raise busy("The database does not answer this replica: ask another one.", "database_unavailable", 503, 1.0)
         row = await self._context.world.row(key[0])
         if not _is_of(row, key):  # a replica may know of an attempt later than its worker
             row = await self._context.call(self._context.store.workload, key[0])

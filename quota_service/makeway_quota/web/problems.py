@@ -19,6 +19,9 @@ log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 
+ELSEWHERE = frozenset({"database_unavailable", "outcome_unknown"})
+"""Codes of refusals after which the connection is closed: the next one may lead to a replica that has its database"""
+
 ErrorPage = Callable[[Request, Problem], Awaitable[Response]]
 
 
@@ -62,8 +65,10 @@ def install(app: FastAPI, is_page: Callable[[Request], bool], page: ErrorPage) -
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, MakewayError)
-        wait = error.numbers.get("retry_after")
-        return await say(request, error.problem(), {"Retry-After": str(wait)} if wait else None)
+        headers = {"Connection": "close"} if error.code in ELSEWHERE else {}
+        if wait := error.numbers.get("retry_after"):
+            headers["Retry-After"] = str(wait)
+        return await say(request, error.problem(), headers)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -27,7 +27,7 @@ from .log_sender import PART, LogSender
 from .service import AttemptEnded, Rejected, Service, Unavailable
 
 POLL_SECONDS = 25.0
-"""Seconds that one long poll for orders takes"""
+"""Seconds that one long poll for orders takes at most; as long as from one heartbeat to the next"""
 EVERY = 1.0
 """Seconds between two looks for output and progress"""
 LONGEST_PAUSE = 10.0
@@ -170,7 +170,7 @@ class Remote:
         known, pause = "", Pause(ORDERS_PAUSE)
         while not self._done.is_set():
             try:
-                orders = self._service.orders(known, POLL_SECONDS)
+                orders = self._service.orders(known, min(POLL_SECONDS, self._heartbeat))
             except AttemptEnded:
                 self._ended = True
                 self._notify({"kill": True})

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 TIMEOUT = 20.0
-"""Seconds for one answer; a long poll adds its own wait."""
+"""Seconds for one answer"""
+POLL_MARGIN = 5.0
+"""Seconds for the answer of a long poll, beyond those that it waits: a replica that is frozen says nothing, and the
+notice that another one has meanwhile must reach the work"""
 LONGEST_WAIT = 60.0
 """Seconds after which a request is tried again, whatever the answer asked for"""
 
@@ -86,7 +89,7 @@ class Service:
     def orders(self, known: str, wait: float) -> dict[str, Any]:
         """Return the orders for the worker, as soon as they are not `known`, or after `wait` seconds."""
         query = {"known": known, "wait": wait}
-        return _object(self._checked(self._send("GET", "orders", query, None, "", TIMEOUT + wait)))
+        return _object(self._checked(self._send("GET", "orders", query, None, "", POLL_MARGIN + wait)))
 
     def post(self, what: str, value: dict[str, Any]) -> dict[str, Any]:
         """Send JSON and return the JSON that is answered."""
@@ -132,7 +135,7 @@ class Service:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         data = response.read()
-        if response.will_close:
+        if response.will_close or response.status >= 500:  # a new connection may lead to another replica
             self.close()
         return Reply(response.status, data, _seconds(response.headers.get("Retry-After")))
 
