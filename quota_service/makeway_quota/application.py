@@ -79,7 +79,7 @@ class Application:
         leader: Leader | None = None
         try:
             store = await asyncio.to_thread(store_of, settings)
-            leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds)
+            leader = Leader(store.leader_lock(settings.leader_seconds), settings.leader_seconds, able_with(backend))
             if not (store.shared and backend.shared):
                 await _lead_alone(leader, settings)
             components = await _components(settings, store, backend, leader, hub, clock)
@@ -131,6 +131,11 @@ class Application:
         await asyncio.to_thread(components.store.close)
         if self._lock is not None:
             self._lock.close()
+
+
+def able_with(backend: Backend) -> Callable[[], bool]:
+    """Return whether a replica with this backend is able to lead."""
+    return lambda: not isinstance(backend, RemoteBackend) or backend.reachable
 
 
 def store_of(settings: ServiceSettings) -> Store:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
+from makeway_quota.application import able_with
 from makeway_quota.backends.base import (
     AttemptSeen,
     BackendError,
@@ -22,6 +23,7 @@ from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, UNFINISHED_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings
+from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.control.attempt_tokens import AttemptTokens
@@ -36,9 +38,9 @@ POLICY = "{version: 1, pools: [{name: gpu}], profiles: [{name: gpu1, gpus: 1}], 
 class Backend(KubernetesBackend):
     """The backend with a clock that the test sets, and pods that it lets come and go."""
 
-    def __init__(self, server: ApiServer, store: Store) -> None:
+    def __init__(self, server: ApiServer, store: Store, beat: Beat = BEAT) -> None:
         self.now = 1000.0
-        super().__init__(server, SETTINGS, monotonic=lambda: self.now)
+        super().__init__(server, SETTINGS, beat=beat, monotonic=lambda: self.now)
         self.server = server
         self.store = store
         self.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
@@ -373,3 +375,49 @@ async def test_a_gang_whose_pod_is_deleted_without_a_report_is_lost(backend: Bac
         backend.now += LIMITS["incomplete"]
         seen = await backend.seen("j1")
     assert (seen.phase, seen.node_lost) == (Phase.LOST, False)
+
+
+async def test_a_silent_api_server_is_noticed_and_taken_up_again_at_once(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    server = ApiServer()
+    backend = Backend(server, store, Beat(every=0.01, again=0.01))
+    await backend.open()
+    assert able_with(backend)()
+
+    def away(method: str, path: str) -> None:
+        raise ApiUnreachable("the Kubernetes API server does not answer")
+
+    try:
+        server.answer = away
+        async with asyncio.timeout(60):
+            while able_with(backend)():  # noqa: ASYNC110 - a matter of time
+                await asyncio.sleep(0.01)
+        watches = backend.pods.counts.watches
+        with pytest.raises(BackendUnavailable):
+            await backend.start(order("j1"))
+        server.answer = lambda method, path: None
+        async with asyncio.timeout(60):
+            while backend.pods.counts.watches == watches or backend.problem or not able_with(backend)():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await backend.start(order("j1"))
+    finally:
+        await backend.close(stop_jobs=False)
+        store.close()
+
+
+async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:
+    server, heard = ApiServer(), list[bool]()
+    pulse = Pulse(server, heard.append, Beat(every=0.0, again=0.0))
+    answers = iter([403, 503, 404, 502, 503, 200])
+
+    def answer(method: str, path: str) -> None:
+        if (status := next(answers, 200)) != 200:
+            raise ApiRefusal(status, "", "")
+
+    server.answer = answer
+    task = asyncio.create_task(pulse.run())
+    async with asyncio.timeout(60):
+        while heard != [False, True]:  # noqa: ASYNC110 - a matter of time
+            await asyncio.sleep(0)
+    task.cancel()
+    assert len(server.asked) >= 6

@@ -56,10 +56,10 @@ class Lock:
 
 @asynccontextmanager
 async def campaigning(
-    lock: Lock, deadline: float
+    lock: Lock, deadline: float, able: Callable[[], bool] = lambda: True
 ) -> AsyncIterator[tuple[Leader, Callable[[Callable[[], object]], object]]]:
     """A leader that runs, and a function that waits until something about it is true."""
-    leader = Leader(lock, deadline)
+    leader = Leader(lock, deadline, able)
     running = asyncio.create_task(leader.run())
 
     async def until(found: Callable[[], object]) -> None:
@@ -106,6 +106,33 @@ async def test_a_deposed_leader_is_a_candidate_again() -> None:
         lock.free = True
         await until(lambda: leader.term == 2)
         assert heard[-2:] == [None, 2]
+
+
+async def test_a_leader_that_is_not_able_to_act_hands_over() -> None:
+    lock, able = Lock(), [True]
+    async with campaigning(lock, 6.0, lambda: able[0]) as (leader, until):
+        await until(lambda: leader.term == 1)
+        assert not leader.hand_over()
+        able[0] = False
+        assert leader.hand_over()
+        assert leader.term is None
+        await until(lambda: lock.released)
+        assert lock.released == [1], "the next leader need not wait: no order is under way"
+        await asyncio.sleep(1.2)
+        assert lock.term == 1, "it leaves the lock to others, although it is free"
+        able[0] = True
+        await until(lambda: leader.term == 2)
+
+
+async def test_one_leads_where_none_is_able_to_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("makeway_quota.control.leader.STAND_BACK", 0.2)
+    lock = Lock()
+    async with campaigning(lock, 6.0, lambda: False) as (leader, until):
+        await until(lambda: leader.term == 1)
+        assert not leader.hand_over(), "it would be its turn again at once"
+        monkeypatch.setattr("makeway_quota.control.leader.UNABLE", 0.0)
+        assert leader.hand_over(), "by now another one may be able"
+        await until(lambda: leader.term == 2)
 
 
 async def test_a_new_leader_acts_only_after_the_deadline_of_the_one_before() -> None:

@@ -153,6 +153,11 @@ class RemoteBackend(ABC):
         """Why nodes and machines cannot be observed at the moment; "" when they can."""
         return ""
 
+    @property
+    def reachable(self) -> bool:
+        """Whether machines can be started and removed from here; a leader that cannot hands over."""
+        return True
+
     # -- what a subclass does
 
     @abstractmethod

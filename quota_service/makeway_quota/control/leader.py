@@ -24,6 +24,10 @@ log = logging.getLogger("makeway.leader")
 
 RETRY = 0.5
 """Seconds between two tries of a candidate."""
+STAND_BACK = 5.0
+"""Seconds for which a replica that is not able to act leaves the lock to others; then it tries once."""
+UNABLE = 30.0
+"""Seconds that a replica leads which took the lock although it was not able to act: perhaps no other is, either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +57,20 @@ class Leadership:
     acts_in: float
     """seconds after the term was taken"""
     taken: Instant
+    able: bool = True
+    """whether this replica was able to act when it took the term"""
 
 
 class Leader:
     """This replica's part in the leadership; `term` is None while it follows."""
 
-    def __init__(self, lock: LeaderLock, deadline: float) -> None:
+    def __init__(self, lock: LeaderLock, deadline: float, able: Callable[[], bool] = lambda: True) -> None:
+        """`able` tells whether this replica reaches what a leader gives orders to."""
         self._lock = lock
         self._deadline = deadline
+        self._able = able
+        self._handed_over: int | None = None
+        """the term that ended while no order was under way"""
         self._leadership: Leadership | None = None
         self._changed: Callable[[], None] = lambda: None
         self._given_up = asyncio.Event()
@@ -120,17 +130,25 @@ class Leader:
             return False
         log.info("This replica leads, term %s%s", acquired.term, f", in {acquired.wait:.1f} s" * bool(acquired.wait))
         self._given_up.clear()
-        self._leadership = Leadership(acquired.term, sent, acquired.wait, Instant.now())
+        self._leadership = Leadership(acquired.term, sent, acquired.wait, Instant.now(), self._able())
         self._changed()
         return True
 
     async def run(self) -> None:
         """Stay a candidate or the leader until cancelled."""
         while True:
-            if self._leadership is None and not await self.acquire():
-                await asyncio.sleep(RETRY)
-                continue
+            if self._leadership is None:
+                await self._stand_back()
+                if not await self.acquire():
+                    await asyncio.sleep(RETRY)
+                    continue
             await self._lead()
+
+    async def _stand_back(self) -> None:
+        """Leave the lock to a replica that is able to act, for a while."""
+        since = Instant.now()
+        while self._lock.expires and not self._able() and since.age() < STAND_BACK:  # noqa: ASYNC110 - a matter of time
+            await asyncio.sleep(RETRY)
 
     async def _lead(self) -> None:
         """Renew the lock until it is lost or given up."""
@@ -151,7 +169,8 @@ class Leader:
                 continue
             if self._leadership is leadership:
                 self._leadership = replace(leadership, renewed=sent)
-        await self._release(None)
+        term, self._handed_over = self._handed_over, None
+        await self._release(term)
 
     def _pause(self, leadership: Leadership) -> float | None:
         """Return the seconds until the next renewal, None where a lock need not be renewed."""
@@ -168,6 +187,20 @@ class Leader:
         self._leadership = None
         self._given_up.set()
         self._changed()
+
+    def hand_over(self) -> bool:
+        """Cease to lead, if this replica is not able to act; to be called while no order is under way.
+
+        Another one then acts at once. Where none is able, each leads for a while, for what needs no orders.
+        """
+        leadership = self._leadership
+        if leadership is None or self._able() or not self._lock.expires:
+            return False
+        if not leadership.able and leadership.taken.age() < UNABLE:
+            return False
+        self._handed_over = leadership.term
+        self.step_down("it cannot give orders at the moment, and another replica may")
+        return True
 
     async def close(self) -> None:
         """Release the lock for good; the next leader need not wait."""

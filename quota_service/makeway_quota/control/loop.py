@@ -138,7 +138,7 @@ class Loop:
     async def _once(self) -> None:
         """Run cycles as the leader, else observe as a follower."""
         term = self.leader.term
-        if term is None:
+        if term is None or self.leader.hand_over():
             await self.follow()
             return
         if term != self.term:

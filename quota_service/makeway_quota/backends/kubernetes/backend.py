@@ -26,6 +26,7 @@ from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, secr
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod
+from .pulse import BEAT, Beat, Pulse
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -42,6 +43,8 @@ UNFINISHED_SECONDS = 60.0
 LEFT_SECONDS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
+SILENT = "the Kubernetes API server does not answer"
+
 
 class KubernetesBackend(RemoteBackend):
     """The pods of one installation in one namespace of one cluster."""
@@ -55,6 +58,7 @@ class KubernetesBackend(RemoteBackend):
         tolerations: Sequence[Toleration] = (),
         *,
         timing: Timing = USUAL,
+        beat: Beat = BEAT,
         limits: Mapping[str, float] = LIMITS,
         lost_after: float = LOST_AFTER,
         report_within: float = REPORT_WITHIN,
@@ -85,7 +89,13 @@ class KubernetesBackend(RemoteBackend):
         self._selected: Document | None = None
         self._selectors: tuple[NodeSelector, ...] = ()
         self._creating = asyncio.Semaphore(AT_ONCE)
-        self._task: asyncio.Task[None] | None = None
+        self._pulse = Pulse(client, self._answers, beat)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the API server answers this replica, which has seen all of the cluster."""
+        return self._pulse.answers and self.inventory.synced and self.pods.synced
 
     @property
     def _namespace(self) -> str:
@@ -105,12 +115,12 @@ class KubernetesBackend(RemoteBackend):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be followed at the moment; "" when it can."""
-        return self.inventory.problem or self.pods.problem
+        return self.inventory.problem or self.pods.problem or ("" if self._pulse.answers else SILENT)
 
     async def open(self) -> None:
         """Read nodes and pods, or begin without them where the API server is down; BackendError where it refuses."""
         await super().open()
-        self._task = asyncio.create_task(self.pods.run())
+        self._tasks = [asyncio.create_task(self.pods.run()), asyncio.create_task(self._pulse.run())]
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await self.inventory.open()
@@ -126,10 +136,10 @@ class KubernetesBackend(RemoteBackend):
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop following the cluster; pods go on."""
         await self.inventory.close()
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._task
+                await task
         await self._client.close()
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
@@ -223,6 +233,14 @@ class KubernetesBackend(RemoteBackend):
     def _changed(self) -> None:
         self._wake()
 
+    def _answers(self, answers: bool) -> None:
+        """Take up everything at once when the API server answers again; a leader hands over when it does not."""
+        if answers:
+            self._away_until = 0.0
+            for informer in (self.pods, self.inventory.nodes, self.inventory.pods):
+                informer.ask_again()
+        self._changed()
+
     def _sort(self) -> None:
         self.attempt_pods.sort(self.pods.take(), self.pods.objects)
 
@@ -231,7 +249,7 @@ class KubernetesBackend(RemoteBackend):
         if self.problem:
             raise BackendUnavailable(self.problem)
         if self._monotonic() < self._away_until:
-            raise BackendUnavailable("the Kubernetes API server does not answer")
+            raise BackendUnavailable(SILENT)
 
     def _note(self, error: BaseException) -> None:
         """Remember for a while that the API server did not answer: nothing is asked of it then."""

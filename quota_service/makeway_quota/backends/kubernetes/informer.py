@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -103,6 +104,9 @@ class Informer(Generic[T]):
         self._listed_at = 0.0
         self._failures = 0
         self._synced = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None
+        """of what is asked now"""
+        self._again = asyncio.Event()
 
     def take(self) -> set[str]:
         """Return the keys that changed or are gone since the last call."""
@@ -113,17 +117,21 @@ class Informer(Generic[T]):
         """Return once the first list is complete."""
         await self._synced.wait()
 
+    def ask_again(self) -> None:
+        """End what is requested or waited for: the API server could not be reached, and can again."""
+        self._again.set()
+        if self._limit is not None:
+            self._limit.reschedule(0.0)
+
     async def run(self) -> None:
         """Follow the list until cancelled."""
         while True:
             try:
-                if not self._version or self._clock() - self._listed_at >= self._timing.resync:
-                    await self._list()
-                began = self._clock()
-                await self._watch()
-                if self._clock() - began < self._timing.first_pause:
-                    await self._pause(1)  # something in between ends watches at once
+                await self._follow()
                 self._failures = 0
+            except TimeoutError:
+                self._failures = 0
+                await self._fail(ApiUnreachable("the Kubernetes API server could not be reached"))
             except (ApiRefusal, ApiUnreachable) as error:
                 await self._fail(error)
             except Exception as error:  # an informer that ends would leave the service with what it saw last, for ever
@@ -132,9 +140,25 @@ class Informer(Generic[T]):
                     ApiUnreachable(f"the Kubernetes API server answered what is not understood: {error!r}")
                 )
 
+    async def _follow(self) -> None:
+        """Read the list, if it is not known or old, and follow one watch to its end; TimeoutError on `ask_again`."""
+        try:
+            async with asyncio.timeout(None) as self._limit:
+                if not self._version or self._clock() - self._listed_at >= self._timing.resync:
+                    await self._list()
+                began = self._clock()
+                await self._watch()
+        finally:
+            self._limit = None
+        if self._clock() - began < self._timing.first_pause:
+            await self._pause(1)  # something in between ends watches at once
+
     async def _pause(self, failures: int, least: float = 0.0) -> None:
         pause = min(self._timing.longest_pause, self._timing.first_pause * 2.0 ** min(failures - 1, 20))
-        await asyncio.sleep(max(least, pause * (0.5 + self._jitter())))
+        self._again.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(least, pause * (0.5 + self._jitter()))):
+                await self._again.wait()
 
     async def _fail(self, error: ApiRefusal | ApiUnreachable) -> None:
         """Pause after a failure; an expired version leads to a new list, at once the first time."""

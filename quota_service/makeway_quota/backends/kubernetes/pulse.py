@@ -1,0 +1,65 @@
+"""Find out within seconds whether one cluster's API server answers this process, also when nothing else is asked of it.
+
+A watch on which nothing arrives says nothing: a quiet cluster and a network that swallows packets look the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .client import ApiClient, ApiRefusal, ApiUnreachable
+
+log = logging.getLogger("makeway.kubernetes")
+
+PATH = "/version"
+"""Answered from memory, to everyone who has an account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Times of a pulse, in seconds, and how many answers in a row may be missing."""
+
+    every: float = 1.5
+    answer: float = 3.0
+    again: float = 0.5
+    """after an answer that is missing"""
+    missing: int = 2
+
+
+BEAT = Beat()
+
+
+class Pulse:
+    """A sign of life that is requested again and again; any answer of the API server is one, a refusal too."""
+
+    def __init__(self, client: ApiClient, changed: Callable[[bool], None], beat: Beat = BEAT) -> None:
+        """Call `changed` with whether the API server answers, whenever that is no longer as it was."""
+        self.answers = True
+        self._client = client
+        self._changed = changed
+        self._beat = beat
+
+    async def run(self) -> None:
+        """Request signs of life until cancelled."""
+        missing = 0
+        while True:
+            missing = 0 if await self._ask() else missing + 1
+            answers = missing < self._beat.missing and (self.answers or not missing)
+            if answers != self.answers:
+                self.answers = answers
+                log.warning("The Kubernetes API server %s", "answers again" if answers else "does not answer")
+                self._changed(answers)
+            await asyncio.sleep(self._beat.again if answers and missing else self._beat.every)
+
+    async def _ask(self) -> bool:
+        try:
+            async with asyncio.timeout(self._beat.answer):
+                await self._client.get(PATH)
+        except ApiRefusal as refusal:
+            return refusal.status < 500
+        except (ApiUnreachable, TimeoutError):
+            return False
+        return True
