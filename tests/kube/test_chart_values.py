@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from charts import CHART, NAMESPACE, STANDALONE, Object, of_kind, pod_specs, rendered, written
+from charts import CHART, NAMESPACE, RELEASE, STANDALONE, Object, of_kind, pod_specs, rendered, written
 
 from kube_cluster.helm import Helm
 from kube_cluster.problems import KubeProblem
@@ -116,3 +116,17 @@ def test_the_documented_secret_has_the_keys_of_the_generated_one(helm: Helm, tmp
     (listed,) = re.findall(r"for key in ([a-z -]+);", command)
     assert {*listed.split(), "cookie-secret"} == set(secret["data"])
     assert not of_kind(rendered(helm, tmp_path, {"existingSecret": "makeway-keys"}), "Secret", "makeway")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({}, "port-forward service/makeway-proxy 8000:http"),
+        ({"proxy": {"ingress": {"enabled": True, "host": "a.example"}}}, "Open the portal: http://a.example/\n"),
+        ({"proxy": {"publicUrl": "https://b.example"}}, "Open the portal: https://b.example\n"),
+        ({"mode": "addOn"}, "helm/makeway/z2jh-values.yaml"),
+    ],
+)
+def test_the_notes_say_how_to_open_the_portal(helm: Helm, tmp_path: Path, values: Object, said: str) -> None:
+    options = ("--namespace", NAMESPACE, "--dry-run=client", "--values", written(tmp_path, values))
+    assert said in helm.run("install", RELEASE, CHART, *options).partition("\nNOTES:\n")[2]
