@@ -289,6 +289,26 @@ def fetching(reason: str, message: str) -> Object:
     return found
 
 
+async def test_a_pod_that_a_restored_database_does_not_know_is_not_adopted(backend: Backend) -> None:
+    labels = {"makeway/instance": "here"}
+    found = {"metadata": {"name": "older", "uid": "old", "labels": labels, "creationTimestamp": "2026-01-01T00:00:00Z"}}
+
+    async def get(path: str, query: object = None) -> Object:
+        return found
+
+    def exists(method: str, path: str) -> None:
+        if method == "POST" and path == PODS:
+            raise ApiRefusal(409, "AlreadyExists", "exists")
+
+    backend.server.get = get  # type: ignore[method-assign]
+    backend.server.answer = exists
+    await backend.start(replace(order("j1"), admitted_at=1767225600.0))
+    assert not [asked for asked in backend.server.asked if asked.startswith("DELETE")], "of this very attempt"
+    with pytest.raises(BackendUnavailable, match="is from an earlier time"):
+        await backend.start(replace(order("j2"), admitted_at=1767225600.0 + 86_400.0))
+    assert f"DELETE {PODS}/makeway-j2-1-0" in backend.server.asked
+
+
 async def test_a_registry_that_does_not_answer_keeps_its_jobs_waiting(backend: Backend) -> None:
     for _ in range(60):
         backend.hear("MODIFIED", fetching("ErrImagePull", "dial tcp 10.0.0.9:443: i/o timeout"))

@@ -163,6 +163,8 @@ class StartOrder:
     signal: str = "SIGTERM"
     time_limit: float | None = None
     image: str | None = None
+    admitted_at: float | None = None
+    """when the attempt got its GPUs, in Unix seconds"""
     files: Callable[[], tuple[JobFile, ...]] = tuple
     """called only when they are needed"""
 

@@ -224,6 +224,7 @@ class Actuator:
             signal=row.signal,
             time_limit=row.time_limit,
             image=row.image,
+            admitted_at=row.started_at,
             files=files,
         )
 

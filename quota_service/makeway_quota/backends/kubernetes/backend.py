@@ -25,7 +25,7 @@ from .inventory import KubernetesInventory
 from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
-from .pod_states import JobPod, project_job_pod
+from .pod_states import JobPod, project_job_pod, seconds_of
 from .pulse import BEAT, Beat, Pulse
 
 log = logging.getLogger("makeway.kubernetes")
@@ -40,6 +40,8 @@ AWAY_SECONDS = 10.0
 """How long nothing is asked of an API server that did not answer: each request that waits for it holds up a cycle."""
 UNFINISHED_SECONDS = 60.0
 """How long pods are not reported whose start broke off, so that it is ordered again; then they are as any others."""
+SKEW = 120.0
+"""Seconds by which the clocks of the API server and of the service may differ."""
 LEFT_SECONDS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
@@ -185,7 +187,7 @@ class KubernetesBackend(RemoteBackend):
                 return {"metadata": {"name": name, "uid": there[name]}}
             async with self._creating:
                 self._check_reachable()  # others may have waited for it meanwhile
-                return await self._create("pods", manifest)
+                return await self._create("pods", manifest, order.admitted_at)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -282,8 +284,11 @@ class KubernetesBackend(RemoteBackend):
         path, _ = self.channel.credentials(order.workload, order.attempt, number)
         return worker_pod(self.settings, order, number, path, given)
 
-    async def _create(self, kind: str, manifest: Object) -> Object:
-        """Create an object; return the one that is there already, if it is of this installation."""
+    async def _create(self, kind: str, manifest: Object, since: float | None = None) -> Object:
+        """Create an object; return the one that is there already, if it is of this installation.
+
+        A pod from before `since` is of an attempt that a restored database does not know: it is deleted.
+        """
         path = f"{self._namespace}/{kind}"
         try:
             return await self._client.create(path, manifest)
@@ -297,6 +302,9 @@ class KubernetesBackend(RemoteBackend):
         found = await self._client.get(f"{path}/{name}")
         if (found["metadata"].get("labels") or {}).get(INSTANCE) != self.settings.instance:
             raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
+        if since is not None and seconds_of(found["metadata"].get("creationTimestamp")) < since - SKEW:
+            await self._client.delete(f"{path}/{name}", uid=found["metadata"]["uid"])
+            raise ApiRefusal(409, "Conflict", f"{name} is from an earlier time and is being removed")
         return found
 
     async def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:

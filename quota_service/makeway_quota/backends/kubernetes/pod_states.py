@@ -78,7 +78,7 @@ def project_job_pod(item: Object) -> JobPod | None:
         worker=numbers[0],
         workers=max(1, numbers[1]),
         node=intern(spec.get("nodeName") or ""),
-        created=_seconds(metadata.get("creationTimestamp")),
+        created=seconds_of(metadata.get("creationTimestamp")),
         phase=intern(status.get("phase") or "Pending"),
         deleting="deletionTimestamp" in metadata,
         reason=status.get("reason") or "",
@@ -192,5 +192,6 @@ def _by_node(message: str) -> Machines:
     return Machines(1, present=False, node_lost=True, message=message)
 
 
-def _seconds(time: str | None) -> float:
+def seconds_of(time: str | None) -> float:
+    """Return a time of Kubernetes in Unix seconds; 0 without one."""
     return datetime.fromisoformat(time).timestamp() if time else 0.0
