@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 import uvicorn
+from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.application import Application
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.backends.kubernetes.client import ApiClient
@@ -44,6 +46,7 @@ from .requests import cycles
 T = TypeVar("T", bound=Informer[str])
 ROOT = Path(__file__).resolve().parent.parent
 NAMESPACE = "bench"
+LAUNCH = "launch\n"
 NEVER = 1e9
 """Seconds within which workers report where no launcher runs."""
 
@@ -69,7 +72,7 @@ async def serve(folder: Path, kubeconfig: Path, host: str, launchers: bool) -> N
     answering: asyncio.Task[None] | None = None
     try:
         with cycles() as seconds:
-            answering = asyncio.create_task(_answer(seconds, client))
+            answering = asyncio.create_task(_answer(service, seconds, client))
             print(url, flush=True)
             await server.serve([listener])
     finally:
@@ -78,10 +81,12 @@ async def serve(folder: Path, kubeconfig: Path, host: str, launchers: bool) -> N
         await service.stop(stop_jobs=False)
 
 
-async def _answer(seconds: list[float], client: ApiClient) -> None:
-    """For each line that is read, print what happened since the line before."""
+async def _answer(service: Application, seconds: list[float], client: ApiClient) -> None:
+    """For each line that is read, print what happened since the line before; LAUNCH: first launch what is starting."""
     process, requests, size = psutil.Process(), 0, 0
-    while await asyncio.to_thread(sys.stdin.readline):
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        if line == LAUNCH:
+            await _launch(service)
         times = process.cpu_times()
         figures = {
             "cycles": seconds[:],
@@ -93,6 +98,17 @@ async def _answer(seconds: list[float], client: ApiClient) -> None:
         seconds.clear()
         requests, size = client.requests, client.bytes_read
         print(json.dumps(figures), flush=True)
+
+
+async def _launch(service: Application) -> None:
+    """Claim each attempt that is starting, and report that it runs, as its launcher would."""
+    channel, attempts = service.components.channel, service.services.attempts
+    for id, row in (await service.components.world.watched()).items():
+        if row.kind == "job" and row.state == "starting":
+            key = (id, row.attempt, 0)
+            token = channel.tokens.token(key)
+            await attempts.claim(token, key, "benchmark")
+            await attempts.report(token, key, WorkerReportIn(started_at=time.time()))
 
 
 @asynccontextmanager
@@ -115,11 +131,15 @@ class Service:
     url: str
     process: subprocess.Popen[str]
 
-    def figures(self) -> dict[str, Any]:
+    def launch(self) -> None:
+        """Have all jobs that are starting report that they run: the pods of simulated nodes run no launcher."""
+        self.figures(LAUNCH)
+
+    def figures(self, line: str = "\n") -> dict[str, Any]:
         """Return what it did since the last call."""
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write("\n")
+        self.process.stdin.write(line)
         self.process.stdin.flush()
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
         return found

@@ -37,6 +37,8 @@ RUNNING, WAITING = 8000, 10_000
 NODE_CHANGES = 20
 """a second"""
 SECONDS = 60.0
+SETTLED = 5.0
+"""seconds after which the service has written how everything is"""
 AT_ONCE = 16
 """requests of the load at the same time"""
 GOAL = 1 / 0.8
@@ -66,7 +68,9 @@ async def _measure(cluster: Cluster) -> list[Measured]:
                     took = await _jobs(load, pods, JOBS)
                     first = service.figures()
                     await _jobs(load, pods, RUNNING - JOBS)
+                    service.launch()
                     await load.submit(WAITING)
+                    await asyncio.sleep(SETTLED)
                     service.figures()
                     changes = await _change_nodes(client)
                     busy = service.figures()

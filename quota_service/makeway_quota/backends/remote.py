@@ -112,9 +112,13 @@ class _Known:
     silent: frozenset[Key] = frozenset()
     """attempts with a silent worker at the last observation"""
 
-    def timed(self) -> set[Key]:
-        """Return the attempts that a moment may change, and not only a report."""
-        return {*self.endings, *self.absent_since, *self.unheard_since, *self.silent}
+    def timed(self, unheard_before: float) -> set[Key]:
+        """Return the attempts that a moment may change, and not only a report.
+
+        Workers that have not reported change theirs when they are unheard of since a moment.
+        """
+        unheard = [key for key, since in self.unheard_since.items() if since <= unheard_before]
+        return {*self.endings, *self.absent_since, *unheard, *self.silent}
 
     def drop(self, key: Key) -> None:
         """Forget an attempt."""
@@ -232,7 +236,8 @@ class RemoteBackend(ABC):
     def _due_to_look_at(self, machines: dict[Key, Machines], synced: bool) -> set[Key]:
         """Return the attempts that may not be what they were at the last observation."""
         before, self._machines = self._machines, machines
-        keys = self.channel.changed() | self._known.timed() | (before.keys() - machines.keys())
+        keys = self.channel.changed() | self._known.timed(self._monotonic() - self.report_within)
+        keys |= before.keys() - machines.keys()
         keys |= {key for key, machine in machines.items() if (old := before.get(key)) is not machine and old != machine}
         if synced != self._synced:
             self._synced = synced
