@@ -13,7 +13,6 @@ from makeway_quota.backends.kubernetes.manifest import (
     PodSettings,
     WorkerResources,
     label_value,
-    secret,
     service,
     user_and_group,
     worker_pod,
@@ -39,7 +38,7 @@ def order(workers: int = 1, **changes: Any) -> StartOrder:
 
 
 def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
-    pod = worker_pod(SETTINGS, order(), 0, PATH, GIVEN)
+    pod = worker_pod(SETTINGS, order(), 0, PATH, "tokens", GIVEN)
     spec = pod["spec"]
     assert pod["metadata"]["name"] == "makeway-j-1-2-0"
     assert pod["metadata"]["labels"] == {
@@ -69,7 +68,7 @@ def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
     assert worker["image"] == "notebook:1"
     env = {one["name"]: one.get("value") or one["valueFrom"] for one in worker["env"]}
     assert env["MAKEWAY_ATTEMPT_URL"] == f"http://makeway:8765/services/makeway/{PATH}"
-    assert env["MAKEWAY_ATTEMPT_TOKEN"] == {"secretKeyRef": {"name": "makeway-j-1-2", "key": "0"}}
+    assert env["MAKEWAY_ATTEMPT_TOKEN"] == {"secretKeyRef": {"name": "tokens", "key": "j-1.2.0"}}
     assert json.loads(env["MAKEWAY_WORKER_ENV"]) == {"RANK": "0", "WORLD_SIZE": "1"}
     assert "subdomain" not in spec
     assert "priorityClassName" not in spec
@@ -77,7 +76,7 @@ def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
 
 def test_settings_and_submission_change_the_pod() -> None:
     settings = replace(SETTINGS, priority_class="jobs", checkpoint_claim="checkpoints-{team}", run_as=(7, 8))
-    spec = worker_pod(settings, order(image="mine:2"), 0, PATH, WorkerResources())["spec"]
+    spec = worker_pod(settings, order(image="mine:2"), 0, PATH, "tokens", WorkerResources())["spec"]
     assert spec["priorityClassName"] == "jobs"
     assert spec["containers"][0]["image"] == "mine:2"
     assert spec["containers"][0]["resources"] == {"requests": {}, "limits": {}}
@@ -87,7 +86,7 @@ def test_settings_and_submission_change_the_pod() -> None:
 
 def test_the_workers_of_a_gang_find_each_other() -> None:
     gang = order(2)
-    pods = [worker_pod(SETTINGS, gang, number, PATH, GIVEN) for number in range(2)]
+    pods = [worker_pod(SETTINGS, gang, number, PATH, "tokens", GIVEN) for number in range(2)]
     assert [pod["spec"]["hostname"] for pod in pods] == ["worker-0", "worker-1"]
     environment = [json.loads(pod["spec"]["containers"][0]["env"][4]["value"]) for pod in pods]
     assert [one["RANK"] for one in environment] == ["0", "1"]
@@ -97,9 +96,11 @@ def test_the_workers_of_a_gang_find_each_other() -> None:
     assert found["metadata"]["name"] == pods[0]["spec"]["subdomain"]
     assert found["spec"]["clusterIP"] == "None"
     assert found["spec"]["selector"].items() <= pods[1]["metadata"]["labels"].items()
-    kept = secret(SETTINGS, gang, ["a", "b"], created[:1])
-    assert kept["stringData"] == {"0": "a", "1": "b"}
-    assert [one["uid"] for one in kept["metadata"]["ownerReferences"]] == ["u0"]
+    kept = [
+        one for pod in pods for one in pod["spec"]["containers"][0]["env"] if one["name"] == "MAKEWAY_ATTEMPT_TOKEN"
+    ]
+    references = [one["valueFrom"]["secretKeyRef"] for one in kept]
+    assert references == [{"name": "tokens", "key": f"j-1.2.{number}"} for number in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -137,8 +138,8 @@ TEMPLATE = {
 
 
 def test_a_template_adds_to_the_pod() -> None:
-    plain = worker_pod(SETTINGS, order(), 0, PATH, GIVEN)
-    pod = worker_pod(SETTINGS, order(), 0, PATH, replace(GIVEN, template=TEMPLATE))
+    plain = worker_pod(SETTINGS, order(), 0, PATH, "tokens", GIVEN)
+    pod = worker_pod(SETTINGS, order(), 0, PATH, "tokens", replace(GIVEN, template=TEMPLATE))
     assert pod["metadata"]["labels"] == {**plain["metadata"]["labels"], "cost": "12"}
     assert pod["metadata"]["annotations"]["note"] == "x"
     added = [one for one in pod["spec"]["tolerations"] if one not in plain["spec"]["tolerations"]]

@@ -28,7 +28,8 @@ pytestmark = pytest.mark.kube
 NEEDED = {
     *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods")),
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
-    *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "secrets")),
+    *((verb, "services", JOBS) for verb in ("create", "delete")),
+    ("create", "secrets", JOBS),
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
 FOLLOWS = {(verb, "pods", space) for verb in ("list", "watch") for space in (NAMESPACE, "kube-system")}

@@ -51,7 +51,7 @@ async def test_pods_of_jobs_pass_the_restricted_standard(cluster: Cluster, worke
     settings = replace(SETTINGS, checkpoint_claim="checkpoints-{team}")
     given = WorkerResources(GPU, 1, 500, 256, (), template)
     async with client(cluster) as api:
-        pod = worker_pod(settings, order(workers), 0, "api/v1/attempts/j-1/1/0", given)
+        pod = worker_pod(settings, order(workers), 0, "api/v1/attempts/j-1/1/0", "tokens", given)
         stored = await api.create(f"{PODS}?dryRun=All", pod)
         names = [one["name"] for one in stored["spec"]["containers"]]
         assert sorted(names) == ["beside", "worker"]
@@ -61,7 +61,7 @@ async def test_pods_of_jobs_pass_the_restricted_standard(cluster: Cluster, worke
 
 
 async def test_pods_beyond_the_restricted_standard_are_refused_there(cluster: Cluster) -> None:
-    pod = worker_pod(SETTINGS, order(), 0, "api/v1/attempts/j-1/1/0", WorkerResources())
+    pod = worker_pod(SETTINGS, order(), 0, "api/v1/attempts/j-1/1/0", "tokens", WorkerResources())
     pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     async with client(cluster) as api:
         with pytest.raises(ApiRefusal, match="allowPrivilegeEscalation") as refused:

@@ -13,7 +13,7 @@ from makeway_quota.backends.base import BackendError, BackendUnavailable, StartO
 from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import Object
 from makeway_quota.backends.kubernetes.informer import Timing
-from makeway_quota.backends.kubernetes.manifest import PodSettings
+from makeway_quota.backends.kubernetes.manifest import PodSettings, token_secret_of
 from makeway_quota.backends.kubernetes.nodes import toleration
 from makeway_quota.backends.remote import Machines
 from makeway_quota.control.attempt_tokens import AttemptTokens
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.kube
 NAMESPACE = "simulated-jobs"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 PODS = f"{CORE}/pods"
+OURS = "app.kubernetes.io/managed-by=makeway"
 SETTINGS = PodSettings(NAMESPACE, "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
 POLICY = """
 version: 1
@@ -108,15 +109,11 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
     await backend.start(gang)
     pods = cluster.api.items(PODS)
     assert sorted(pod["metadata"]["name"] for pod in pods) == ["makeway-j-gang-1-0", "makeway-j-gang-1-1"]
-    kept = {
-        kind: cluster.api.items(f"{CORE}/{kind}", labelSelector="makeway/job=j-gang")
-        for kind in ("secrets", "services")
-    }
-    assert {kind: [one["metadata"]["name"] for one in found] for kind, found in kept.items()} == {
-        "secrets": ["makeway-j-gang-1"],
-        "services": ["makeway-j-gang-1"],
-    }
-    assert sorted(kept["secrets"][0]["data"]) == ["0", "1"]
+    services = cluster.api.items(f"{CORE}/services", labelSelector="makeway/job=j-gang")
+    assert [one["metadata"]["name"] for one in services] == ["makeway-j-gang-1"]
+    (secret,) = cluster.api.items(f"{CORE}/secrets", labelSelector=OURS)
+    assert sorted(secret["data"]) == ["j-gang.1.0", "j-gang.1.1"]
+    assert {token_secret_of(pod) for pod in pods} == {secret["metadata"]["name"]}
     await becomes(backend, "j-gang", "both pods run", workers=2, present=True, waiting_reason="")
     bound = {pod["metadata"]["name"]: pod["spec"].get("nodeName") for pod in cluster.api.items(PODS)}
     assert bound == {"makeway-j-gang-1-0": "simulated-0003", "makeway-j-gang-1-1": "simulated-0004"}
@@ -124,9 +121,7 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
     await backend.forget("j-gang", 1)
     assert await machines(backend, "j-gang") is None, "what is forgotten is reported no more"
     await soon(lambda: not cluster.api.items(PODS), "the pods are gone")
-    await soon(
-        lambda: not cluster.api.items(f"{CORE}/secrets", labelSelector="makeway/job=j-gang"), "and their secret, too"
-    )
+    await soon(lambda: not cluster.api.items(f"{CORE}/secrets", labelSelector=OURS), "and their secret, too")
     assert await machines(backend, "j-gang") is None
 
 

@@ -42,7 +42,7 @@ log = logging.getLogger("makeway.actuate")
 TAKEOVER_GRACE = 10.0
 """Seconds that a session has at least from when a leader first sees its notice, or its grace if that is shorter."""
 
-AT_ONCE = 16
+AT_ONCE = 48
 """Attempts that a backend elsewhere is ordered to start at the same time."""
 
 ALIVE = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
@@ -109,13 +109,20 @@ class Actuator:
                 started.attempts.add((row.id, row.attempt))
                 await self._start(started, row, now)
             return
-        for at in range(0, len(due), AT_ONCE):  # each waits for the answers of others, not for a processor
-            some = due[at : at + AT_ONCE]
-            started.attempts.update((row.id, row.attempt) for row in some)
-            orders = (self._start(started, row, now) for row in some)
-            for error in await asyncio.gather(*orders, return_exceptions=True):
-                if error is not None:
-                    raise error
+        room, errors = asyncio.Semaphore(AT_ONCE), list[Exception]()
+
+        async def start(row: Workload) -> None:
+            async with room:  # each waits for the answers of others, not for a processor
+                if not errors:
+                    started.attempts.add((row.id, row.attempt))
+                    try:
+                        await self._start(started, row, now)
+                    except Exception as error:  # those under way go on to their end
+                        errors.append(error)
+
+        await asyncio.gather(*(start(row) for row in due))
+        if errors:
+            raise errors[0]
 
     async def give(
         self, rows: Mapping[str, Workload], seen: Seen, now: float, started: Started, names: Names = IDS

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
@@ -22,11 +23,12 @@ from .attempt_pods import LIMITS, AttemptPods
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
-from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, secret, service, worker_pod
+from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, service, token_secret_of, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod, seconds_of
 from .pulse import BEAT, Beat, Pulse
+from .token_secrets import TokenPart, TokenSecrets
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -91,6 +93,7 @@ class KubernetesBackend(RemoteBackend):
         self._selected: Document | None = None
         self._selectors: tuple[NodeSelector, ...] = ()
         self._creating = asyncio.Semaphore(AT_ONCE)
+        self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
         self._pulse = Pulse(client, self._answers, beat)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -170,13 +173,22 @@ class KubernetesBackend(RemoteBackend):
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""
         self._check_reachable()
-        try:
-            manifests = [self._pod(order, number) for number in range(len(order.workers))]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:  # one job must not stop all others
-            log.exception("The pods of %s cannot be described", attempt_name(order.workload, order.attempt))
-            raise BackendError(f"Its pod cannot be described; is its profile's template right? {error!r}") from error
         key = (order.workload, order.attempt)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
+        part = self._tokens.part(key, tokens)
+        try:
+            await self._start(order, tokens, part)
+        finally:
+            part.leave()
+
+    async def _start(self, order: StartOrder, tokens: list[str], part: TokenPart) -> None:
+        key = (order.workload, order.attempt)
+        try:
+            manifests = [self._pod(order, number, part.secret.name) for number in range(len(order.workers))]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # one job must not stop all others
+            self._tokens.done(key)
+            log.exception("The pods of %s cannot be described", attempt_name(order.workload, order.attempt))
+            raise BackendError(f"Its pod cannot be described; is its profile's template right? {error!r}") from error
 
         self._sort()
         there = {pod.name: pod.uid for pod in self.attempt_pods.of(key)} if key in self._partial else {}
@@ -196,7 +208,10 @@ class KubernetesBackend(RemoteBackend):
             if len(pods) > 1:
                 await self._create("services", service(self.settings, order, pods[:1]))
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off.
-            await self._create("secrets", secret(self.settings, order, tokens, pods[:1]))
+            if token_secret_of(pods[0]) in ("", part.secret.name):
+                await part.written(pods[0])
+            else:
+                await self._tokens.write(key, tokens, pods[0])
         except ExceptionGroup as group_error:
             raise await self._broken_off(order, group_error.exceptions[0]) from group_error
         except (ApiRefusal, ApiUnreachable) as error:
@@ -207,6 +222,7 @@ class KubernetesBackend(RemoteBackend):
             self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
             raise
         self._partial.discard(key)
+        self._tokens.done(key)
         self.attempt_pods.show(key)
 
     async def remove(self, workload: str, attempt: int) -> None:
@@ -229,6 +245,7 @@ class KubernetesBackend(RemoteBackend):
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
         self._partial.discard((workload, attempt))
+        self._tokens.done((workload, attempt))
 
     # -- inside
 
@@ -258,7 +275,7 @@ class KubernetesBackend(RemoteBackend):
         if isinstance(error, ApiUnreachable):
             self._away_until = self._monotonic() + AWAY_SECONDS
 
-    def _pod(self, order: StartOrder, number: int) -> Object:
+    def _pod(self, order: StartOrder, number: int, tokens: str) -> Object:
         """Return the manifest of a worker; BackendError where its GPUs cannot be requested."""
         document = self._document() if self._document is not None else None
         if document is None:
@@ -282,7 +299,7 @@ class KubernetesBackend(RemoteBackend):
             template=facts.pod if facts else {},
         )
         path, _ = self.channel.credentials(order.workload, order.attempt, number)
-        return worker_pod(self.settings, order, number, path, given)
+        return worker_pod(self.settings, order, number, path, tokens, given)
 
     async def _create(self, kind: str, manifest: Object, since: float | None = None) -> Object:
         """Create an object; return the one that is there already, if it is of this installation.
@@ -315,6 +332,7 @@ class KubernetesBackend(RemoteBackend):
             self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
         if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
             self._partial.discard(key)
+            self._tokens.done(key)
             await self._undo(order)
         else:
             self._partial.add(key)

@@ -1,4 +1,4 @@
-"""Make the pod of a worker, and the Secret and the Service of an attempt: pure functions of order and settings.
+"""Make the pod of a worker, and the Service of a gang: pure functions of order and settings.
 
 Names follow from workload, attempt and worker, so that creating twice creates once. The pods pass the *restricted* pod
 security standard, have no token of the API server, and may run on the planned node alone.
@@ -31,6 +31,7 @@ SHARED_MEMORY = "/dev/shm"
 """Without a volume it has 64 MB, too few for NCCL and for workers of PyTorch's DataLoader. What is in it counts as the
 container's memory."""
 CHECKPOINTS = "/makeway/checkpoints"
+TOKEN = "MAKEWAY_ATTEMPT_TOKEN"
 PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
 STAYS = tuple(
@@ -92,24 +93,25 @@ def pod_name(workload: str, attempt: int, worker: int) -> str:
 
 
 def attempt_name(workload: str, attempt: int) -> str:
-    """Return the name of an attempt's Secret and Service."""
+    """Return the name of an attempt's Service."""
     return f"makeway-{workload}-{attempt}"
+
+
+def token_key(workload: str, attempt: int, worker: int) -> str:
+    """Return the key of a worker's token in its Secret."""
+    return f"{workload}.{attempt}.{worker}"
+
+
+def token_secret_of(pod: Object) -> str:
+    """Return the name of the Secret that a worker's pod takes its token from, "" where its manifest is not known."""
+    containers = pod.get("spec", {}).get("containers", ())
+    variables = [one for container in containers if container["name"] == WORKER for one in container.get("env", ())]
+    return next((str(one["valueFrom"]["secretKeyRef"]["name"]) for one in variables if one["name"] == TOKEN), "")
 
 
 def labels_of(settings: PodSettings, key: Key) -> dict[str, str]:
     """Return the labels that everything of an attempt has."""
     return {MANAGED_BY: MANAGER, INSTANCE: settings.instance, JOB: key[0], ATTEMPT: str(key[1])}
-
-
-def secret(settings: PodSettings, order: StartOrder, tokens: Sequence[str], owners: Sequence[Object]) -> Object:
-    """Return the Secret with the workers' first tokens, by their numbers; it goes with the last pod."""
-    key = (order.workload, order.attempt)
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _owned(attempt_name(*key), labels_of(settings, key), owners),
-        "stringData": {str(number): token for number, token in enumerate(tokens)},
-    }
 
 
 def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) -> Object:
@@ -128,8 +130,13 @@ def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) 
     }
 
 
-def worker_pod(settings: PodSettings, order: StartOrder, number: int, path: str, given: WorkerResources) -> Object:
-    """Return the pod of one worker; `path` is that of the worker below the service's address."""
+def worker_pod(
+    settings: PodSettings, order: StartOrder, number: int, path: str, tokens: str, given: WorkerResources
+) -> Object:
+    """Return the pod of one worker.
+
+    `path` is that of the worker below the service's address, `tokens` the name of the Secret with its token.
+    """
     key = (order.workload, order.attempt)
     name = attempt_name(*key)
     node = order.workers[number].node
@@ -160,7 +167,7 @@ def worker_pod(settings: PodSettings, order: StartOrder, number: int, path: str,
             "tolerations": [*(_toleration(one) for one in given.tolerations), *STAYS],
             "securityContext": _pod_security(settings),
             "initContainers": [_launcher_container(settings)],
-            "containers": [_worker_container(settings, order, number, path, given)],
+            "containers": [_worker_container(settings, order, number, path, tokens, given)],
             "volumes": _volumes(settings, order),
             "hostname": f"worker-{number}",
             **({"subdomain": name} if len(order.workers) > 1 else {}),
@@ -231,9 +238,9 @@ def _launcher_container(settings: PodSettings) -> Object:
 
 
 def _worker_container(
-    settings: PodSettings, order: StartOrder, number: int, path: str, given: WorkerResources
+    settings: PodSettings, order: StartOrder, number: int, path: str, tokens: str, given: WorkerResources
 ) -> Object:
-    token = {"secretKeyRef": {"name": attempt_name(order.workload, order.attempt), "key": str(number)}}
+    token = {"secretKeyRef": {"name": tokens, "key": token_key(order.workload, order.attempt, number)}}
     variables = {
         "MAKEWAY_ATTEMPT_URL": f"{settings.address.rstrip('/')}/{path}",
         "MAKEWAY_JOB_DIR": HOME,
@@ -250,7 +257,7 @@ def _worker_container(
         "workingDir": "/makeway",
         "env": [
             *({"name": name, "value": value} for name, value in variables.items()),
-            {"name": "MAKEWAY_ATTEMPT_TOKEN", "valueFrom": token},
+            {"name": TOKEN, "valueFrom": token},
         ],
         "resources": _resources(given),
         "terminationMessagePolicy": "File",
