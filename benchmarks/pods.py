@@ -19,7 +19,7 @@ from makeway_quota.backends.kubernetes.connection import from_kubeconfig
 from makeway_quota.backends.kubernetes.informer import Informer
 
 from kube_cluster import programs
-from kube_cluster.api import GPU
+from kube_cluster.api import GPU, Api
 from kube_cluster.cluster import Cluster
 from kube_cluster.images import HOST
 from kube_cluster.simulated import toleration
@@ -37,8 +37,8 @@ RUNNING, WAITING = 8000, 10_000
 NODE_CHANGES = 20
 """a second"""
 SECONDS = 60.0
-SETTLED = 5.0
-"""seconds after which the service has written how everything is"""
+PAUSE = 5.0
+"""seconds in which the service writes how everything is"""
 AT_ONCE = 16
 """requests of the load at the same time"""
 GOAL = 1 / 0.8
@@ -70,9 +70,9 @@ async def _measure(cluster: Cluster) -> list[Measured]:
                     await _jobs(load, pods, RUNNING - JOBS)
                     service.launch()
                     await load.submit(WAITING)
-                    await asyncio.sleep(SETTLED)
+                    await asyncio.sleep(PAUSE)
                     service.figures()
-                    changes = await _change_nodes(client)
+                    changes = await _change_nodes(cluster.api)
                     busy = service.figures()
             await _empty(client, pods)
             after = await _bare(client, pods)
@@ -156,14 +156,15 @@ async def _empty(client: ApiClient, pods: Phases) -> None:
         await asyncio.sleep(1.0)
 
 
-async def _change_nodes(client: ApiClient) -> int:
+async def _change_nodes(api: Api) -> int:
     """Change an annotation and the cordon of nodes at the rate of the benchmark; return how many changed."""
     began, changes = time.monotonic(), 0
     while (past := time.monotonic() - began) < SECONDS:
         name = f"simulated-{changes % NODES:04d}"
         # every tenth change is one that Makeway counts: the node is closed for new pods, and opened in the next turn
         spec = {"spec": {"unschedulable": changes // NODES % 2 == 0}} if changes % 10 == 0 else {}
-        await client.merge(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"bench": str(changes)}}, **spec})
+        change = {"metadata": {"annotations": {"bench": str(changes)}}, **spec}
+        await asyncio.to_thread(api.merge, f"/api/v1/nodes/{name}", change)
         changes += 1
         await asyncio.sleep(max(0.0, changes / NODE_CHANGES - past))
     return changes

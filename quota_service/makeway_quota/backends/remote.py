@@ -11,13 +11,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from makeway_api.durations import duration
 
 from ..policy import Document
 from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
+from .known_attempts import Ending, Known
 from .versions import Changes
 from .workers import WorkerSeen, attempt_of
 
@@ -85,45 +86,7 @@ GONE = Machines(0, present=False)
 """Machines that are in no list any more"""
 
 
-@dataclass(slots=True)
-class _Ending:
-    """An end that was ordered: from when on the machines are removed (monotonic), and the notice, None for a kill."""
-
-    remove_at: float
-    notice: NoticeOrder | None = None
-    removed: bool = False
-    problem: str = ""
-    """why the machines could not be removed at the last try"""
-
-
 _NONE: Mapping[int, WorkerSeen] = {}
-
-
-@dataclass(slots=True)
-class _Known:
-    """What this process remembers of attempts; another one finds it again."""
-
-    endings: dict[Key, _Ending] = field(default_factory=dict)
-    absent_since: dict[Key, float] = field(default_factory=dict)
-    unheard_since: dict[Key, float] = field(default_factory=dict)
-    """when the machines of attempts were there first, with workers that have not reported yet"""
-    lost: dict[Key, AttemptSeen] = field(default_factory=dict)
-    """ends that no worker reported, as this replica concluded them while it led"""
-    silent: frozenset[Key] = frozenset()
-    """attempts with a silent worker at the last observation"""
-
-    def timed(self, unheard_before: float) -> set[Key]:
-        """Return the attempts that a moment may change, and not only a report.
-
-        Workers that have not reported change theirs when they are unheard of since a moment.
-        """
-        unheard = [key for key, since in self.unheard_since.items() if since <= unheard_before]
-        return {*self.endings, *self.absent_since, *unheard, *self.silent}
-
-    def drop(self, key: Key) -> None:
-        """Forget an attempt."""
-        for by_key in (self.endings, self.absent_since, self.unheard_since, self.lost):
-            by_key.pop(key, None)
 
 
 class RemoteBackend(ABC):
@@ -143,7 +106,7 @@ class RemoteBackend(ABC):
         self.report_within = report_within
         self._monotonic = monotonic
         self._clock = clock
-        self._known = _Known()
+        self._known = Known()
         self._changes = Changes()
         self._machines: dict[Key, Machines] = {}
         self._synced = False
@@ -247,12 +210,12 @@ class RemoteBackend(ABC):
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
         """Remove the machines some time after the deadline; the workers read their notice from the store themselves."""
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
-        self._order_end((workload, attempt), _Ending(remove_at, notice))
+        self._order_end((workload, attempt), Ending(remove_at, notice))
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
         patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
-        self._order_end((workload, attempt), _Ending(self._monotonic() + patience))
+        self._order_end((workload, attempt), Ending(self._monotonic() + patience))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Remove the machines and stop reporting the attempt."""
@@ -292,12 +255,12 @@ class RemoteBackend(ABC):
                 return b"".join(parts)
         return None
 
-    def _order_end(self, key: Key, ending: _Ending) -> None:
+    def _order_end(self, key: Key, ending: Ending) -> None:
         known = self._known.endings.get(key)
         if known is None or ending.remove_at < known.remove_at:
             self._known.endings[key] = ending
 
-    def _is_due(self, key: Key, ending: _Ending) -> bool:
+    def _is_due(self, key: Key, ending: Ending) -> bool:
         """Whether the machines of an attempt that was to end are removed now."""
         seen = self._attempts.get(key)
         alive = seen is not None and seen.phase not in (Phase.EXITED, Phase.LOST)
@@ -336,7 +299,7 @@ class RemoteBackend(ABC):
             return self._lose(key, seen, message, node_lost=machines is None or machines.node_lost)
         return seen
 
-    def _absent(self, key: Key, seen: AttemptSeen, machines: Machines, ending: _Ending | None) -> AttemptSeen:
+    def _absent(self, key: Key, seen: AttemptSeen, machines: Machines, ending: Ending | None) -> AttemptSeen:
         """Return the end of an attempt without machines whose workers did not report it."""
         if ending is not None:
             message = "did not end in time and was killed" if ending.notice else "stopped"

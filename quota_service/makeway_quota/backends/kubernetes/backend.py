@@ -17,7 +17,7 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...engine.snapshot import GPU
 from ...policy import Document
-from ..base import BackendError, BackendFull, BackendUnavailable, Key, NodeSeen, StartOrder
+from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
@@ -28,6 +28,7 @@ from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod, seconds_of
 from .pulse import BEAT, Beat, Pulse
+from .start_errors import start_error
 from .token_secrets import TokenPart, TokenSecrets
 
 log = logging.getLogger("makeway.kubernetes")
@@ -327,7 +328,7 @@ class KubernetesBackend(RemoteBackend):
     async def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
         self._note(error)
-        key, found = (order.workload, order.attempt), _in_words(error)
+        key, found = (order.workload, order.attempt), start_error(error)
         if isinstance(found, BackendUnavailable):
             self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
         if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
@@ -347,15 +348,3 @@ class KubernetesBackend(RemoteBackend):
                 if (found["metadata"].get("labels") or {}).get(INSTANCE) == self.settings.instance:
                     await self._client.delete(f"{self._namespace}/pods/{name}", uid=found["metadata"]["uid"], grace=0)
         log.info("The pods of %s are not created", attempt_name(order.workload, order.attempt))
-
-
-def _in_words(error: Exception) -> BackendError:
-    """Return why pods were not created: a refusal of the job, or a reason to try again.
-
-    A conflict is one: pods that are created at the same time compete for the quota of their namespace.
-    """
-    if isinstance(error, ApiRefusal) and error.status == 403 and "exceeded quota" in error.message:
-        return BackendFull(f"the quota of the namespace is used up: {error.message}")
-    if isinstance(error, ApiRefusal) and (error.status in (400, 403, 404, 422) or error.reason == "AlreadyExists"):
-        return BackendError(f"Kubernetes refuses its pod: {error.message}")
-    return BackendUnavailable(str(error))

@@ -90,7 +90,7 @@ class TokenPart:
         await self.secret.written()
 
     def leave(self) -> None:
-        """Let the others go on without this start, if it did not come that far."""
+        """End the part of a start that did not come that far: the others go on without it."""
         if not self._ended:
             self._ended = True
             self.secret.end(None)

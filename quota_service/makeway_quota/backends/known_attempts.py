@@ -1,0 +1,45 @@
+"""What a backend remembers of attempts elsewhere besides their reports: ends that were ordered, and what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .base import AttemptSeen, Key, NoticeOrder
+
+
+@dataclass(slots=True)
+class Ending:
+    """An end that was ordered: from when on the machines are removed (monotonic), and the notice, None for a kill."""
+
+    remove_at: float
+    notice: NoticeOrder | None = None
+    removed: bool = False
+    problem: str = ""
+    """why the machines could not be removed at the last try"""
+
+
+@dataclass(slots=True)
+class Known:
+    """What this process remembers of attempts; another one finds it again."""
+
+    endings: dict[Key, Ending] = field(default_factory=dict)
+    absent_since: dict[Key, float] = field(default_factory=dict)
+    unheard_since: dict[Key, float] = field(default_factory=dict)
+    """when the machines of attempts were there first, with workers that have not reported yet"""
+    lost: dict[Key, AttemptSeen] = field(default_factory=dict)
+    """ends that no worker reported, as this replica concluded them while it led"""
+    silent: frozenset[Key] = frozenset()
+    """attempts with a silent worker at the last observation"""
+
+    def timed(self, unheard_before: float) -> set[Key]:
+        """Return the attempts that a moment may change, and not only a report.
+
+        Workers that have not reported change theirs when they are unheard of since a moment.
+        """
+        unheard = [key for key, since in self.unheard_since.items() if since <= unheard_before]
+        return {*self.endings, *self.absent_since, *unheard, *self.silent}
+
+    def drop(self, key: Key) -> None:
+        """Forget an attempt."""
+        for by_key in (self.endings, self.absent_since, self.unheard_since, self.lost):
+            by_key.pop(key, None)
