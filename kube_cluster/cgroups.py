@@ -52,11 +52,13 @@ def enter(groups: list[Path]) -> None:
 
 
 def remove(group: Path) -> None:
-    """Remove a cgroup and all below it; its processes have ended, but the kernel may take a moment."""
+    """Remove a cgroup and all below it; its processes were killed, but the kernel may take a moment."""
     end = time.monotonic() + REMOVE_SECONDS
     while group.exists():
         for folder, _, _ in os.walk(group, topdown=False):
             with suppress(OSError):
+                if (state := Path(folder, "freezer.state")).exists():
+                    state.write_text("THAWED", encoding="utf-8")  # a frozen process ends only then
                 os.rmdir(folder)
         if time.monotonic() > end:
             raise KubeProblem(f"The cgroup {group} cannot be removed: processes are left in it.")
