@@ -17,7 +17,7 @@ RANDOM := invariants reference holds shortcuts second_opinion victim_bounds
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,10 @@ check: setup ## Run the quick tests only (under 90 seconds)
 kube: setup ## Start a Kubernetes cluster on this machine until Ctrl-C; SIMULATED=n adds n nodes of 8 GPUs, GPUS=n virtual GPUs
 	@.venv/bin/python scripts/set_up_kube.py
 	@exec .venv/bin/python -m kube_cluster up --simulated $(or $(SIMULATED),0) --gpus $(or $(GPUS),4)
+
+run-kube: setup ## Start the portal on a Kubernetes cluster of this machine, as root, until Ctrl-C; GPUS=n virtual GPUs
+	@.venv/bin/python scripts/set_up_kube.py
+	@exec .venv/bin/python -m kube_cluster run --gpus $(or $(GPUS),10)
 
 kube-test: setup ## Run only the tests on a Kubernetes cluster; the first time, it is built (a quarter of an hour)
 	@.venv/bin/python scripts/set_up_kube.py

@@ -1,4 +1,4 @@
-"""The command of the test cluster: `make kube`, or `python -m kube_cluster up|list|down|build|images`."""
+"""The command of the test cluster: `make kube` and `make run-kube`, or `python -m kube_cluster`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from . import helm, image_build, programs, teardown
+from . import helm, image_build, node, portal, programs, teardown
 from .cluster import Cluster
 from .folder import folders
 from .problems import KubeProblem
@@ -28,13 +28,45 @@ def up(simulated: int, gpus: int) -> None:
         if cluster.why_no_node:
             print(f"There is no real node: {cluster.why_no_node}", flush=True)
         elif gpus:
-            node = cluster.add_node(gpus)
-            print(f"The real node {node.name} is ready: {gpus} virtual GPUs.", flush=True)
+            there = cluster.add_node(gpus)
+            print(f"The real node {there.name} is ready: {gpus} virtual GPUs.", flush=True)
         print(f"\n  export KUBECONFIG={cluster.kubeconfig}\n  alias kubectl={kubectl}\n  kubectl get nodes\n")
         print("Ctrl-C removes the cluster.", flush=True)
+        keep(cluster)
+
+
+def keep(cluster: Cluster) -> None:
+    """Wait for Ctrl-C, and say that it was seen: a node's images take a while to remove."""
+    try:
         while True:
             time.sleep(1)
             cluster.check()
+    except KeyboardInterrupt:
+        print("\nRemoving the cluster …", flush=True)
+        raise
+
+
+def run(gpus: int) -> None:
+    """Start a cluster, install the portal in it, print where it is and who may log in, and keep it until Ctrl-C."""
+    node.check_machine()
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{duration(time.monotonic() - start):>10}  {text}", flush=True)
+
+    say("Images of the portal: built where something has changed, which takes minutes")
+    archives = image_build.build(list(portal.IMAGES.values()))
+    say(f"Kubernetes and a node with {gpus} virtual GPUs")
+    with Cluster.start() as cluster:
+        there = cluster.add_node(gpus)
+        for image, archive in archives.items():
+            say(f"Image {image}, imported into the node")
+            there.import_image(archive)
+        say("The chart helm/makeway, installed by Helm")
+        portal.install(cluster, portal.demo_values(gpus))
+        portal.wait_until_ready(cluster, say=say)
+        print(portal.announcement(cluster), flush=True)
+        keep(cluster)
 
 
 def list_clusters() -> None:
@@ -55,6 +87,13 @@ def down(names: Sequence[str]) -> None:
     print(f"Removed: {', '.join(removed)}." if removed else "There was no abandoned cluster.")
 
 
+def some(text: str) -> int:
+    """Return a number of GPUs, at least one."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs: expected 1 or more")
+    return int(text)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the options of the command."""
     made = argparse.ArgumentParser(prog="python -m kube_cluster", description="A Kubernetes cluster on this machine.")
@@ -64,6 +103,8 @@ def parser() -> argparse.ArgumentParser:
     start.add_argument(
         "--gpus", type=int, default=4, metavar="N", help="virtual GPUs of the real node; 0: no real node"
     )
+    whole = verbs.add_parser("run", help="start a cluster with the portal in it, and keep it until Ctrl-C")
+    whole.add_argument("--gpus", type=some, default=10, metavar="N", help="virtual GPUs of its node; 10 by default")
     verbs.add_parser("list", help="list the clusters of this user")
     stop = verbs.add_parser("down", help="remove clusters: the abandoned ones, or those named")
     stop.add_argument("names", nargs="*", metavar="NAME")
@@ -83,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if wanted.verb == "up":
             up(wanted.simulated, wanted.gpus)
+        elif wanted.verb == "run":
+            run(wanted.gpus)
         elif wanted.verb == "list":
             list_clusters()
         elif wanted.verb == "down":
@@ -97,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kube: {problem}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nkube: stopped.", file=sys.stderr)
+        print("kube: stopped.", file=sys.stderr)
         return 130
     return 0
 

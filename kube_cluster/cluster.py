@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from . import control_plane, dns, network, node, processes, simulated, teardown
+from . import control_plane, dns, network, node, processes, provisioner, simulated, teardown
 from .api import Api
 from .folder import Folder
 from .problems import KubeProblem, NotHere
@@ -62,6 +62,11 @@ class Cluster:
         return self._running().kubeconfig
 
     @property
+    def volumes(self) -> Path:
+        """Return the folder of the volumes that claims of this cluster got."""
+        return self.folder.path / "volumes"
+
+    @property
     def api(self) -> Api:
         """Return the API as the administrator sees it."""
         return self._running().api
@@ -84,6 +89,7 @@ class Cluster:
             raise NotHere(self.why_no_node or "A real node needs the network that a cluster of root has.")
         if not self.nodes:
             dns.start(self.folder, plane, self._network.host)
+            self.folder.at_end.enter_context(provisioner.running(self.volumes, plane.kubeconfig))
         added = node.start(self.folder, plane, self._network, len(self.nodes), gpus)
         self.nodes.append(added)
         return added

@@ -18,6 +18,8 @@ expect.set_options(timeout=30_000)  # most take less than a second, but not on a
 
 _NUMBER = re.compile(r"\[\d+\]:?")
 TRIES = 3
+WIDTH = 1280
+"""Of a window, in pixels."""
 ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -88,7 +90,7 @@ class Person:
         self.outside: list[str] = []
         self.errors: list[str] = []
         self.context = browser.new_context(
-            viewport={"width": 1280, "height": 900}, color_scheme="dark" if dark else "light"
+            viewport={"width": WIDTH, "height": 900}, color_scheme="dark" if dark else "light"
         )
         self.context.set_default_timeout(60_000)
         self.page: Page = self.context.new_page()

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kube_cluster.api import GPU, Api, Object
+from kube_cluster.node import Node
 from kube_cluster.simulated import toleration
 
 PODS = "/api/v1/namespaces/default/pods"
+SPARE = (2, 3)
+"""GPUs of the real node that most tests do without: they are unhealthy until a test needs all four."""
 SECONDS = 120
 """How long a test waits for something that takes a second or two on an idle machine."""
 
@@ -20,6 +23,11 @@ def wait_until(true: Callable[[], Any], what: str, seconds: float = SECONDS, pau
     while not true():
         assert time.monotonic() < end, f"still not true after {seconds} s: {what}"
         time.sleep(pause)
+
+
+def allocatable(api: Api, node: Node) -> str:
+    """Return how many GPUs a node offers."""
+    return str(api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"][GPU])
 
 
 def phase(api: Api, name: str, pods: str = PODS) -> str:

@@ -12,41 +12,17 @@ from charts import JOBS, NAMESPACE, Object
 from makeway_api.client import Client
 from makeway_api.errors import MakewayError
 from pods import wait_until
-from releases import Installation, installation, requests
+from releases import CLAIMS, Installation, installation, requests
+from walk import Walk, values
 
-from kube_cluster import image_build
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
+from kube_cluster.portal import wait_until_ready
+from kube_cluster.provisioner import name_of
 
-POLICY = """
-version: 1
-pools: [{name: gpu, nodes: {labels: {makeway.test/real: "true"}}}]
-profiles:
-  - {name: gpu1, title: One GPU, gpus: 1, cpu: 0.1, memory: 512Mi, pools: [gpu], policies: [rnd, devops],
-     kinds: [session, job]}
-policies:
-  - {name: rnd, groups: [rnd], quotas: [{pools: [gpu], reserved: 1}]}
-  - {name: devops, groups: [devops], quotas: [{pools: [gpu], reserved: 1}]}
-"""
-TEAMS = {"rnd": ["ana"], "devops": ["bo"]}
+VALUES = values()
+TEAMS = {team: group["users"] for team, group in VALUES["hub"]["config"]["JupyterHub"]["load_groups"].items()}
 USERS = [user for users in TEAMS.values() for user in users]
-VALUES: Object = {
-    "images": {
-        part: dict(zip(("repository", "tag"), image_build.name_of(image).split(":"), strict=True))
-        for part, image in {"hub": "hub", "service": "quota-service", "notebook": "notebook", "proxy": "proxy"}.items()
-    },
-    "policy": POLICY,
-    "hub": {
-        "config": {
-            "JupyterHub": {
-                "authenticator_class": "dummy",
-                "load_groups": {team: {"users": users} for team, users in TEAMS.items()},
-            },
-            "Authenticator": {"allowed_users": USERS, "admin_users": ["admin"]},
-        },
-    },
-}
-VOLUMES = "/api/v1/persistentvolumes"
 CHECKPOINTS = "makeway-checkpoints"
 OWN_CLAIMS = {"makeway-hub", "makeway-service"}
 HOMES = {f"home-{user}" for user in USERS}
@@ -54,14 +30,13 @@ STARTED = 400
 """How many seconds the programs of the portal may take to start, which is a fraction of that on an idle machine."""
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 WORKERS = f"/api/v1/namespaces/{JOBS}/pods"
-PARTS = ("hub", "proxy", "service", "images")
 
 
 class Portal:
-    """The running portal; `folder` has its volumes, a folder for each claim."""
+    """The running portal."""
 
-    def __init__(self, cluster: Cluster, release: Installation, folder: Path) -> None:
-        self.cluster, self.release, self.folder, self.api = cluster, release, folder, release.api
+    def __init__(self, cluster: Cluster, release: Installation, walk: Walk) -> None:
+        self.cluster, self.release, self.walk, self.api = cluster, release, walk, release.api
         self.url = f"http://{self.pod('proxy')['status']['podIP']}:8000"
         self._people: dict[str, Person] = {}
         self.told = ExitStack()
@@ -72,16 +47,10 @@ class Portal:
         """Return a person, who is logged in."""
         if name not in self._people:
             found = Person(self, name)
-            answer = self.log_in(found.browser, name, self.release.secret()["password"])
+            answer = log_in(found.browser, name, self.release.secret()["password"])
             assert answer.status_code == 200, answer.text
             self._people[name] = found
         return self._people[name]
-
-    def log_in(self, browser: httpx2.Client, name: str, password: str) -> httpx2.Response:
-        """Send the form of the login page and return the answer."""
-        browser.get("/hub/login")
-        form = {"username": name, "password": password}
-        return browser.post("/hub/login", params={"_xsrf": browser.cookies["_xsrf"]}, data=form)
 
     def as_program(self, path: str, key: str) -> httpx2.Response:
         """Send a request to the Hub's API with a token of the chart's secret."""
@@ -98,6 +67,10 @@ class Portal:
         (found,) = self.pods(component)
         return found
 
+    def volume(self, claim: str, namespace: str = NAMESPACE) -> Path:
+        """Return the folder of this machine that a claim got."""
+        return self.cluster.volumes / name_of(self.api.get(f"{CLAIMS.format(namespace)}/{claim}"))
+
     def log(self, pod: str) -> str:
         """Return the last lines of a pod of the portal."""
         return self.api.text(f"{PODS}/{pod}/log", tailLines="60")
@@ -107,7 +80,8 @@ class Portal:
         """Wait after the block until the Hub and the service have new pods, which answer."""
         old = {pod["metadata"]["uid"] for part in ("hub", "service") for pod in self.pods(part)}
         yield
-        wait_until(lambda: are_ready(self.api) and not old & uids(self.api), "new pods are ready", STARTED, pause=0.5)
+        wait_until(lambda: not old & uids(self.api), "the old pods are gone", STARTED, pause=0.5)
+        wait_until_ready(self.cluster)
         wait_until(self.answers, "the Hub and the service answer through the proxy", STARTED, pause=0.5)
 
     def answers(self) -> bool:
@@ -122,7 +96,7 @@ class Portal:
 
     def clean(self) -> None:
         """Stop all notebooks, and cancel all jobs."""
-        for person in self._people.values():
+        for person in map(self.person, USERS):
             person.stop()
             with person.client() as client:
                 for job in client.jobs(mine=True).jobs:
@@ -181,69 +155,34 @@ class Person:
             wait_until(lambda: not self.server(), "the server has stopped", STARTED, pause=0.5)
 
 
+def log_in(browser: httpx2.Client, name: str, password: str) -> httpx2.Response:
+    """Send the form of the login page and return the answer."""
+    browser.get("/hub/login")
+    form = {"username": name, "password": password}
+    return browser.post("/hub/login", params={"_xsrf": browser.cookies["_xsrf"]}, data=form)
+
+
 def is_deleted(pod: Object) -> bool:
     """Whether a pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
 @contextmanager
-def volumes(api: Api, folder: Path, **claims: str) -> Iterator[None]:
-    """Make the volumes that claims wait for, of folders of this machine; `claims` are the namespaces of the claims."""
-    for claim, namespace in claims.items():
-        place = folder / claim
-        place.mkdir()
-        place.chmod(0o777)
-        spec = {
-            "capacity": {"storage": "100Gi"},
-            "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
-            "storageClassName": "",
-            "hostPath": {"path": str(place)},
-            "claimRef": {"namespace": namespace, "name": claim},
-        }
-        api.create(VOLUMES, {"metadata": {"name": claim}, "spec": spec})
-    try:
-        yield
-    finally:
-        for claim in claims:
-            api.delete(f"{VOLUMES}/{claim}")
-        wait_until(
-            lambda: not set(claims) & {one["metadata"]["name"] for one in api.items(VOLUMES)}, "no volume is left"
-        )
-
-
-@contextmanager
-def installed(cluster: Cluster, volume_folder: Path, helm_folder: Path) -> Iterator[Portal]:
-    """Yield the portal that Helm installed, once all its pods are ready; afterwards all of it is gone."""
-    api = cluster.api
-    claims = dict.fromkeys(OWN_CLAIMS | HOMES, NAMESPACE) | {CHECKPOINTS: JOBS}
-    with volumes(api, volume_folder, **claims), installation(cluster, helm_folder) as release:
-        release.run("install", values=VALUES)
-        try:
-            wait_until(lambda: are_ready(api), "all pods of the chart are ready", STARTED, pause=0.5)
-        except AssertionError as late:
-            raise AssertionError(f"{late}\n{told(api)}") from late
-        portal = Portal(cluster, release, volume_folder)
+def installed(cluster: Cluster, folder: Path) -> Iterator[Portal]:
+    """Yield the portal that steps 3 to 7 of the page install, once all its pods are ready; afterwards it is gone."""
+    walk = Walk(cluster, folder)
+    with installation(cluster, folder, make_namespace=False) as release:
+        walk.write()
+        for number in range(3, 8):
+            walk.step(number)
+        wait_until_ready(cluster)
+        portal = Portal(cluster, release, walk)
         yield portal
         portal.close()
         for pods in (WORKERS, PODS):
-            api.delete(pods, gracePeriodSeconds="0")
-
-
-def are_ready(api: Api) -> bool:
-    """Whether the pods of all parts of the chart are ready."""
-    found = [pod for pod in api.items(PODS) if not is_deleted(pod)]
-    parts = {one["metadata"]["labels"].get("app.kubernetes.io/component") for one in found}
-    conditions = [{one["type"]: one["status"] for one in pod["status"].get("conditions", ())} for pod in found]
-    return set(PARTS) <= parts and all(one.get("Ready") == "True" for one in conditions)
+            cluster.api.delete(pods, gracePeriodSeconds="0")
 
 
 def uids(api: Api) -> set[str]:
     """Return the UIDs of the portal's pods."""
     return {one["metadata"]["uid"] for one in api.items(PODS)}
-
-
-def told(api: Api) -> str:
-    """Return what the cluster says about the portal's pods."""
-    events = api.items(f"/api/v1/namespaces/{NAMESPACE}/events")
-    states = [f"{one['metadata']['name']}: {one['status'].get('containerStatuses')}" for one in api.items(PODS)]
-    return "\n".join([*states, *(f"{one['reason']}: {one.get('message')}" for one in events)])

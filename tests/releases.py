@@ -82,11 +82,12 @@ class Installation:
 
 
 @contextmanager
-def installation(cluster: Cluster, folder: Path) -> Iterator[Installation]:
+def installation(cluster: Cluster, folder: Path, *, make_namespace: bool = True) -> Iterator[Installation]:
     """Yield a release that is not installed, in a namespace of restricted pods; afterwards all of it is gone."""
     api = cluster.api
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+    if make_namespace:
+        api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
     try:
         yield Installation(Helm(folder, cluster.kubeconfig), folder, api)
     finally:

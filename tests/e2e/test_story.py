@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,22 +11,16 @@ import pytest
 from browser import Person, chromium, notebook
 from makeway_api.models import Job
 from playwright.sync_api import expect
+from stories import TRAIN, sees, take, training_cell, uninterrupted, weights
 
 from benchmarks.portal import Portal
 
 ROOT = Path(__file__).parents[2]
-STEPS = ["--steps", "600", "--seconds", "1", "--every", "600"]
 
 
 def cells(hurry: Path) -> list[str]:
-    """Return a notebook that submits eight trainings; a step takes a second until the file `hurry` is there."""
-    train = f"""import pathlib, runpy, sys, time
-pause, hurry = time.sleep, pathlib.Path({str(hurry)!r})
-time.sleep = lambda seconds: pause(0.02 if hurry.exists() else seconds)
-sys.argv = ["train.py", *{STEPS!r}]
-runpy.run_path("train.py", run_name="__main__")
-"""
-    trials = [f"%%train --name trial-{i} --profile gpu1 --files train.py\n{train}" for i in range(1, 9)]
+    """Return a notebook that submits eight trainings."""
+    trials = [training_cell(f"trial-{i}", f"pathlib.Path({str(hurry)!r})") for i in range(1, 9)]
     return ["%load_ext makeway", "%gpus --live", *trials, "%jobs"]
 
 
@@ -39,21 +29,6 @@ def portal() -> Iterator[Portal]:
     sample = (ROOT / "hub_config" / "policy.yaml").read_text(encoding="utf-8")
     with Portal(10, policy=sample, command=["make", "-C", str(ROOT), "run"]) as portal:
         yield portal
-
-
-def uninterrupted(folder: Path) -> str:
-    """The weights of the same training without a preemption."""
-    steps = ["--steps", "600", "--seconds", "0", "--every", "600"]
-    command = [sys.executable, str(ROOT / "docs" / "examples" / "train.py"), *steps]
-    env = {k: v for k, v in os.environ.items() if not k.startswith("MAKEWAY_")}
-    out = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True).stdout
-    return weights(out)
-
-
-def weights(log: str) -> str:
-    found = re.search(r"^weights (\w+)$", log, re.MULTILINE)
-    assert found, log
-    return found[1]
 
 
 def until(found: Callable[[], object], what: str, seconds: float = 120) -> None:
@@ -108,7 +83,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
 
         # She trains until her team is at its limit.
         home = portal.state.root / "homes" / "ana"
-        shutil.copy(ROOT / "docs" / "examples" / "train.py", home)
+        shutil.copy(TRAIN, home)
         hurry = tmp_path / "hurry"
         story = cells(hurry)
         notebook(home, "story.ipynb", story)
@@ -149,7 +124,7 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
         assert 0 < saved.step < 600
 
         # His kernel sees two GPUs.
-        notebook(portal.state.root / "homes" / "bo", "two.ipynb", ["%load_ext makeway\n%gpus", SEES])
+        notebook(portal.state.root / "homes" / "bo", "two.ipynb", ["%load_ext makeway\n%gpus", sees(2)])
         bo.open_notebook("two.ipynb")
         bo.run_cell(0)
         assert "2 GPUs" in bo.run_cell(1)
@@ -180,22 +155,3 @@ def test_story(portal: Portal, tmp_path: Path, pictures: Path | None) -> None:
             assert person.outside == [], "a closed network: nothing is asked outside"
             assert person.errors == []
             person.close()
-
-
-SEES = """import os
-gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-print(len(gpus), "GPUs", gpus)"""
-
-
-def take(pictures: Path | None, person: Person, name: str, *, theme: bool = False) -> None:
-    """Take a light and a dark picture for the README."""
-    if pictures is None:
-        return
-    pictures.mkdir(parents=True, exist_ok=True)
-    for scheme in ("light", "dark"):
-        person.page.emulate_media(color_scheme=scheme)
-        if theme:
-            person.theme(f"JupyterLab {scheme.capitalize()}")
-        person.page.wait_for_timeout(700)
-        person.page.screenshot(path=pictures / f"{name}-{scheme}.png")
-    person.page.emulate_media(color_scheme="light")

@@ -11,7 +11,7 @@ from charts import EVERYTHING
 from job_service import PODS as JOB_PODS
 from job_service import Serving, make_namespace, policy_of
 from leftovers import left
-from pods import PODS, wait_until
+from pods import PODS, SPARE, allocatable, wait_until
 from releases import DEFINITIONS, MONITOR, MONITORS, Installation, installation
 
 from kube_cluster import image_build
@@ -52,11 +52,14 @@ def kwok_cluster(control_plane: Cluster) -> Cluster:
 
 @pytest.fixture(scope="session")
 def real_node(control_plane: Cluster) -> Node:
-    """Return a real node with two virtual GPUs; skip where this machine cannot run one."""
+    """Return a real node that offers two virtual GPUs; skip where this machine cannot run one."""
     try:
-        return control_plane.add_node(gpus=2)
+        node = control_plane.add_node(gpus=2 + len(SPARE))
     except NotHere as reason:
         pytest.skip(str(reason))
+    node.break_gpus(*SPARE)
+    wait_until(lambda: allocatable(control_plane.api, node) == "2", "the node offers two GPUs")
+    return node
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from pods import PODS, phase, wait_until, why_pending
+from pods import PODS, SPARE, allocatable, phase, wait_until, why_pending
 
-from kube_cluster.api import GPU, Api
+from kube_cluster.api import Api
 from kube_cluster.images import host_pod
 from kube_cluster.node import Node
 
@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("real_node")]
 
 FOREVER = ["sleep", "infinity"]
 LOG = f"{PODS}/{{}}/log"
-
-
-def allocatable(api: Api, node: Node) -> str:
-    """Return how many GPUs the node offers."""
-    return str(api.get(f"/api/v1/nodes/{node.name}")["status"]["allocatable"][GPU])
 
 
 def test_a_pod_with_a_virtual_gpu_runs_and_logs(api: Api) -> None:
@@ -80,10 +75,10 @@ def test_the_gpus_outlive_a_restart_of_the_kubelet(api: Api, real_node: Node) ->
 
 
 def test_a_broken_gpu_is_offered_no_more(api: Api, real_node: Node) -> None:
-    real_node.break_gpus(1)
+    real_node.break_gpus(1, *SPARE)
     wait_until(lambda: allocatable(api, real_node) == "1", "the node offers one GPU")
     api.create(PODS, host_pod("sound", ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"], gpus=1))
     wait_until(lambda: phase(api, "sound") == "Succeeded", "the pod has run")
     assert api.text(LOG.format("sound")) == "0\n"
-    real_node.break_gpus()
+    real_node.break_gpus(*SPARE)
     wait_until(lambda: allocatable(api, real_node) == "2", "the node offers both GPUs again")

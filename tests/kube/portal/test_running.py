@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import httpx2
 import pytest
+from charts import JOBS
 from makeway_api.models import JobRequest
 from pods import wait_until
-from portals import CHECKPOINTS, PARTS, USERS, VALUES, WORKERS, Portal
+from portals import CHECKPOINTS, USERS, VALUES, WORKERS, Portal, log_in
+from walk import blocks, section
 
 from kube_cluster.api import GPU
+from kube_cluster.portal import PARTS
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 
@@ -50,7 +53,7 @@ def test_the_password_of_the_secret_logs_in_those_who_may(portal: Portal) -> Non
     secret = portal.release.secret()
     for name, key, status in (("ana", "password", 302), ("ana", "proxy-token", 403), ("eve", "password", 403)):
         with httpx2.Client(base_url=portal.url) as browser:
-            assert portal.log_in(browser, name, secret[key]).status_code == status, (name, key)
+            assert log_in(browser, name, secret[key]).status_code == status, (name, key)
 
 
 def test_ana_logs_in_and_her_notebook_is_a_pod_with_a_gpu(portal: Portal) -> None:
@@ -75,11 +78,13 @@ def test_an_upgrade_and_a_rollback_keep_her_notebook_and_her_job_running(portal:
         changed = copy.deepcopy(VALUES)
         changed["service"] = {"settings": {"tickSeconds": 2}}
         changed["hub"]["extraConfig"] = {"site": "c.JupyterHub.active_server_limit = 100"}
+        upgrade, rollback, _ = blocks(section("Upgrade, roll back, uninstall"), "sh")[0].splitlines()
+        portal.walk.write_values(changed)
         with portal.renewed():
-            portal.release.run("upgrade", values=changed)
+            portal.walk.run(upgrade)
         with portal.renewed():
-            portal.release.run("rollback", "1")
-        (portal.folder / CHECKPOINTS / "go").touch()
+            portal.walk.run(rollback)
+        (portal.volume(CHECKPOINTS, JOBS) / "go").touch()
         wait_until(lambda: client.job(job.id).state.ended, "the job has ended")
         ended = client.job(job.id)
         assert [attempt.outcome for attempt in ended.attempts] == ["succeeded"]

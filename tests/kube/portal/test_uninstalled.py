@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 from charts import JOBS, NAMESPACE
+from pods import wait_until
 from portals import CHECKPOINTS, HOMES, OWN_CLAIMS, Portal
 from releases import CLAIMS, DEPLOYMENTS, rights_used
+from walk import blocks, section
+
+from kube_cluster.portal import PARTS
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(1500)]
 
@@ -27,9 +31,11 @@ def test_the_hub_has_used_its_rights_and_no_others(portal: Portal) -> None:
 
 def test_uninstalled_the_portal_leaves_the_data(portal: Portal) -> None:
     portal.person("ana").stop()
-    portal.release.run("uninstall", "--wait")
+    *_, uninstall = blocks(section("Upgrade, roll back, uninstall"), "sh")[0].splitlines()
+    portal.walk.run(uninstall)
+    wait_until(lambda: not any(portal.pods(part) for part in PARTS), "the pods of the portal are gone", pause=0.5)
     left = {one["metadata"]["name"] for one in portal.api.items(CLAIMS.format(NAMESPACE))}
     assert OWN_CLAIMS | {"home-ana"} <= left <= OWN_CLAIMS | HOMES
     assert portal.release.names(CLAIMS, JOBS) == {CHECKPOINTS}
-    assert (portal.folder / "makeway-hub" / "jupyterhub.sqlite").stat().st_size
+    assert (portal.volume("makeway-hub") / "jupyterhub.sqlite").stat().st_size
     assert not portal.release.names(DEPLOYMENTS)
