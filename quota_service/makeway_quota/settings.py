@@ -279,7 +279,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
     public_url = env.get("MAKEWAY_URL", f"http://{host}:{port}{prefix.rstrip('/')}")
     return ServiceSettings(
         state_dir=state_dir,
-        db_url=service.db_url or f"sqlite:///{state_dir / 'makeway.sqlite'}",
+        db_url=service.db_url.strip() or f"sqlite:///{state_dir / 'makeway.sqlite'}",
         policy_file=Path(service.policy_file).expanduser().absolute() if service.policy_file else None,
         mode=service.mode,
         keep=service.keep,

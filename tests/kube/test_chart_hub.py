@@ -33,7 +33,7 @@ def configuration(helm: Helm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for name, text in hub_files(manifests).items():
             (tmp_path / name).write_text(text, encoding="utf-8")
         for one in pod_specs(manifests)["makeway-hub"]["containers"][0]["env"]:
-            monkeypatch.setenv(one["name"], "secret")
+            monkeypatch.setenv(one["name"], "secret\n" if one["name"] == "HUB_DB_URL" else "secret")
         return PyFileConfigLoader(str(tmp_path / "jupyterhub_config.py")).load_config()
 
     return load
@@ -48,6 +48,7 @@ def test_the_hub_reads_the_configuration_of_the_chart(configuration: Any) -> Non
     assert c.MakewayKubeSpawner.makeway_url == "http://makeway-proxy/services/makeway"
     names = set(MakewayKubeSpawner.class_trait_names(config=True))
     assert set(c.MakewayKubeSpawner) | set(c.KubeSpawner) <= names
+    assert c.JupyterHub.db_url == "secret", "a file that became a Secret ends with a newline"
     assert c.JupyterHub.active_server_limit == 9
     assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"
 

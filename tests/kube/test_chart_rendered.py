@@ -97,7 +97,8 @@ def test_the_service_reads_its_variables(helm: Helm, tmp_path: Path) -> None:
 
     given = variables(rendered(helm, tmp_path, EVERYTHING))
     plain = {name: value for name, value in given.items() if isinstance(value, str)}
-    settings = load(environ=plain | {"MAKEWAY_DB_URL": "postgresql+psycopg://postgres/makeway"})
+    settings = load(environ=plain | {"MAKEWAY_DB_URL": "postgresql+psycopg://postgres/makeway\n"})
+    assert settings.db_url == "postgresql+psycopg://postgres/makeway", "a file that became a Secret ends with a newline"
     assert (settings.host, settings.port, settings.prefix) == ("0.0.0.0", 8765, "/services/makeway/")
     assert (settings.tick_seconds, settings.keep_events, settings.keep) == (2, 600_000, True)
     assert settings.artifacts_s3 == "s3://bucket/makeway"

@@ -12,7 +12,7 @@ c = get_config()  # noqa: F821 (JupyterHub provides it)
 
 c.JupyterHub.hub_bind_url = "http://:8081"
 c.JupyterHub.hub_connect_url = values["hubUrl"]
-c.JupyterHub.db_url = os.environ.get("HUB_DB_URL") or "sqlite:////data/jupyterhub.sqlite"
+c.JupyterHub.db_url = os.environ.get("HUB_DB_URL", "").strip() or "sqlite:////data/jupyterhub.sqlite"
 c.JupyterHub.cleanup_servers = False  # notebooks go on while the Hub is replaced
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.named_server_limit_per_user = 3
