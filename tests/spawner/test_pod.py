@@ -45,7 +45,7 @@ def test_the_service_knows_the_pod_of_a_session_by_its_labels() -> None:
     ours, others = project_share(made, "lab"), project_share(made, "other")
     assert ours is not None
     assert others is not None
-    assert (ours.session, others.session) == ("s-1", "")
+    assert (ours.workload, others.workload) == ("s-1", "")
 
 
 @pytest.mark.covers("F42", "N06")
