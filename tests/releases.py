@@ -72,8 +72,8 @@ class Installation:
 
     def names(self, path: str, namespace: str = NAMESPACE) -> set[str]:
         """Return the names in a list, such as DEPLOYMENTS, of what the chart made."""
-        found = self.api.items(path.format(namespace))
-        return {one["metadata"]["name"] for one in found if one["metadata"]["name"].startswith("makeway")}
+        found = self.api.items(path.format(namespace), labelSelector="app.kubernetes.io/managed-by=Helm")
+        return {one["metadata"]["name"] for one in found}
 
     def secret(self) -> dict[str, str]:
         """Return the generated Secret, decoded."""
