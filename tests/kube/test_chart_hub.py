@@ -48,9 +48,12 @@ def test_the_hub_reads_the_configuration_of_the_chart(configuration: Any) -> Non
     assert c.MakewayKubeSpawner.makeway_url == "http://makeway-proxy/services/makeway"
     names = set(MakewayKubeSpawner.class_trait_names(config=True))
     assert set(c.MakewayKubeSpawner) | set(c.KubeSpawner) <= names
-    assert c.JupyterHub.db_url == "secret", "a file that became a Secret ends with a newline"
     assert c.JupyterHub.active_server_limit == 9
     assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"
+
+
+def test_the_address_of_its_database_may_end_with_a_newline_as_files_do(configuration: Any) -> None:
+    assert configuration({"database": {"existingSecret": "postgres"}}).JupyterHub.db_url == "secret"
 
 
 def test_notebooks_have_as_much_shared_memory_as_memory(configuration: Any) -> None:
