@@ -80,9 +80,10 @@ format: setup ## Put the code into the project's format
 bench: setup ## Measure what users wait for, print it beside its goal and write docs/benchmarks.md
 	@.venv/bin/python -m benchmarks
 
-screenshots: setup ## Make the pictures of README.md from a run of the story
+screenshots: setup ## Make the pictures of README.md and the documentation from runs of the stories
 	@.venv/bin/python scripts/set_up.py --browser
 	@$(PYTEST) -q tests/e2e/test_story.py --screenshots docs/pictures $(ARGS)
+	@$(PYTEST) -q -m kube tests/kube/portal/test_story.py --screenshots docs/pictures $(ARGS)
 
 docs: setup ## Make the generated pages: docs/features.md and docs/reference/
 	@.venv/bin/python scripts/make_docs.py
