@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import httpx2
 import yaml
 from makeway_hub.sample import SAMPLE_ADMIN, SAMPLE_GROUPS, SAMPLE_USERS
 from makeway_quota.policy import rescale_text
@@ -106,8 +108,22 @@ def wait_until_ready(
 
     try:
         processes.wait_until(ready, "The portal", STARTED_SECONDS, cluster.check)
+        # The Hub tells the proxy its route a moment later, as kube-proxy makes that of the Service.
+        reached = partial(_reaches_the_hub, cluster.api, namespace)
+        processes.wait_until(reached, "The login page", STARTED_SECONDS, cluster.check)
     except KubeProblem as problem:
         raise KubeProblem(f"{problem} The cluster says:\n{told(cluster.api, namespace)}") from problem
+
+
+def _reaches_the_hub(api: Api, namespace: str) -> bool:
+    """Whether the proxy's pod, and its port on the node where it has one, show the login page."""
+    found = [one["status"].get("podIP") for one in pods(api, namespace) if "-proxy-" in one["metadata"]["name"]]
+    port = api.get(f"/api/v1/namespaces/{namespace}/services/{RELEASE}-proxy")["spec"]["ports"][0]
+    urls = [f"http://{ip}:8000" for ip in found] + ([address(api, namespace)] if "nodePort" in port else [])
+    try:
+        return all(httpx2.get(f"{url}/hub/login").is_success for url in urls)
+    except httpx2.TransportError:
+        return False
 
 
 def ready_parts(api: Api, namespace: str = NAMESPACE) -> set[str]:

@@ -151,9 +151,9 @@ def volume(release: Installation) -> Iterator[None]:
         "hostPath": {"path": "/nowhere"},
         "claimRef": {"namespace": JOBS, "name": "makeway-checkpoints"},
     }
-    release.api.create("/api/v1/persistentvolumes", {"metadata": {"name": "checkpoints"}, "spec": spec})
+    release.api.create("/api/v1/persistentvolumes", {"metadata": {"name": "checkpoints-of-rights"}, "spec": spec})
     yield
-    release.api.delete("/api/v1/persistentvolumes/checkpoints")
+    release.api.delete("/api/v1/persistentvolumes/checkpoints-of-rights")
 
 
 async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
