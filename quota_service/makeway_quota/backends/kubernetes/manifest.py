@@ -120,7 +120,7 @@ def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) 
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _owned(attempt_name(*key), labels_of(settings, key), owners),
+        "metadata": owned(attempt_name(*key), labels_of(settings, key), owners),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -185,7 +185,8 @@ def label_value(text: str) -> str:
     return LABEL_VALUE.sub("-", text)[:63].strip("-_.")
 
 
-def _owned(name: str, labels: Mapping[str, str], owners: Sequence[Object]) -> Object:
+def owned(name: str, labels: Mapping[str, str], owners: Sequence[Object]) -> Object:
+    """Return the metadata of an object that goes with the last of the pods `owners`."""
     references = [
         {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
         for pod in owners

@@ -14,7 +14,7 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ..base import Key
 from .client import ApiRefusal, Object
-from .manifest import token_key, token_secret_of
+from .manifest import owned, token_key, token_secret_of
 
 MOST_STARTS = 16
 """that share a Secret: it is written when the slowest of them has its pods"""
@@ -67,12 +67,9 @@ class TokenSecret:
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
-        manifest = token_secret(self.name, self._instance, self.tokens, list(self._owners.values()))
-        try:
-            await self._create(manifest)
-        except ApiRefusal as refusal:
-            if refusal.reason != "AlreadyExists":  # it does where an earlier answer was lost
-                raise
+        await _create_once(
+            self._create, token_secret(self.name, self._instance, self.tokens, list(self._owners.values()))
+        )
 
 
 class TokenPart:
@@ -115,12 +112,8 @@ class TokenSecrets:
 
     async def write(self, key: Key, tokens: list[str], pod: Object) -> None:
         """Write the Secret that a pod of an earlier process names, unless it is there."""
-        named = TokenSecret(self._create, self._instance)
-        named.name = token_secret_of(pod)
-        named.tokens = {token_key(*key, number): token for number, token in enumerate(tokens)}
-        named.begin()
-        named.end(pod)
-        await named.written()
+        by_key = {token_key(*key, number): token for number, token in enumerate(tokens)}
+        await _create_once(self._create, token_secret(token_secret_of(pod), self._instance, by_key, [pod]))
 
     def done(self, key: Key) -> None:
         """Forget an attempt: its Secret is there, or no pod names it."""
@@ -136,17 +129,22 @@ class TokenSecrets:
 
 def token_secret(name: str, instance: str, tokens: Mapping[str, str], owners: list[Object]) -> Object:
     """Return a Secret with tokens by their keys; it goes with the last of the pods `owners`."""
-    references = [
-        {"apiVersion": "v1", "kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        for pod in owners
-    ]
     labels = {MANAGED_BY: MANAGER, INSTANCE: instance}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name, "labels": labels, "ownerReferences": references},
+        "metadata": owned(name, labels, owners),
         "stringData": dict(tokens),
     }
+
+
+async def _create_once(create: Create, manifest: Object) -> None:
+    """Create an object that may be there already, as an earlier answer was lost."""
+    try:
+        await create(manifest)
+    except ApiRefusal as refusal:
+        if refusal.reason != "AlreadyExists":
+            raise
 
 
 def _failed(task: asyncio.Task[None]) -> bool:
