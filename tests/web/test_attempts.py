@@ -78,6 +78,7 @@ async def test_a_claim_returns_everything_that_a_launcher_starts(worker: Worker)
 
 async def test_a_held_request_returns_the_notice_as_soon_as_it_is_written(web: Portal, worker: Worker) -> None:
     await worker.claim()
+    web.backend.ignoring.add(worker.key[0])
     assert (await worker.get("orders")).json() == {"known": "", "notice": None, "stop": False}
     held = asyncio.create_task(worker.get("orders", known="", wait=60))
     await asyncio.sleep(0)
