@@ -20,7 +20,7 @@ from ...policy import Document
 from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
-from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
 from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, service, token_secret_of, worker_pod
@@ -47,8 +47,6 @@ SKEW = 120.0
 """Seconds by which the clocks of the API server and of the service may differ."""
 LEFT_SECONDS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
-
-SILENT = "the Kubernetes API server does not answer"
 
 
 class KubernetesBackend(RemoteBackend):
@@ -218,7 +216,7 @@ class KubernetesBackend(RemoteBackend):
         except (ApiRefusal, ApiUnreachable) as error:
             raise await self._broken_off(order, error) from error
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
-            self._note(ApiUnreachable("the Kubernetes API server does not answer in time"))
+            self._note(ApiUnreachable(f"{SILENT} in time"))
             self._partial.add(key)
             self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
             raise
@@ -238,7 +236,7 @@ class KubernetesBackend(RemoteBackend):
                 self._note(error)
                 raise BackendUnavailable(str(error)) from error
             except asyncio.CancelledError:
-                self._note(ApiUnreachable("the Kubernetes API server does not answer in time"))
+                self._note(ApiUnreachable(f"{SILENT} in time"))
                 raise
 
     async def forget(self, workload: str, attempt: int) -> None:

@@ -23,6 +23,7 @@ REQUEST_SECONDS = 30.0
 TOKEN_SECONDS = 60.0
 """How long a token is used before its file is read again."""
 GONE = 410
+SILENT = "the Kubernetes API server does not answer"
 
 
 class ApiRefusal(Exception):
@@ -170,5 +171,5 @@ def _token(file: Path) -> str:
 
 def _why(error: httpx2.HTTPError) -> str:
     if isinstance(error, httpx2.TimeoutException):
-        return "the Kubernetes API server does not answer"
+        return SILENT
     return f"the Kubernetes API server cannot be reached: {error or type(error).__name__}"
