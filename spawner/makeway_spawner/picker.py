@@ -88,6 +88,7 @@ class Picker:
             kinds=KINDS,
             teams=table.teams,
             virtual=table.virtual,
+            problem=table.problem,
             note=note,
             live=self._live(table.ticket),
         )

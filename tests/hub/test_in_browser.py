@@ -11,7 +11,7 @@ from axe import violations
 from browser import Person, chromium
 from hub.portal import Portal, until
 from makeway_api.models import JobRequest, SessionRequest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
@@ -152,6 +152,26 @@ def test_a_start_that_is_refused_on_its_way_says_why_and_offers_another_choice(p
         hub.release(lease.id)
     expect(ana.page.locator("#spawn_form")).to_be_visible()
     assert leases_of(portal, "ana") == []
+
+
+@pytest.mark.covers("N03")
+def test_the_open_picker_says_when_the_cluster_cannot_be_read_and_when_it_can_again(
+    portal: Portal, person: object
+) -> None:
+    ana = person("ana")
+    said = "Nodes and jobs are shown as they were seen last, and nothing starts: the API server does not answer."
+    problems = [said]
+
+    def answer(route: Route) -> None:
+        table = route.fetch()
+        route.fulfill(response=table, json={**table.json(), "problem": problems[0] if problems else None})
+
+    expect(ana.page.locator("#mw-problem")).to_be_hidden()
+    ana.page.route("**/offers/live**", answer)
+    expect(ana.page.locator("#mw-problem")).to_have_text(said)
+    assert violations(ana.page) == []
+    problems.clear()
+    expect(ana.page.locator("#mw-problem")).to_be_hidden()
 
 
 @pytest.mark.covers("N03", "N05")

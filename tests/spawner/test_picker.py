@@ -39,6 +39,14 @@ def test_every_row_shows_what_can_be_had_now_and_which_jobs_make_way() -> None:
     assert "virtual GPUs" in html
 
 
+def test_a_cluster_that_cannot_be_read_is_said() -> None:
+    said = "Nodes and jobs are shown as they were seen last, and nothing starts: it is <away>."
+    html = PICKER.render(table(problem=said), None, {})
+    assert 'id="mw-problem" role="status">Nodes and jobs' in html
+    assert "it is &lt;away&gt;." in html
+    assert 'id="mw-problem" role="status" hidden></div>' in PICKER.render(table(), None, {})
+
+
 def test_a_refused_row_offers_a_preemptible_session_only_where_that_helps() -> None:
     html = PICKER.render(table(), None, {})
     rows = {m[1]: m[0] for m in re.finditer(r'<div class="mw-row" data-queue="([^"]*)".*?</div>', html, re.S)}

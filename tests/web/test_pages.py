@@ -75,13 +75,17 @@ async def busy(web: Portal) -> list[str]:
     return ids
 
 
-async def test_the_panel_says_that_the_cluster_cannot_be_read(web: Portal) -> None:
-    root = await web.browser("root")
+async def test_pages_say_that_the_cluster_cannot_be_read(web: Portal) -> None:
+    root, id = await web.browser("root"), await web.running_job()
     assert "as they were seen last" not in words(check(await root.get(PREFIX)))
     web.backend.problem = "the Kubernetes API server does not answer"
     await web.run.converged()
     said = "as they were seen last, and nothing starts: the Kubernetes API server does not answer."
-    assert said in words((await root.get(f"{PREFIX}live/panel")).text)
+    live = ("panel", f"jobs/{id}", "nodes/virtual-1", "teams/rnd")
+    for path in (*(f"live/{each}" for each in live), "nodes", "workloads"):
+        assert said in words((await root.get(PREFIX + path)).text), path
+    offers = await web.run.client("ana").offers(kind="session")
+    assert said in (offers.problem or "")
 
 
 @pytest.mark.covers("F37", "F40", "N16", "N22")

@@ -91,6 +91,17 @@ def test_an_empty_bar_and_one_of_user_input_are_sound_markup() -> None:
     assert bar(greedy()).sentence == "RND uses 9 GPUs; reserved 5, limit 9: 3 in quota, 6 borrowed."
 
 
+def test_a_cluster_that_cannot_be_read_is_said() -> None:
+    said = "Nodes and jobs are shown as they were seen last, and nothing starts: the server is away."
+    shown = teams.Gpus(offers().model_copy(update={"problem": said}))
+    usage = Usage(at=NOW, teams=[team()], total=10, used=4, free=6, virtual=True)
+    assert repr(shown).startswith(said)
+    for problem in (None, said):
+        known = teams.Picture(usage=usage.model_copy(update={"problem": problem}), teams=("rnd",), at=NOW)
+        assert (said in teams.live(known, NOW)) is (problem is not None)
+    assert said in shown._repr_html_()
+
+
 def everything_evil() -> list[str]:
     wicked = job(
         name=EVIL, owner=EVIL, team=EVIL, id=EVIL, message=EVIL, profile=EVIL, over_quota=True, borrowed_from=[EVIL],

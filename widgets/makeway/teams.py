@@ -39,7 +39,7 @@ class Gpus:
             return NO_TEAM
         text = table(HEAD, (row(team) for team in teams), right=frozenset(range(1, len(HEAD))))
         notes = [*borrowing(teams), now_line(self.table), *([VIRTUAL] if self.table.virtual else [])]
-        return "\n".join([text, *notes])
+        return "\n".join([*([self.table.problem] if self.table.problem else []), text, *notes])
 
     def _repr_html_(self) -> str:
         teams = self.table.usage
@@ -47,7 +47,8 @@ class Gpus:
             return str(styled(_LINE.format(NO_TEAM)))
         notes = [_LINE.format(line) for line in borrowing(teams)]
         now = Markup('<div class="mw-title">{}</div>').format(now_line(self.table))
-        return str(styled(virtual_badge(self.table.virtual), usage_table(teams), bars.legend(), *notes, now))
+        badge, problem = virtual_badge(self.table.virtual), _problem(self.table.problem)
+        return str(styled(problem, badge, usage_table(teams), bars.legend(), *notes, now))
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,8 @@ def banners(picture: Picture) -> Markup:
 
 def live(picture: Picture, now: datetime) -> Markup:
     """Return the live widget's whole content."""
-    problem = (
-        Markup('<div class="mw-banner mw-away">{}</div>').format(picture.problem) if picture.problem else Markup("")
-    )
     usage = picture.usage
+    problem = _problem(picture.problem or (usage.problem if usage else None))
     if usage is None:
         return styled(problem or Markup('<div class="mw-soft">Connecting to the quota service …</div>'))
     mine = [t for t in usage.teams if t.team in picture.teams]
@@ -197,6 +196,10 @@ def live(picture: Picture, now: datetime) -> Markup:
         _section("Queue", picture.waiting, now, "No job is waiting.", owner=True),
         Markup('<div class="mw-soft">{}, last change {}</div>').format(mode, clock(picture.at)),
     )
+
+
+def _problem(sentence: str | None) -> Markup:
+    return Markup('<div class="mw-banner mw-away">{}</div>').format(sentence) if sentence else Markup("")
 
 
 def _section(title: str, jobs: Sequence[Job], now: datetime, none: str, owner: bool) -> Markup:

@@ -73,7 +73,14 @@ function showTeam(team, usage, scale) {
   }
 }
 
+function showProblem(sentence) {
+  const alert = document.getElementById("mw-problem");
+  set(alert, sentence ?? "");
+  alert.hidden = !sentence;
+}
+
 function show(table) {
+  showProblem(table.problem);
   const offers = new Map(table.offers.map((o) => [`${o.team ?? ""}/${o.profile}`, o]));
   for (const row of rows()) showOffer(row, offers.get(row.dataset.queue));
   const teams = [...picker.querySelectorAll(".mw-team")];

@@ -81,6 +81,7 @@ class OfferTable(Wire):
     offers: list[Offer]
     usage: list[TeamUsage]
     virtual: bool
+    problem: str | None = Field(None, description="the sentence about a cluster that cannot be read at the moment")
     ticket: str | None = Field(None, description="signed, for live updates of this table: ?ticket=…, valid for minutes")
     at: datetime = Field(
         description="when the offers were true; under load they may be 2 s old, or older while more is asked than can "

@@ -56,6 +56,7 @@ class OfferService:
             offers=sorted(offers, key=lambda offer: order[offer.profile]),
             usage=team_usages(model, teams, user),
             virtual=context.world.virtual,
+            problem=context.world.problem,
             at=at(min((answer.as_of for answer in answers), default=model.at)),
         )
 

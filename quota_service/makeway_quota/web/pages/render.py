@@ -129,9 +129,11 @@ async def shared_page(
 async def render(request: Request, template: str, visitor: Visitor | None, **values: Any) -> str:
     """Render a template in a thread of the requests."""
     settings: WebSettings = request.app.state.settings
+    services: Services = request.app.state.services
     make = partial(
         _ENV.get_template(template).generate,
         settings=settings,
+        cluster_problem=services.context.world.problem,
         prefix=settings.prefix,
         hub=settings.hub,
         visitor=visitor,
@@ -139,7 +141,6 @@ async def render(request: Request, template: str, visitor: Visitor | None, **val
         asset=_asset(settings),
         **values,
     )
-    services: Services = request.app.state.services
     gate = services.context.gate
 
     def joined() -> str:
