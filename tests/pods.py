@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from kube_cluster.api import GPU, Api, Object
@@ -56,3 +60,27 @@ def simulated_pod(name: str, gpus: int = 1, **annotations: str) -> Object:
             "restartPolicy": "Never",
         },
     }
+
+
+def main_process(pod: Object) -> Path:
+    """Return the folder in /proc of the first process of a pod with one container, on a node of this machine."""
+    (status,) = pod["status"]["containerStatuses"]
+    container = status["containerID"].removeprefix("containerd://")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            numbers = (process / "status").read_text(encoding="utf-8").partition("NSpid:")[2].splitlines()[0].split()
+            if container in (process / "cgroup").read_text(encoding="utf-8") and numbers[-1] == "1":
+                return process
+    raise AssertionError(f"no process of {pod['metadata']['name']}")
+
+
+def kill(pod: Object) -> None:
+    """Kill the first process of a pod with one container, as the kernel does when memory runs out."""
+    os.kill(int(main_process(pod).name), signal.SIGKILL)
+
+
+def evict(api: Api, pod: Object) -> None:
+    """Evict a pod, as before maintenance of its node."""
+    metadata = {name: pod["metadata"][name] for name in ("name", "namespace")}
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+    api.create("/api/v1/namespaces/{namespace}/pods/{name}/eviction".format(**metadata), body)

@@ -40,6 +40,9 @@ J = TypeVar("J")
 TIMEOUT = 20.0
 """Seconds for one answer; a long poll adds its own wait."""
 
+LONGEST_WHY = 1000
+"""Characters of the sentence that says why a lease is released."""
+
 
 class Call(Generic[T]):
     """One request and how to read its answer."""
@@ -152,9 +155,9 @@ class Routes(Generic[J]):
         """Renew a lease → Session; MakewayError with status 410 if it has ended."""
         return self._do(Call("POST", f"/sessions/{_q(id)}/renew", _as(Session)))
 
-    def release(self, id: str) -> Any:
-        """Release a lease; repeating it is harmless."""
-        return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing))
+    def release(self, id: str, why: str = "") -> Any:
+        """Release a lease, `why` in a sentence; repeating it is harmless."""
+        return self._do(Call("DELETE", f"/sessions/{_q(id)}", _nothing, params={"why": why[:LONGEST_WHY] or None}))
 
     def submit(self, request: JobRequest) -> Any:
         """Submit a training job → Job; repeated where no answer comes, without submitting it twice."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from traitlets import Unicode
 
-from . import pod, pod_events
+from . import listening, pod, pod_end, pod_events
 from .lease import LeaseMixin
 from .pod_spawner import PodSpawner
 from .refusal import Refused
@@ -60,9 +60,9 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     @contextmanager
     def _with_lease(self) -> Iterator[None]:
         own: Any = self
-        found: dict[str, Any] = {
-            "extra_pod_config": {"terminationGracePeriodSeconds": self.delete_grace_period, **own.extra_pod_config},
-        }
+        # Never: a server that was killed has lost its kernels, and its user reads why instead of finding an empty one.
+        mine = {"terminationGracePeriodSeconds": self.delete_grace_period, "restartPolicy": "Never"}
+        found: dict[str, Any] = {"extra_pod_config": mine | own.extra_pod_config}
         if (lease := self._lease) is not None:
             chosen = self.preemptible_priority_class if lease.preemptible else self.guaranteed_priority_class
             found["priority_class_name"] = chosen or own.priority_class_name
@@ -89,9 +89,12 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     # -- while the pod starts ----------------------------------------------------------------------------------
 
     async def start_server(self) -> Any:
-        """Create the pod and wait until it runs; raise Refused with Kubernetes' reason where it does not."""
+        """Create the pod and wait until its server listens; raise Refused with Kubernetes' reason where it does not.
+
+        The Hub asks the server itself afterwards, but ever less often: what it finds at once costs no such pause.
+        """
         self._problem = ""
-        starting = asyncio.ensure_future(super().start_server())
+        starting = asyncio.ensure_future(self._listening_server())
         loop = asyncio.get_running_loop()
         until = loop.time() + self.start_timeout - min(_MARGIN, self.start_timeout / 10)
         said: set[tuple[str, str]] = set()
@@ -99,11 +102,23 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             while not starting.done():
                 await asyncio.wait([starting], timeout=self.look_seconds)
                 self._report_pod(said)
-                if not starting.done() and (loop.time() > until or pod_events.cannot_be_pulled(self.pod or {})):
+                if not starting.done() and (loop.time() > until or self._cannot_start()):
                     raise Refused(self._why_not(), code="pod_not_running", status=503)
             return await starting
+        except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
+            raise Refused(self._why_not(str(late)), code="pod_not_running", status=503) from late
         finally:
             starting.cancel()
+
+    async def _listening_server(self) -> Any:
+        where = await super().start_server()
+        await listening.wait(where)
+        return where
+
+    def _cannot_start(self) -> bool:
+        """Whether waiting does not help: the image cannot be pulled, or the pod has ended."""
+        pod = self.created_pod or {}
+        return pod_events.cannot_be_pulled(pod) or pod_end.ended(pod)
 
     def _report_pod(self, said: set[tuple[str, str]]) -> None:
         """Report what Kubernetes said since the last look; `said` are the versions of events that were reported."""
@@ -122,14 +137,21 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
             self._problem = ""
             self.report(placed.phase, placed.message)
 
-    def _why_not(self) -> str:
-        if self._problem:
-            return f"The notebook could not be started: {self._problem.rstrip('.')}."
+    def _why_not(self, said: str = "") -> str:
+        pod = self.created_pod
+        if pod is not None and pod_end.ended(pod):
+            return f"The notebook could not be started. {pod_end.sentence(pod)}"
+        if said := self._problem or said:
+            return f"The notebook could not be started: {said.rstrip('.')}."
         return f"The notebook's pod was not running within {self.start_timeout} s, and Kubernetes does not say why."
 
     def save_state(self) -> None:
         """Write the state now: a Hub that is killed must find the pod."""
         self._store()
+
+    def how_server_ended(self, status: int) -> str:
+        """Return how the pod ended, in Kubernetes' words, too."""
+        return self._end or super().how_server_ended(status)
 
     # -- after the pod -----------------------------------------------------------------------------------------
 

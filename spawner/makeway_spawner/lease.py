@@ -48,6 +48,17 @@ class LeaseMixin(SpawnForm):
     """Why the server must stop, once its lease has ended."""
     _renewing: asyncio.Task[None] | None = None
     _progress: Progress | None = None
+    _end_sentence = ""
+    """How the last server ended, for its user; empty while one runs, and where its user stopped it."""
+    _interrupted = False
+    """Whether the Hub was restarted while the server was starting, and the server was not seen since."""
+    _made_way_for = ""
+    """For whom the session had to make way."""
+
+    @property
+    def makeway_end(self) -> str:
+        """Return how the last server ended, for the Hub's pages; empty where its user stopped it."""
+        return self._end_sentence
 
     def _titles(self, choice: Choice) -> tuple[str, str]:
         profile, team = super()._titles(choice)
@@ -61,8 +72,9 @@ class LeaseMixin(SpawnForm):
     async def run_pre_spawn_hook(self) -> None:
         """Run the site's own hook, then wait for a lease; a start that fails here leaves no lease behind."""
         await maybe_future(super().run_pre_spawn_hook())
+        self._ended = self._end_sentence = self._made_way_for = ""
+        self._interrupted = False
         await self._release()
-        self._ended = ""
         self._progress = Progress()
         try:
             self._choice = read_options(self.user_options)
@@ -209,15 +221,30 @@ class LeaseMixin(SpawnForm):
         status: int | None = await super().poll()
         if status is None and self._ended:
             self.log.warning("Stopping %s: %s", self._log_name, self._ended)
+            self._end_sentence = f"Makeway stopped it: {self._ended.rstrip('.')}."
             await self.stop()
             status = await super().poll()
             return 1 if status is None else status
         if status is None and self._choice is not None:
+            self._interrupted = False
             self._start_renewing()
+        if status is not None and self._choice is not None and self.pending not in ("spawn", "stop"):
+            self._end_sentence = self._end_sentence or self._how_it_ended(status)
         return status
+
+    def _how_it_ended(self, status: int) -> str:
+        if self._interrupted:
+            return "The Hub was restarted while it was starting."
+        return self.how_server_ended(status)
+
+    def how_server_ended(self, status: int) -> str:
+        """Return how a server ended that was not stopped, in a sentence for its user."""
+        return f"Its server ended by itself, with exit code {status}."
 
     async def run_post_stop_hook(self) -> None:
         """Release the lease, whatever ended the server, then run the site's own hook."""
+        if self._made_way_for and not self._end_sentence:
+            self._end_sentence = f"It was preemptible, and made way for {self._made_way_for}."
         await self._release()
         await maybe_future(super().run_post_stop_hook())
 
@@ -277,6 +304,8 @@ class LeaseMixin(SpawnForm):
             await self.quota.session_started(lease.id)
             lease.started = True
         session = await self.quota.renew(lease.id)
+        if notice := session.notice:
+            self._made_way_for = notice.by_owner or notice.by_team or "others"
         if session.state.ended and self._lease is lease:
             reason = session.reason
             self._ended = f"its session ended: {reason.message}" if reason else "its session ended"
@@ -288,7 +317,7 @@ class LeaseMixin(SpawnForm):
         if lease is None:
             return
         try:
-            await self.quota.release(lease.id)
+            await self.quota.release(lease.id, self._end_sentence)
         except MakewayError as error:
             self.log.warning("Lease %s of %s was not released: %s", lease.id, self._log_name, error.message)
 
@@ -296,14 +325,17 @@ class LeaseMixin(SpawnForm):
         """Read the lease back after a restart of the Hub."""
         super().load_state(state)
         self._lease = Lease.load(state.get("makeway"))
+        self._end_sentence = str(state.get("makeway_end") or "")
         if self._lease is not None:
             self._choice = Choice(self._lease.profile, self._lease.team, self._lease.preemptible, self._lease.image)
             if self._lease.started is None:  # a Hub that was killed during the start: what runs now is adopted
-                self._lease.started = False
+                self._lease.started, self._interrupted = False, True
 
     def get_state(self) -> dict[str, Any]:
         """Return the state that the Hub stores, with the lease; `clear_state` keeps it, `_release` drops it."""
         state: dict[str, Any] = super().get_state()
         if self._lease is not None:
             state["makeway"] = self._lease.save()
+        if self._end_sentence:
+            state["makeway_end"] = self._end_sentence
         return state

@@ -7,6 +7,16 @@ from datetime import datetime
 from typing import Any
 
 ENDED = ("Succeeded", "Failed")
+_IN_WORDS = {
+    "EvictionByEvictionAPI": "Its pod was evicted, as before maintenance of its node",
+    "DeletionByTaintManager": "Its pod was evicted because of a taint of its node, as when a node does not answer",
+    "DeletionByPodGC": "Its node is gone",
+    "PreemptionByScheduler": "Kubernetes removed its pod for one with a higher priority",
+    "TerminationByKubelet": "Its node evicted its pod",
+    "Evicted": "Its node evicted its pod",
+    "OOMKilled": "It used more memory than its profile has",
+}
+"""What happened, by the reason that Kubernetes gives."""
 CLOCKS_DIFFER = 60.0
 """Seconds by which the clocks of the Hub and of the API server may differ."""
 
@@ -34,18 +44,30 @@ def deleted_for(pod: Mapping[str, Any], now: float) -> float:
 
 def why(pod: Mapping[str, Any]) -> str:
     """Return how the pod ended or why it is being deleted, in Kubernetes' words; empty where it does not say."""
+    reason, message = _reason(pod)
+    return ": ".join(str(part) for part in (reason, message) if part)
+
+
+def sentence(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
+    """Return how the server in the pod ended, for its user; of a pod that is gone, what was seen last."""
+    if pod is None:
+        return "Its pod is gone, and Kubernetes does not say why."
+    reason, _ = _reason(pod)
+    if reason not in _IN_WORDS and (deleting(pod) or (gone and not ended(pod))):
+        return "Its pod was deleted in Kubernetes, not by Makeway."
+    said = why(pod).rstrip(". ")
+    return _IN_WORDS.get(reason, "Its server ended by itself") + (f" ({said})." if said else ".")
+
+
+def _reason(pod: Mapping[str, Any]) -> tuple[str, str]:
     status = pod.get("status") or {}
     for one in status.get("conditions") or ():
         if one.get("type") == "DisruptionTarget" and one.get("status") == "True":
-            return _joined(one.get("reason"), one.get("message"))
+            return one.get("reason") or "", one.get("message") or ""
     if status.get("reason") or status.get("message"):
-        return _joined(status.get("reason"), status.get("message"))
+        return status.get("reason") or "", status.get("message") or ""
     for one in status.get("containerStatuses") or ():
         state = (one.get("state") or {}).get("terminated") or {}
         if one.get("name") == "notebook" and state:
-            return _joined(state.get("reason"), f"exit code {state.get('exitCode')}")
-    return ""
-
-
-def _joined(reason: Any, message: Any) -> str:
-    return ": ".join(str(part) for part in (reason, message) if part)
+            return state.get("reason") or "", f"exit code {state.get('exitCode')}"
+    return "", ""

@@ -20,11 +20,14 @@ from kubespawner import KubeSpawner
 from traitlets import Float, default
 
 from . import pod_end
+from .pod_watch import PodWatch
 
 T = TypeVar("T")
 _NOT_FOUND = 404
 _SAVED_AS = "makeway_pod"
 """The key under which the Hub stores that a pod was created and not seen to go."""
+_GLANCE = 0.1
+"""Seconds between two looks at the watched pods, which cost no request."""
 
 
 class PodSpawner(KubeSpawner):  # type: ignore[misc]
@@ -36,7 +39,7 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
         help="A deleted pod that is still listed this many seconds after its grace counts as lost: its node is gone.",
     ).tag(config=True)
     look_seconds = Float(
-        0.5, min=0.05, help="Seconds between two looks at a pod that is starting or being deleted."
+        0.5, min=0.05, help="Seconds between two looks at the events of a starting pod, or two requests that failed."
     ).tag(config=True)
 
     started_here = False
@@ -44,8 +47,12 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
     _created = False
     """Whether there may be a pod: one was created, and it was not seen to go."""
     _creating: asyncio.Future[bool] | None = None
+    _requested = False
+    """Whether this start has requested a pod."""
     _deleting: tuple[str, float] = ("", 0.0)
     """the pod that is being deleted, by its UID, and since when (monotonic)"""
+    _end = ""
+    """How the pod ended, as `poll` found it: a sentence for its user."""
 
     @default("delete_grace_period")
     def _default_delete_grace_period(self) -> int:
@@ -56,11 +63,26 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
         return 5  # a look at the watched pods, no request
 
     @property
+    def _key(self) -> str:
+        return f"{self.namespace}/{self.pod_name}"
+
+    @property
     def pod(self) -> dict[str, Any] | None:
         """The pod as the watch showed it last; None where it shows none."""
         reflector = self.pod_reflector
-        found: dict[str, Any] | None = reflector and reflector.pods.get(f"{self.namespace}/{self.pod_name}")
+        found: dict[str, Any] | None = reflector and reflector.pods.get(self._key)
         return found
+
+    def _gone_pod(self) -> dict[str, Any] | None:
+        """Return what the watch saw last of a pod that is gone."""
+        reflector = self.pod_reflector
+        found: dict[str, Any] | None = reflector and reflector.gone.get(self._key)
+        return found
+
+    async def _start_reflector(self, kind: str, reflector_class: type, **more: Any) -> Any:
+        """Start a watch; that of the pods keeps what was seen last of each."""
+        chosen = PodWatch if kind == "pods" else reflector_class
+        return await super()._start_reflector(kind=kind, reflector_class=chosen, **more)
 
     async def follow_pods(self) -> None:
         """Watch the pods, again where KubeSpawner's watch gave up, as it does after a minute without an API server.
@@ -91,18 +113,66 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
 
     async def _start(self) -> Any:
         """Start the pod, with watches that did not give up: KubeSpawner would go on with one that knows nothing."""
+        self._creating, self._requested = None, False
         await self.follow_pods()
         events = self.event_reflector
         if events is not None and _gave_up(events):
             await self._start_watching_events(replace=True)
-        return await super()._start()
+        starting = asyncio.ensure_future(super()._start())
+        try:
+            while not starting.done() and not self._runs():
+                await asyncio.wait([starting], timeout=_GLANCE)
+            return await starting if starting.done() else self._address()
+        finally:
+            starting.cancel()
+
+    @property
+    def created_pod(self) -> dict[str, Any] | None:
+        """The pod of this start; None while it is not created, where the watch may show one of an earlier start."""
+        creating = self._creating
+        if creating is None or not creating.done() or creating.cancelled() or creating.exception() is not None:
+            return None
+        return self.pod if creating.result() else None
+
+    def _runs(self) -> bool:
+        """Whether the pod runs, and nothing else is left to do for its start.
+
+        KubeSpawner looks at its watch ever less often, in the end every five seconds.
+        """
+        more = self.internal_ssl or self.services_enabled or self.after_pod_created_hook
+        return not more and bool(self.is_pod_running(self.created_pod))
+
+    def _address(self) -> Any:
+        pod = self.pod
+        assert pod is not None
+        self.pod_id = pod["metadata"]["uid"]
+        return self._get_pod_url(pod)
 
     async def _make_create_pod_request(self, pod: Any, request_timeout: float) -> bool:
         """Create the pod in a task of its own: a start cancelled meanwhile must learn that there is a pod to delete."""
         self._created = True
         self.save_state()
-        self._creating = asyncio.ensure_future(super()._make_create_pod_request(pod, request_timeout))
+        self._creating = asyncio.ensure_future(self._create(pod, request_timeout))
         return await asyncio.shield(self._creating)
+
+    async def _create(self, pod: Any, request_timeout: float) -> bool:
+        """Create the pod; one that an earlier request of this start created, unanswered, is not replaced."""
+        if self._requested:
+            try:
+                found = await asyncio.wait_for(
+                    self.api.read_namespaced_pod(self.pod_name, self.namespace), request_timeout
+                )
+            except TimeoutError:
+                return False
+            except ApiException as error:
+                if error.status != _NOT_FOUND:
+                    raise
+            else:
+                labels = found.metadata.labels or {}
+                if found.metadata.deletion_timestamp is None and (pod.metadata.labels or {}).items() <= labels.items():
+                    return True
+        self._requested = True
+        return bool(await super()._make_create_pod_request(pod, request_timeout))
 
     def save_state(self) -> None:
         """Write the state to the Hub's database."""
@@ -115,9 +185,13 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
         pod = self.pod
         if pod is not None and self._lost(pod):
             self.log.warning("The pod of %s is lost with its node: %s", self._log_name, pod_end.why(pod) or "deleted")
+            self._end = "Its node does not answer, so nothing tells when its server ends."
             return 1
         status: int | None = await super().poll()
+        if status is not None:
+            self._end = pod_end.sentence(pod or self._gone_pod(), gone=pod is None)
         if pod is not None and pod_end.ended(pod):
+            self._end = pod_end.sentence(pod)
             self.log.warning("The pod of %s has ended: %s", self._log_name, pod_end.why(pod) or "no reason is given")
             if self.delete_stopped_pods:
                 await self.stop(now=True)
@@ -137,11 +211,13 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
         seconds = 0 if now and over else self.delete_grace_period
         await self._until_answered(partial(self._delete, seconds))
         while not await self._until_answered(self._gone):
-            await asyncio.sleep(self.look_seconds)
+            await asyncio.sleep(_GLANCE)
             await self.follow_pods()
         if now and self.pod is not None:  # lost: only this removes it before its node is back
             await self._until_answered(partial(self._delete, 0))
         self._created = False
+        if self.pod_reflector:
+            self.pod_reflector.gone.pop(self._key, None)
 
     async def _delete(self, seconds: int) -> None:
         options = V1DeleteOptions(grace_period_seconds=seconds)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from informing import soon
+from jupyterhub.utils import maybe_future
 from kube.notebooks import Line
+from kubernetes_asyncio.client import V1ObjectMeta, V1Pod
 from kubernetes_asyncio.config import kube_config
 from kubespawner.clients import load_config
 from makeway_spawner.kube import MakewayKubeSpawner
-from pods import PODS, simulated_pod
+from pods import PODS, evict, simulated_pod
 
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
@@ -116,3 +118,66 @@ async def test_a_failed_pod_has_ended_whatever_its_containers_say(api: Api, spaw
     await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Failed", "the pod has failed")
     assert await spawner.poll() == 1
     await soon(lambda: not spawner.pod, "the pod is deleted")
+
+
+async def test_a_start_ends_when_the_pod_runs_and_not_at_the_next_look_of_kubespawner(
+    api: Api, spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def one_look(check: Any, *_: Any, **__: Any) -> Any:
+        return await maybe_future(check()) or await asyncio.sleep(3600)
+
+    async def manifest() -> V1Pod:
+        pod = notebook()
+        pod["spec"]["containers"][0]["ports"] = [{"name": "notebook-port", "containerPort": 8888}]
+        return V1Pod(metadata=V1ObjectMeta(**pod["metadata"]), spec=pod["spec"])
+
+    monkeypatch.setattr("kubespawner.spawner.exponential_backoff", one_look)
+    monkeypatch.setattr(spawner, "get_pod_manifest", manifest)
+    where = await asyncio.wait_for(spawner._start(), 60)
+    assert where == f"http://{api.get(f'{PODS}/jupyter-ana')['status']['podIP']}:8888"
+    assert spawner.pod_id == api.get(f"{PODS}/jupyter-ana")["metadata"]["uid"]
+
+
+async def test_a_pod_whose_creation_was_not_answered_is_not_created_again(
+    api: Api, spawner: MakewayKubeSpawner
+) -> None:
+    spawner.pod_name = "jupyter-once"  # a pod of another test with the same name may still be simulated
+
+    def manifest(session: str) -> V1Pod:
+        pod = notebook()
+        pod["metadata"]["name"] = spawner.pod_name
+        pod["metadata"]["labels"]["makeway/session"] = session
+        return V1Pod(metadata=V1ObjectMeta(**pod["metadata"]), spec=pod["spec"])
+
+    def uid() -> str:
+        return str(api.get(f"{PODS}/{spawner.pod_name}")["metadata"]["uid"])
+
+    await spawner.follow_pods()
+    assert await spawner._make_create_pod_request(manifest("s-1"), 60)
+    first = uid()
+    assert await spawner._make_create_pod_request(manifest("s-1"), 60)
+    assert uid() == first
+    assert not await spawner._make_create_pod_request(manifest("s-2"), 60), "another start's pod is removed"
+    assert await spawner._make_create_pod_request(manifest("s-2"), 60)
+    assert uid() != first
+
+
+async def test_what_was_seen_last_of_a_pod_is_kept_until_the_next_stop(api: Api, spawner: MakewayKubeSpawner) -> None:
+    api.create(PODS, notebook())
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Running", "the pod runs")
+    assert spawner.pod
+    evict(api, spawner.pod)
+    await soon(lambda: not spawner.pod, "the pod is gone")
+    assert await spawner.poll() == 1
+    assert spawner.how_server_ended(1).startswith("Its pod was evicted, as before maintenance of its node")
+    await spawner.stop()
+    assert not spawner.pod_reflector.gone
+    api.create(PODS, notebook())
+    await soon(lambda: spawner.pod, "the pod is seen")
+    watch = spawner.pod_reflector
+    watch.watch_task.cancel()
+    await asyncio.wait([watch.watch_task])
+    api.delete(f"{PODS}/jupyter-ana", gracePeriodSeconds="0")
+    await watch._list_and_update()
+    assert spawner._gone_pod(), "missed by the watch, and missing in the next list"

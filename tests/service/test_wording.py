@@ -122,6 +122,9 @@ def test_the_sentence_about_the_end_of_a_session_names_the_gpus_that_it_frees() 
     assert outcomes.session_ended("ana", "released", (3, 4), "n1") == (
         "ana's session ended (released); GPUs 3 and 4 of n1 are free again."
     )
+    assert outcomes.session_ended("ana", "Its pod was evicted (low\non disk). ", (), None) == (
+        "ana's session ended (its pod was evicted (low on disk))."
+    )
     assert outcomes.session_runs("ana", (), None) == "ana's notebook runs."
     assert outcomes.lease_expired("ana", 90, True, 2000) == (
         "The lease of ana's session was not renewed for 1 min 30 s and the Hub has no such server; "

@@ -34,6 +34,8 @@ class QuotaFake:
     def __init__(self) -> None:
         self.sessions: dict[str, Session] = {}
         self.released: list[str] = []
+        self.why = ""
+        """why the last lease was released"""
         self.renewals = 0
         self.started: list[str] = []
         self.down = False
@@ -202,10 +204,11 @@ def app(fake: QuotaFake, prefix: str = "/services/makeway") -> FastAPI:
         return known(id) or fake.sessions[id]
 
     @api.delete(base + "/sessions/{id}")
-    async def release(id: str) -> Any:
+    async def release(id: str, why: str = "") -> Any:
         if fake.down:
             return problem(503, "unreachable", "The fake is down.")
         fake.released.append(id)
+        fake.why = why
         if id in fake.sessions:
             await fake.end(id)
         return Response(status_code=204)

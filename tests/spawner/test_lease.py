@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx2
 import pytest
 from jupyterhub.spawner import Spawner
 from makeway_api.client import AsyncClient
-from makeway_api.models import Reason
+from makeway_api.models import Notice, Reason
 from makeway_spawner import service
 from makeway_spawner.granted import Lease
 from makeway_spawner.lease import LeaseMixin
@@ -30,6 +31,8 @@ class Process(Spawner):  # type: ignore[misc]
     """A server that is only up or down."""
 
     up = False
+    pending = None
+    """What the Hub does with it."""
 
     async def start(self) -> tuple[str, int]:
         self.up = True
@@ -228,6 +231,56 @@ async def test_a_restarted_hub_takes_the_lease_up_again(make: Make, fake: QuotaF
     await until(lambda: fake.renewals > seen + 1, "renewed by the new Hub")
     await second.run_post_stop_hook()
     assert fake.released == ["s1"]
+
+
+@pytest.mark.covers("N07")
+async def test_how_a_server_ended_is_kept_for_its_user_until_the_next_start(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    assert spawner.makeway_end == ""
+    spawner.up = False
+    assert await spawner.poll() == 0
+    await spawner.run_post_stop_hook()
+    said = "Its server ended by itself, with exit code 0."
+    assert (spawner.makeway_end, fake.why) == (said, said)
+    later = make()
+    later.load_state(spawner.get_state())  # the Hub makes a new spawner after each stop
+    assert later.makeway_end == said
+    await started(later)
+    assert later.makeway_end == ""
+    later.pending = "stop"  # by the user
+    later.up = False
+    assert await later.poll() == 0
+    await later.run_post_stop_hook()
+    assert (later.makeway_end, fake.why) == ("", "")
+    assert "makeway_end" not in later.get_state()
+
+
+async def test_a_server_that_is_stopped_with_its_lease_tells_it(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    await fake.end("s1")
+    await until(lambda: spawner._ended, "noticed")
+    await spawner.poll()
+    assert spawner.makeway_end == "Makeway stopped it: its lease has ended: The lease s1 is over."
+
+
+async def test_a_preemptible_session_that_made_way_tells_for_which_owner(make: Make, fake: QuotaFake) -> None:
+    spawner = await started(make())
+    at = datetime.now(UTC)
+    fake.sessions["s1"].notice = Notice(reason="reclaim", by_owner="bo", at=at, deadline=at)
+    seen = fake.renewals
+    await until(lambda: fake.renewals > seen + 1, "renewed with the notice")
+    await spawner.run_post_stop_hook()
+    assert spawner.makeway_end == "It was preemptible, and made way for bo."
+
+
+async def test_a_start_that_ended_with_its_hub_tells_it(make: Make, fake: QuotaFake) -> None:
+    first = make()
+    await first.run_pre_spawn_hook()
+    first._stop_renewing()  # the Hub dies before the server is up
+    second = make()
+    second.load_state(first.orm_spawner.state)
+    assert await second.poll() == 0
+    assert second.makeway_end == "The Hub was restarted while it was starting."
 
 
 async def test_a_server_that_a_killed_hub_was_starting_is_made_known_once_it_is_adopted(

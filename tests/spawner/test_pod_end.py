@@ -38,6 +38,45 @@ def test_the_end_is_described_in_kubernetes_words(status: dict[str, Any], words:
     assert pod_end.why(pod(status)) == words
 
 
+def deleted(reason: str = "", message: str = "") -> dict[str, Any]:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
+    return pod({"phase": "Failed", "conditions": [target] if reason else []}, deletionTimestamp="now")
+
+
+def exited(reason: str, code: int) -> dict[str, Any]:
+    state = {"terminated": {"reason": reason, "exitCode": code}}
+    return pod({"phase": "Failed", "containerStatuses": [{"name": "notebook", "state": state}]})
+
+
+@pytest.mark.parametrize(
+    ("seen", "gone", "words"),
+    [
+        (None, True, "Its pod is gone, and Kubernetes does not say why."),
+        (pod({"phase": "Running"}), True, "Its pod was deleted in Kubernetes, not by Makeway."),
+        (deleted(), True, "Its pod was deleted in Kubernetes, not by Makeway."),
+        (
+            deleted("EvictionByEvictionAPI", "Eviction API: evicting"),
+            True,
+            "Its pod was evicted, as before maintenance of its node (EvictionByEvictionAPI: Eviction API: evicting).",
+        ),
+        (
+            pod({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory. "}),
+            False,
+            "Its node evicted its pod (Evicted: The node was low on resource: memory).",
+        ),
+        (
+            exited("OOMKilled", 137),
+            False,
+            "It used more memory than its profile has (OOMKilled: exit code 137).",
+        ),
+        (exited("Error", 137), True, "Its server ended by itself (Error: exit code 137)."),
+        (pod({"phase": "Failed"}), False, "Its server ended by itself."),
+    ],
+)
+def test_the_end_is_told_to_the_user(seen: dict[str, Any] | None, gone: bool, words: str) -> None:
+    assert pod_end.sentence(seen, gone) == words
+
+
 def test_only_a_failed_or_succeeded_pod_has_ended() -> None:
     phases = ("Pending", "Running", "Succeeded", "Failed")
     assert [phase for phase in phases if pod_end.ended(pod({"phase": phase}))] == ["Succeeded", "Failed"]

@@ -120,10 +120,12 @@ async def test_a_session_from_asking_to_release(web: Portal) -> None:
     assert (await web.as_("ana").get(f"{API}/sessions/{session['id']}")).status_code == 200
     assert (await web.as_("bo").get(f"{API}/sessions/{session['id']}")).status_code == 404
 
-    for _ in range(2):
-        assert (await spawner.delete(f"{API}/sessions/{session['id']}")).status_code == 204
+    for why in ("Its server ended.", "again"):
+        gone = await spawner.delete(f"{API}/sessions/{session['id']}", params={"why": why})
+        assert gone.status_code == 204
     over = await spawner.post(f"{API}/sessions/{session['id']}/renew")
     assert (over.status_code, over.json()["code"]) == (410, "session_over")
+    assert "ana's session ended (its server ended)" in over.json()["detail"]
 
 
 @pytest.mark.covers("N03")

@@ -161,7 +161,13 @@ def session_runs(owner: str, devices: Sequence[int], node: str | None) -> str:
 def session_ended(owner: str, cause: str, devices: Sequence[int], node: str | None) -> str:
     """Return that a session was released; `node` is None where it held no GPUs."""
     freed = f"; {_where(devices, node)} {'are' if len(devices) > 1 else 'is'} free again." if node else "."
-    return f"{owner}'s session ended ({cause}){freed}"
+    return f"{owner}'s session ended ({_clause(cause)}){freed}"
+
+
+def _clause(sentence: str) -> str:
+    """Return a sentence as part of another one."""
+    first, *more = sentence.rstrip(". ").split() or [""]
+    return " ".join([first.lower() if first in ("It", "Its", "The") else first, *more])
 
 
 def session_made_way(owner: str, preemptor: str, milli: int) -> str:

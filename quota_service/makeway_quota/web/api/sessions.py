@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Depends, Query, Response
 from makeway_api.errors import MakewayError
 from makeway_api.models import Session, SessionRequest
+from makeway_api.routes import LONGEST_WHY
 
 from ...services import Caller
 from ..auth import may, needs
@@ -17,6 +18,7 @@ router = APIRouter(prefix="/sessions", tags=["sessions"], responses=declared(404
 
 Watcher = Annotated[Caller, Depends(needs("read", "reserve"))]
 Releaser = Annotated[Caller, Depends(needs("reserve", "admin"))]
+Why = Annotated[str, Query(max_length=LONGEST_WHY, description="how the notebook ended, in a sentence")]
 
 
 @router.post(
@@ -64,9 +66,9 @@ async def renew(id: Id, caller: Reserver, services: TheServices) -> Response:
 
 
 @router.delete("/{id}", operation_id="release_session", status_code=204, response_class=Response)
-async def release(id: Id, caller: Releaser, services: TheServices) -> Response:
+async def release(id: Id, caller: Releaser, services: TheServices, why: Why = "") -> Response:
     """Release the lease; a repetition changes nothing."""
-    await services.sessions.release(id, f"released by {caller.name}")
+    await services.sessions.release(id, why.strip() or f"released by {caller.name}")
     return Response(status_code=204)
 
 
