@@ -6,6 +6,7 @@ import base64
 import json
 import ssl
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ class Api:
     def text(self, path: str, **query: str) -> str:
         """Return an answer that is no JSON, such as a log."""
         return self._answer("GET", path, None, query).text
+
+    def watch(self, path: str, seconds: int, **query: str) -> Iterator[Object]:
+        """Yield what is in a list, then its changes, as events with a type and an object; it ends after a while."""
+        query |= {"watch": "true", "timeoutSeconds": str(seconds)}
+        with self._client.stream("GET", path, params=query, timeout=seconds + 10) as answer:
+            if answer.status_code >= 400:
+                answer.read()
+                raise _problem(answer)
+            for line in answer.iter_lines():
+                yield json.loads(line)
 
     def create(self, path: str, body: Object) -> Object:
         """Create an object in a list's path and return it as it was stored."""

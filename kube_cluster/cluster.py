@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from . import control_plane, dns, network, node, processes, provisioner, simulated, teardown
+from . import control_plane, dns, network, node, policies, processes, provisioner, simulated, teardown
 from .api import Api
 from .folder import Folder
 from .problems import KubeProblem, NotHere
@@ -88,7 +88,8 @@ class Cluster:
         if self._network is None:
             raise NotHere(self.why_no_node or "A real node needs the network that a cluster of root has.")
         if not self.nodes:
-            dns.start(self.folder, plane, self._network.host)
+            port = dns.start(self.folder, plane, self._network.host)
+            policies.start(self.folder, plane, self._network, port)
             self.folder.at_end.enter_context(provisioner.running(self.volumes, plane.kubeconfig))
         added = node.start(self.folder, plane, self._network, len(self.nodes), gpus)
         self.nodes.append(added)

@@ -20,6 +20,8 @@ from .folder import Folder
 from .problems import KubeProblem
 
 LOOPBACK = "127.0.0.1"
+PORT = 6443
+"""Of the API server, where it has an address of its own: network policies name it."""
 SERVICE_CIDR = "10.96.0.0/16"
 KUBERNETES_SERVICE = "10.96.0.1"
 """The cluster IP of the Service `kubernetes`, by which pods reach the API server."""
@@ -60,7 +62,7 @@ def start(folder: Folder, address: str = LOOPBACK) -> ControlPlane:
     )
     tokens = authority.service_account_keys()
     _start_etcd(folder, found["etcd"])
-    with reserved_port(address) as port:
+    with reserved_port(address, 0 if address == LOOPBACK else PORT) as port:
         server = f"https://{address}:{port}"
         _start_api_server(folder, found["kube-apiserver"], (address, port), authority, serving, tokens)
         kubeconfig = authority.kubeconfig(server, "admin", MASTERS)
@@ -168,11 +170,17 @@ def _has_service_account(api: Api) -> bool:
 
 
 @contextmanager
-def reserved_port(address: str) -> Iterator[int]:
-    """Yield a TCP port of this address that no other program gets meanwhile, unless it shares ports on purpose."""
+def reserved_port(address: str, wanted: int = 0) -> Iterator[int]:
+    """Yield a TCP port of this address that no other program gets meanwhile, unless it shares ports on purpose.
+
+    It is the wanted one, where that is free.
+    """
     with socket.socket() as reservation:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reservation.bind((address, 0))
+        try:
+            reservation.bind((address, wanted))
+        except OSError:
+            reservation.bind((address, 0))
         yield int(reservation.getsockname()[1])
 
 

@@ -45,8 +45,8 @@ NO_ERROR, FAILED, NO_NAME = 0, 2, 3
 LONGEST_LABEL = 63
 
 
-def start(folder: Folder, plane: ControlPlane, address: str) -> None:
-    """Start the name server on this address and make the Service by which pods reach it."""
+def start(folder: Folder, plane: ControlPlane, address: str) -> int:
+    """Start the name server on this address, make the Service by which pods reach it, and return its port."""
     kubeconfig = plane.authority.kubeconfig(plane.server, USER)
     with reserved_port(address) as port:
         command = [sys.executable, "-m", __name__, str(kubeconfig), address, str(port)]
@@ -73,6 +73,7 @@ def start(folder: Folder, plane: ControlPlane, address: str) -> None:
             "ports": [{"name": one.lower(), "port": port, "protocol": one} for one in protocols],
         },
     )
+    return port
 
 
 def ask(address: str, port: int, name: str) -> list[str]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import cgroups, dns, images, processes, programs
+from . import cgroups, cni_policies, dns, images, policies, processes, programs
 from .api import GPU
-from .commands import missing_packages, run
+from .commands import missing_packages, run, succeeds
 from .control_plane import ControlPlane
 from .folder import Folder
 from .network import NAMESPACES, Network, add_node
@@ -37,6 +38,10 @@ CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 """Capabilities that root may lack in a container, with their numbers in linux/capability.h."""
 READY_SECONDS = 120.0
 UNHEALTHY = "unhealthy-gpus"
+POLICIES = "makeway-policies"
+"""The CNI plugin of ours."""
+BRIDGED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+"""Only there where the kernel can filter what one pod of a node sends to another."""
 
 
 def check_machine() -> None:
@@ -46,6 +51,8 @@ def check_machine() -> None:
     if lacking := [name for name, bit in CAPABILITIES.items() if not effective_capabilities() >> bit & 1]:
         raise NotHere(f"A real node needs capabilities that this container lacks: {', '.join(lacking)}.")
     cgroups.plan("x")
+    if not BRIDGED.exists() and not succeeds(["modprobe", "br_netfilter"]):
+        raise NotHere("A real node needs the kernel's module br_netfilter, which this machine does not have.")
     if missing := missing_packages(PACKAGES):
         raise NotHere(f"A real node needs these packages, which `make kube` installs on Debian: {', '.join(missing)}.")
 
@@ -119,7 +126,7 @@ def start(folder: Folder, plane: ControlPlane, network: Network, number: int, gp
         "cgroups": [str(group) for group in groups],
         "hidden": {"/var/lib/kubelet": str(path / "kubelet")},
         "images": _images(path, found / "pause"),
-        "services": _services(path, plane, network, number, gpus, found),
+        "services": _services(path, folder, plane, network, number, gpus, found),
     }
     (path / "node.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     command = [sys.executable, "-m", f"{__package__}.node_main", "enter", str(path / "node.json")]
@@ -147,7 +154,7 @@ def _images(path: Path, pause: Path) -> list[str]:
 
 
 def _services(
-    path: Path, plane: ControlPlane, network: Network, number: int, gpus: int, found: Path
+    path: Path, folder: Folder, plane: ControlPlane, network: Network, number: int, gpus: int, found: Path
 ) -> dict[str, list[str]]:
     """Write the configuration of each service and return its command."""
     name, address = f"node-{number}", network.address(number)
@@ -155,6 +162,7 @@ def _services(
     serving = authority.server_certificate(f"{name}-serving", f"system:node:{name}", [name, address], "system:nodes")
     kubelet = authority.kubeconfig(plane.server, f"system:node:{name}", "system:nodes")
     proxy = authority.kubeconfig(plane.server, "system:kube-proxy")
+    _make_plugins(path / "cni-plugins", folder)
     (path / "cni" / "10-makeway.conflist").write_text(json.dumps(_cni(network, number)), encoding="utf-8")
     (path / "containerd.toml").write_text(_containerd(path), encoding="utf-8")
     (path / "kubelet.json").write_text(json.dumps(_kubelet(path, authority.file, serving)), encoding="utf-8")
@@ -177,6 +185,18 @@ def _services(
     }
 
 
+def _make_plugins(place: Path, folder: Folder) -> None:
+    """Fill the folder of CNI plugins: Debian's, and ours that reports pods to where policies are enforced."""
+    found = cni_folder()
+    assert found
+    place.mkdir()
+    for plugin in found.iterdir():
+        (place / plugin.name).symlink_to(plugin)
+    own = [sys.executable, "-S", "-E", cni_policies.__file__, str(policies.socket_of(folder))]
+    (place / POLICIES).write_text(f"#!/bin/sh\nexec {shlex.join(own)}\n", encoding="utf-8")
+    (place / POLICIES).chmod(0o755)
+
+
 def _cni(network: Network, number: int) -> dict[str, Any]:
     addresses = {
         "type": "host-local",
@@ -185,7 +205,8 @@ def _cni(network: Network, number: int) -> dict[str, Any]:
         "dataDir": "/run/cni-addresses",
     }
     bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipMasq": False, "hairpinMode": True}
-    plugins = [bridge | {"ipam": addresses}, {"type": "portmap", "capabilities": {"portMappings": True}}]
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    plugins = [bridge | {"ipam": addresses}, ports, {"type": POLICIES}]
     return {"cniVersion": "0.4.0", "name": "makeway", "plugins": plugins}
 
 
@@ -208,7 +229,7 @@ state = "/run/containerd"
       [plugins."{plugin}".containerd.runtimes.runc.options]
         SystemdCgroup = false
   [plugins."{plugin}".cni]
-    bin_dir = "{cni_folder()}"
+    bin_dir = "{path}/cni-plugins"
     conf_dir = "{path}/cni"
 """
 
