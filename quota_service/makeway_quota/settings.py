@@ -53,6 +53,7 @@ class ServiceSettings:
     api_token: str
     hub_base_url: str
     ticket_secret: str
+    metrics_token: str
     backend: str
     kubernetes: KubernetesSettings
 
@@ -312,6 +313,7 @@ def _plain(service: QuotaService, env: dict[str, str]) -> ServiceSettings:
         api_token=env.get("JUPYTERHUB_API_TOKEN", ""),
         hub_base_url=env.get("JUPYTERHUB_BASE_URL", "/"),
         ticket_secret=env.get("MAKEWAY_TICKET_SECRET", ""),
+        metrics_token=env.get("MAKEWAY_METRICS_TOKEN", ""),
         backend=service.backend,
         kubernetes=_kubernetes(service, public_url),
     )

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.gang import network_policy, service
 from makeway_quota.backends.kubernetes.manifest import (
     PATIENCE,
     PodSettings,
     WorkerResources,
     label_value,
-    service,
     user_and_group,
     worker_pod,
 )
@@ -82,6 +82,8 @@ def test_settings_and_submission_change_the_pod() -> None:
     assert spec["containers"][0]["resources"] == {"requests": {}, "limits": {}}
     assert {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints-r-d"}} in spec["volumes"]
     assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (7, 8)
+    own = {"name": "checkpoints", "mountPath": "/makeway/checkpoints/j-1", "subPath": "j-1"}
+    assert [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "checkpoints"] == [own]
 
 
 def test_the_workers_of_a_gang_find_each_other() -> None:
@@ -96,6 +98,12 @@ def test_the_workers_of_a_gang_find_each_other() -> None:
     assert found["metadata"]["name"] == pods[0]["spec"]["subdomain"]
     assert found["spec"]["clusterIP"] == "None"
     assert found["spec"]["selector"].items() <= pods[1]["metadata"]["labels"].items()
+    policy = network_policy(SETTINGS, gang, created[:1])
+    selected = policy["spec"]["podSelector"]["matchLabels"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": selected}}]}]
+    assert all(selected.items() <= pod["metadata"]["labels"].items() for pod in pods)
+    other = worker_pod(SETTINGS, replace(gang, workload="j-2"), 0, PATH, "tokens", GIVEN)
+    assert not selected.items() <= other["metadata"]["labels"].items()
     kept = [
         one for pod in pods for one in pod["spec"]["containers"][0]["env"] if one["name"] == "MAKEWAY_ATTEMPT_TOKEN"
     ]
@@ -152,7 +160,7 @@ def test_a_template_adds_to_the_pod() -> None:
     assert len(worker["env"]) == len(plain["spec"]["containers"][0]["env"]) + 1
     assert [one["mountPath"] for one in worker["volumeMounts"]] == [
         "/makeway",
-        "/makeway/checkpoints",
+        "/makeway/checkpoints/j-1",
         "/dev/shm",
         "/data",
     ]

@@ -42,14 +42,23 @@ def test_all_manifests_are_accepted_and_their_pods_are_restricted(release: Insta
     wait_until(lambda: components(release.api) >= {"hub", "proxy", "service"}, "each Deployment has pods")
     assert release.names(BUDGETS) == {"makeway-service"}
     monitors = release.api.items(f"/apis/monitoring.coreos.com/v1/namespaces/{NAMESPACE}/servicemonitors")
-    assert [one["spec"]["endpoints"][0]["path"] for one in monitors] == ["/metrics"]
+    (endpoint,) = monitors[0]["spec"]["endpoints"]
+    assert endpoint["path"] == "/metrics"
+    assert endpoint["authorization"]["credentials"]["key"] in release.secret()
+    assert endpoint["authorization"]["credentials"]["name"] == "makeway"
 
 
 def test_the_jobs_namespace_takes_restricted_pods_only(release: Installation) -> None:
     pods = f"/api/v1/namespaces/{JOBS}/pods"
     release.api.create(pods, safe_pod("safe"))
     release.api.delete(f"{pods}/safe", gracePeriodSeconds="0")
-    for change in ({"runAsNonRoot": False}, {"runAsUser": 0}, {"capabilities": {}}, {"seccompProfile": None}):
+    for change in (
+        {"privileged": True, "allowPrivilegeEscalation": True},
+        {"runAsNonRoot": False},
+        {"runAsUser": 0},
+        {"capabilities": {}},
+        {"seccompProfile": None},
+    ):
         pod = safe_pod("unsafe")
         pod["spec"]["containers"][0]["securityContext"] |= change
         with pytest.raises(ApiProblem, match='violates PodSecurity "restricted'):

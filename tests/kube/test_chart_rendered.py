@@ -22,6 +22,9 @@ from charts import (
     rendered,
     written,
 )
+from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.kubernetes.gang import network_policy
+from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
 from reachability import Outside, Pod, Policies
 
 from kube_cluster.helm import Helm
@@ -29,7 +32,7 @@ from kube_cluster.problems import KubeProblem
 
 pytestmark = pytest.mark.kube
 
-WITHOUT_TRAIT = {"MAKEWAY_TICKET_SECRET", "MAKEWAY_URL"}
+WITHOUT_TRAIT = {"MAKEWAY_TICKET_SECRET", "MAKEWAY_METRICS_TOKEN", "MAKEWAY_URL"}
 """Variables that `load` reads without a trait."""
 
 
@@ -207,7 +210,6 @@ def test_the_portal_can_work(standalone: Policies) -> None:
         (service, API_SERVER, 443),
         (hub, API_SERVER, 6443),
         (JOB, service, 8765),
-        (JOB, JOB, 29500),
         (JOB, INTERNET, 443),
         (PROMETHEUS, service, 8765),
     ):
@@ -225,6 +227,7 @@ def test_notebooks_and_jobs_reach_nothing_else(standalone: Policies) -> None:
         (JOB, proxy, 8001),
         (JOB, notebook, 8888),
         (JOB, ELSEWHERE, 80),
+        (JOB, JOB, 29500),
         (notebook, API_SERVER, 443),
         (notebook, METADATA, 80),
         (notebook, service, 8765),
@@ -241,7 +244,29 @@ def test_notebooks_and_jobs_reach_nothing_else(standalone: Policies) -> None:
         assert not standalone.may_reach(source, target, port), (source, target, port)
 
 
-def test_without_the_internet_jobs_reach_the_service_and_each_other_only(helm: Helm, tmp_path: Path) -> None:
+def test_the_workers_of_a_gang_reach_each_other_by_the_policy_of_their_attempt(helm: Helm, tmp_path: Path) -> None:
+    settings = PodSettings(JOBS, "makeway.makeway", "http://makeway", "launcher:1", "notebook:1")
+    places = tuple(WorkerPlace("node-0", (0,), (1000,)) for _ in range(2))
+    orders = [StartOrder(job, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0) for job in ("j-1", "j-2")]
+    of_gangs = [network_policy(settings, order, []) for order in orders]
+    for one in of_gangs:
+        one["metadata"]["namespace"] = JOBS
+    policies = Policies([*rendered(helm, tmp_path, STANDALONE), *of_gangs], NAMESPACE)
+    (first, second), (other, _) = (
+        [
+            Pod(JOBS, worker_pod(settings, order, number, "", "tokens", WorkerResources())["metadata"]["labels"])
+            for number in (0, 1)
+        ]
+        for order in orders
+    )
+    assert policies.may_reach(first, second, 29500)
+    assert policies.may_reach(second, first, 40000)
+    for target in (other, JOB, part("notebook")):
+        assert not policies.may_reach(first, target, 29500)
+        assert not policies.may_reach(target, first, 29500)
+
+
+def test_without_the_internet_jobs_reach_the_service_only(helm: Helm, tmp_path: Path) -> None:
     closed = Policies(rendered(helm, tmp_path, {"networkPolicy": {"internet": False}}), NAMESPACE)
     assert not closed.may_reach(JOB, INTERNET, 443)
     assert closed.may_reach(JOB, part("service"), 8765)

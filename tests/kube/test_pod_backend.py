@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ NAMESPACE = "simulated-jobs"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 PODS = f"{CORE}/pods"
 OURS = "app.kubernetes.io/managed-by=makeway"
+NETWORK_POLICIES = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
 SETTINGS = PodSettings(NAMESPACE, "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
 POLICY = """
 version: 1
@@ -109,8 +111,10 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
     await backend.start(gang)
     pods = cluster.api.items(PODS)
     assert sorted(pod["metadata"]["name"] for pod in pods) == ["makeway-j-gang-1-0", "makeway-j-gang-1-1"]
-    services = cluster.api.items(f"{CORE}/services", labelSelector="makeway/job=j-gang")
-    assert [one["metadata"]["name"] for one in services] == ["makeway-j-gang-1"]
+    shared = [f"{CORE}/services", NETWORK_POLICIES]
+    for path in shared:
+        found = cluster.api.items(path, labelSelector="makeway/job=j-gang")
+        assert [one["metadata"]["name"] for one in found] == ["makeway-j-gang-1"], path
     (secret,) = cluster.api.items(f"{CORE}/secrets", labelSelector=OURS)
     assert sorted(secret["data"]) == ["j-gang.1.0", "j-gang.1.1"]
     assert {token_secret_of(pod) for pod in pods} == {secret["metadata"]["name"]}
@@ -121,7 +125,9 @@ async def test_a_gang_is_created_once_and_removed_as_a_whole(cluster: Cluster, b
     await backend.forget("j-gang", 1)
     assert await machines(backend, "j-gang") is None, "what is forgotten is reported no more"
     await soon(lambda: not cluster.api.items(PODS), "the pods are gone")
-    await soon(lambda: not cluster.api.items(f"{CORE}/secrets", labelSelector=OURS), "and their secret, too")
+    for path in (f"{CORE}/secrets", *shared):
+        left = partial(cluster.api.items, path, labelSelector=OURS)
+        await soon(lambda left=left: not left(), f"and of {path}")
     assert await machines(backend, "j-gang") is None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from web.portal import API, PEOPLE, PREFIX, Portal
+from web.portal import API, PEOPLE, PREFIX, Portal, portal
 
 ASK: dict[str, Any] = {"name": "train", "profile": "gpu3", "command": ["python", "train.py"]}
 
@@ -192,6 +193,16 @@ async def test_probes_need_no_login_and_metrics_below_the_prefix_do(web: Portal)
     assert (await outsider.get(f"{PREFIX}metrics")).status_code == 401
     assert (await web.as_("ana").get(f"{PREFIX}metrics")).status_code == 403
     assert "makeway_gpus" in (await web.as_("root").get(f"{PREFIX}metrics")).text
+
+
+async def test_metrics_at_the_root_take_the_token_that_is_set(tmp_path: Path) -> None:
+    async with portal(tmp_path, metrics_token="s3cret") as web:
+        outsider = web.as_(None)
+        for sent in ({}, {"Authorization": "Bearer other"}, {"Authorization": "token s3cret"}):
+            refused = await outsider.get("/metrics", headers=sent)
+            assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
+        found = await outsider.get("/metrics", headers={"Authorization": "Bearer s3cret"})
+        assert "makeway_gpus" in found.text
 
 
 async def test_every_route_says_how_it_refuses(web: Portal) -> None:

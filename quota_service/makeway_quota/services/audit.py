@@ -116,14 +116,14 @@ class AuditService:
         broken, unreachable = context.store.failure(), context.store.contents.failure()
         age = context.world.age()
         cycles = age is not None and age < 10 * context.settings.tick_seconds
-        failure = context.world.failure
+        failure = context.world.failure  # not for everyone: it may hold names of people and jobs
         loop = f"last cycle {age:.0f} s ago" if age is not None else "no cycle yet"
         return Health(
             ok=bool(cycles and not broken and not unreachable and not failure),
             checks={
                 "database": "cannot be written" if broken else "writes",
                 "files": "the storage of large files is unavailable" if unreachable else "available",
-                "loop": failure or loop,
+                "loop": "the last cycle failed; the service's log says why" if failure else loop,
                 "backend": context.world.problem or "observed",
                 "policy": f"version {context.world.policy_version}",
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -9,6 +9,7 @@ from makeway_api.models import Health
 from .auth import may, refusal
 from .dependencies import TheServices
 from .settings import WebSettings
+from .tickets import same
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -17,13 +18,14 @@ def router(settings: WebSettings) -> APIRouter:
     """Answer at the root of the port and below the prefix.
 
     Metrics name teams: below the prefix, which the Hub's proxy leaves open, they take a token with
-    `read:metrics` or Makeway's admin scope; at the root only who reaches the port itself can read them.
+    `read:metrics` or Makeway's admin scope; at the root, which only who reaches the port itself can read, the token
+    of the settings, where they have one.
     """
     routes = APIRouter(include_in_schema=False)
     for base in dict.fromkeys(("/", settings.prefix)):
         routes.add_api_route(f"{base}healthz", healthz)
         routes.add_api_route(f"{base}readyz", readyz)
-        routes.add_api_route(f"{base}metrics", numbers if base == "/" else guarded_numbers)
+        routes.add_api_route(f"{base}metrics", numbers_at_root if base == "/" else guarded_numbers)
     return routes
 
 
@@ -40,6 +42,18 @@ async def readyz(services: TheServices) -> Response:
 async def numbers(services: TheServices) -> Response:
     """Prometheus text."""
     return Response(await services.usage.metrics(), media_type=TEXT)
+
+
+async def numbers_at_root(request: Request, services: TheServices) -> Response:
+    """Return Prometheus text to who has the token of the settings, or to everybody where they have none."""
+    token = request.app.state.settings.metrics_token
+    if token and not same(f"Bearer {token}", request.headers.get("authorization", "")):
+        raise MakewayError(
+            "Metrics take the token of MAKEWAY_METRICS_TOKEN: `Authorization: Bearer …`.",
+            code="unauthorized",
+            status=401,
+        )
+    return await numbers(services)
 
 
 async def guarded_numbers(request: Request, services: TheServices) -> Response:

@@ -22,6 +22,8 @@ class WebSettings:
     """the Hub's base_url: the panel links to {hub_base}hub/home"""
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """signs cookies, tickets and anti-forgery tokens; one for all replicas, else logins end with a restart"""
+    metrics_token: str = field(default="", repr=False)
+    """what reads /metrics at the root of the port; "": whoever reaches it"""
     job_bytes: int = 80 * 2**20
     """largest body of POST jobs (files travel as base64)"""
     body_bytes: int = 2 * 2**20
@@ -73,6 +75,7 @@ class WebSettings:
             prefix=settings.prefix,
             hub_base=settings.hub_base_url,
             secret=_secret(settings),
+            metrics_token=settings.metrics_token,
             job_bytes=job_bytes(settings.max_files_bytes),
             streams_per_user=settings.max_streams,
         )

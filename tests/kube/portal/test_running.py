@@ -22,7 +22,7 @@ ONE_GPU = {"profile": "gpu1", "team": "rnd"}
 TRAIN = """
 import os, pathlib, time
 print("devices", os.environ["CUDA_VISIBLE_DEVICES"])
-while not pathlib.Path(os.environ["MAKEWAY_CHECKPOINT_DIR"]).with_name("go").exists():
+while not pathlib.Path(os.environ["MAKEWAY_CHECKPOINT_DIR"], "go").exists():
     time.sleep(0.1)
 """
 
@@ -84,7 +84,7 @@ def test_an_upgrade_and_a_rollback_keep_her_notebook_and_her_job_running(portal:
             portal.walk.run(upgrade)
         with portal.renewed():
             portal.walk.run(rollback)
-        (portal.volume(CHECKPOINTS, JOBS) / "go").touch()
+        (portal.volume(CHECKPOINTS, JOBS) / job.id / "go").touch()
         wait_until(lambda: client.job(job.id).state.ended, "the job has ended")
         ended = client.job(job.id)
         assert [attempt.outcome for attempt in ended.attempts] == ["succeeded"]

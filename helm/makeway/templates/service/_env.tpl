@@ -13,6 +13,7 @@
 {{ include "makeway.fromSecret" (list . "JUPYTERHUB_API_TOKEN" "service-token") }}
 {{- end }}
 {{ include "makeway.fromSecret" (list . "MAKEWAY_TICKET_SECRET" "ticket-secret") }}
+{{ include "makeway.fromSecret" (list . "MAKEWAY_METRICS_TOKEN" "metrics-token") }}
 - {name: MAKEWAY_URL, value: {{ include "makeway.url" . | quote }}}
 - {name: MAKEWAY_STATE_DIR, value: /data}
 - {name: MAKEWAY_POLICY_FILE, value: /etc/makeway/policy.yaml}

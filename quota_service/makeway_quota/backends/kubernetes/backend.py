@@ -21,9 +21,10 @@ from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object
+from .gang import gang_objects, path_of
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
-from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, service, token_secret_of, worker_pod
+from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, token_secret_of, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod, seconds_of
@@ -198,14 +199,14 @@ class KubernetesBackend(RemoteBackend):
                 return {"metadata": {"name": name, "uid": there[name]}}
             async with self._creating:
                 self._check_reachable()  # others may have waited for it meanwhile
-                return await self._create("pods", manifest, order.admitted_at)
+                return await self._create(manifest, order.admitted_at)
 
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(create(manifest)) for manifest in manifests]
             pods = [task.result() for task in tasks]
-            if len(pods) > 1:
-                await self._create("services", service(self.settings, order, pods[:1]))
+            for shared in gang_objects(self.settings, order, pods):
+                await self._create(shared)
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off.
             if token_secret_of(pods[0]) in ("", part.secret.name):
                 await part.written(pods[0])
@@ -264,10 +265,8 @@ class KubernetesBackend(RemoteBackend):
 
     def _check_reachable(self) -> None:
         """Raise BackendUnavailable where the API server is known not to answer: trying would hold up the cycle."""
-        if self.problem:
-            raise BackendUnavailable(self.problem)
-        if self._monotonic() < self._away_until:
-            raise BackendUnavailable(SILENT)
+        if self.problem or self._monotonic() < self._away_until:
+            raise BackendUnavailable(self.problem or SILENT)
 
     def _note(self, error: BaseException) -> None:
         """Remember for a while that the API server did not answer: nothing is asked of it then."""
@@ -300,19 +299,19 @@ class KubernetesBackend(RemoteBackend):
         path, _ = self.channel.credentials(order.workload, order.attempt, number)
         return worker_pod(self.settings, order, number, path, tokens, given)
 
-    async def _create(self, kind: str, manifest: Object, since: float | None = None) -> Object:
+    async def _create(self, manifest: Object, since: float | None = None) -> Object:
         """Create an object; return the one that is there already, if it is of this installation.
 
         A pod from before `since` is of an attempt that a restored database does not know: it is deleted.
         """
-        path = f"{self._namespace}/{kind}"
+        path = path_of(manifest, self.settings.namespace)
         try:
             return await self._client.create(path, manifest)
         except ApiRefusal as refusal:
             if refusal.reason != "AlreadyExists":
                 raise
         name = manifest["metadata"]["name"]
-        if kind != "pods":  # it may belong to pods of an earlier try, and would go with them
+        if manifest["kind"] != "Pod":  # it may belong to pods of an earlier try, and would go with them
             await self._client.delete(f"{path}/{name}")
             return await self._client.create(path, manifest)
         found = await self._client.get(f"{path}/{name}")

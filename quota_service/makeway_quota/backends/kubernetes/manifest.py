@@ -114,22 +114,6 @@ def labels_of(settings: PodSettings, key: Key) -> dict[str, str]:
     return {MANAGED_BY: MANAGER, INSTANCE: settings.instance, JOB: key[0], ATTEMPT: str(key[1])}
 
 
-def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) -> Object:
-    """Return the headless Service by which the workers of a gang find each other, ready or not."""
-    key = (order.workload, order.attempt)
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": owned(attempt_name(*key), labels_of(settings, key), owners),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": labels_of(settings, key),
-            "ports": [{"name": "rendezvous", "port": MASTER_PORT}],
-        },
-    }
-
-
 def worker_pod(
     settings: PodSettings, order: StartOrder, number: int, path: str, tokens: str, given: WorkerResources
 ) -> Object:
@@ -264,7 +248,8 @@ def _worker_container(
         "terminationMessagePolicy": "File",
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
-            {"name": "checkpoints", "mountPath": CHECKPOINTS},
+            # Its own folder alone: the volume has those of a team, or of everyone.
+            {"name": "checkpoints", "mountPath": f"{CHECKPOINTS}/{order.workload}", "subPath": order.workload},
             {"name": "shm", "mountPath": SHARED_MEMORY},
         ],
     }
