@@ -80,7 +80,7 @@ def on_node(cluster: Cluster, questions: Questions) -> Answers:
 
 @contextmanager
 def metadata_server(cluster: Cluster) -> Iterator[None]:
-    """Let the first node answer at the metadata address of clouds, as a cloud's network does."""
+    """Make the first node answer at the metadata address of clouds, as a cloud's network does."""
     node = _network(cluster).namespace(0)
     address = [f"{METADATA}/32", "dev", "lo"]
     subprocess.run(["ip", "-n", node, "address", "add", *address], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from makeway_quota.main import make_backend
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
-from releases import CLUSTER_WIDE, ROLES, Installation, requests, rights_used
+from releases import Installation, requests, rights_used
 
 from kube_cluster.api import Api, ApiProblem
 from kube_cluster.cluster import Cluster
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.kube
 NEEDED = {
     *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods")),
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
-    *((verb, "services", JOBS) for verb in ("create", "delete")),
+    *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "networkpolicies")),
     ("create", "secrets", JOBS),
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
@@ -50,7 +51,12 @@ RESOURCES = (
     "pods/ephemeralcontainers",
     "serviceaccounts/token",
     "nodes/proxy",
+    "networkpolicies",
 )
+GROUPS = {
+    "networkpolicies": "networking.k8s.io",
+    **dict.fromkeys(("roles", "clusterroles", "rolebindings", "clusterrolebindings"), "rbac.authorization.k8s.io"),
+}
 
 
 def may(api: Api, account: str, verb: str, resource: str, namespace: str, group: str = "") -> bool:
@@ -80,7 +86,7 @@ def test_the_service_may_do_what_it_does_and_nothing_else(release: Installation)
         for namespace in ("", NAMESPACE, JOBS, "kube-system")
         for resource in RESOURCES
         for verb in VERBS
-        if may(release.api, account, verb, resource, namespace)
+        if may(release.api, account, verb, resource, namespace, GROUPS.get(resource, ""))
     }
     # Nodes have no namespace: the API server answers the question alike for each.
     assert {one for one in found if one[1] != "nodes" or not one[2]} == NEEDED | FOLLOWS
@@ -104,15 +110,15 @@ def test_jobs_notebooks_and_the_proxy_have_no_rights(release: Installation, acco
             assert not any(may(release.api, account, verb, resource, namespace) for verb in VERBS)
 
 
-def service_token(release: Installation) -> str:
-    """Return a token of the service's account."""
+def token_of(release: Installation, account: str = "makeway-service", namespace: str = NAMESPACE) -> str:
+    """Return a token of an account of the chart."""
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/makeway-service/token"
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
     return str(release.api.create(path, request)["status"]["token"])
 
 
 def test_the_services_own_token_is_refused_what_it_may_not(release: Installation) -> None:
-    service = release.api.with_token(service_token(release))
+    service = release.api.with_token(token_of(release))
     jobs = f"/api/v1/namespaces/{JOBS}"
     service.get("/api/v1/nodes")
     service.get("/api/v1/pods")
@@ -164,7 +170,7 @@ async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
         one["name"]: one.get("value", "") for one in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
     }
     config = json.loads(kwok_cluster.kubeconfig.read_text(encoding="utf-8"))
-    config["users"][0]["user"] = {"token": service_token(release)}
+    config["users"][0]["user"] = {"token": token_of(release)}
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(json.dumps(config), encoding="utf-8")
     settings = load(environ=given | {"MAKEWAY_KUBECONFIG": str(kubeconfig), "MAKEWAY_KUBE_TOLERATIONS": SIMULATED})
@@ -202,26 +208,59 @@ async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:
     await soon(lambda: not api.items(pods), "no pod is left")
 
 
-def test_the_rights_in_the_docs_are_those_of_the_chart(release: Installation) -> None:
+OF_EVERY_ACCOUNT = {"authorization.k8s.io", "authentication.k8s.io", "certificates.k8s.io"}
+"""API groups of what each service account may: ask who it is and what it may, and read public certificates."""
+SPACES = {"every namespace": (NAMESPACE, JOBS, "kube-system"), "the release's": (NAMESPACE,), "the jobs'": (JOBS,)}
+ACCOUNTS = {
+    "makeway-service": NAMESPACE,
+    "makeway-hub": NAMESPACE,
+    "default": NAMESPACE,
+    "makeway-job": JOBS,
+}
+CODE = re.compile(r"`([^`]+)`")
+
+
+def table(head: str) -> list[list[str]]:
+    """Return the cells of a table of the page by the beginning of its first line."""
     page = (ROOT / "docs/reference/chart.md").read_text(encoding="utf-8")
-    lines = [
-        line
-        for line in page.splitlines()
-        if line.startswith("| `makeway-service`") or line.startswith("| `makeway-hub`")
+    rest = page[page.index(head) :].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rest.splitlines()[2:]]
+
+
+def rules(release: Installation, account: str, namespace: str) -> set[tuple[str, str]]:
+    """Return what the API server says that an account may do in a namespace, by verb and resource."""
+    api = release.api.with_token(token_of(release, account, ACCOUNTS[account]))
+    group = "authorization.k8s.io/v1"
+    review = {"apiVersion": group, "kind": "SelfSubjectRulesReview", "spec": {"namespace": namespace}}
+    status = api.create(f"/apis/{group}/selfsubjectrulesreviews", review)["status"]
+    assert not status["incomplete"]
+    given = [rule for rule in status["resourceRules"] if not set(rule["apiGroups"]) <= OF_EVERY_ACCOUNT]
+    assert not [rule for rule in given if rule.get("resourceNames") or "*" in (*rule["verbs"], *rule["resources"])]
+    return {(verb, resource) for rule in given for verb in rule["verbs"] for resource in rule["resources"]}
+
+
+@pytest.mark.parametrize("account", ACCOUNTS)
+def test_the_rights_in_the_docs_are_those_that_the_api_server_tells_each_account(
+    release: Installation, account: str
+) -> None:
+    told: dict[str, set[tuple[str, str]]] = {space: set() for space in SPACES["every namespace"]}
+    for holder, where, resources, verbs in table("| account | namespace |"):
+        for space in SPACES[where] if holder == f"`{account}`" else ():
+            told[space] |= {(verb, resource) for verb in CODE.findall(verbs) for resource in CODE.findall(resources)}
+    assert {space: rules(release, account, space) for space in told} == told
+
+
+def test_what_no_account_may_according_to_the_docs_is_refused(release: Installation) -> None:
+    asked = []
+    for cell, _ in table("| no account may"):
+        verbs, resources = cell.split("` `")
+        asked += [(verb, kind) for verb in CODE.findall(f"{verbs}`") for kind in CODE.findall(f"`{resources}")]
+    assert len(asked) > 50
+    allowed = [
+        (account, verb, resource, namespace)
+        for account, home in ACCOUNTS.items()
+        for verb, resource in asked
+        for namespace in ("", NAMESPACE, JOBS, "kube-system")
+        if may(release.api, f"{home}:{account}", verb, resource, namespace, GROUPS.get(resource, ""))
     ]
-    told = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines}
-    found = set()
-    roles = [
-        *((role, "every namespace") for role in release.api.items(CLUSTER_WIDE.format("clusterroles"))),
-        *((role, "the jobs'") for role in release.api.items(ROLES.format(JOBS))),
-        *((role, "the release's") for role in release.api.items(ROLES.format(NAMESPACE))),
-    ]
-    for role, where in roles:
-        name = role["metadata"]["name"]
-        if not name.startswith("makeway"):
-            continue
-        holder = "`makeway-hub`" if name == "makeway-hub" else "`makeway-service`"
-        for rule in role["rules"]:
-            resources, verbs = (", ".join(f"`{one}`" for one in rule[key]) for key in ("resources", "verbs"))
-            found.add((holder, where, resources, verbs))
-    assert told == found
+    assert not allowed

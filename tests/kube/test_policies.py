@@ -35,7 +35,7 @@ NOT_FRIEND = {"podSelector": {"matchExpressions": [{"key": "may", "operator": "D
 EVERY_FRIEND = {**FRIEND, "namespaceSelector": {}}
 TEAM = {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a", "b"]}]}}
 WEB, FIRST, SECOND = "web", 8000, 8001
-ALL = {(client, port) for client in ("friend", "stranger", "far") for port in (FIRST, SECOND)}
+ALL = {(client, port) for client in ("friend", "other", "far") for port in (FIRST, SECOND)}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def addresses(control_plane: Cluster, real_node: object) -> Iterator[dict[str, s
     wait_until(lambda: api.items("/api/v1/namespaces/far/serviceaccounts"), "the namespace has its service account")
     pods = {"server": (PODS, {"app": "server"}, SERVE)} | {
         name: (path, labels, "import signal; signal.pause()")
-        for name, path, labels in (("friend", PODS, {"may": "yes"}), ("stranger", PODS, {}), ("far", FAR_PODS, {}))
+        for name, path, labels in (("friend", PODS, {"may": "yes"}), ("other", PODS, {}), ("far", FAR_PODS, {}))
     }
     for name, (path, labels, code) in pods.items():
         pod = host_pod(name, ["python3", "-c", code])
@@ -81,19 +81,19 @@ CASES: dict[str, tuple[Object, set[tuple[str, int]]]] = {
     "nothing comes in": ({**SERVER, "policyTypes": ["Ingress"]}, set()),
     "everything comes in": ({**SERVER, "policyTypes": ["Ingress"], "ingress": [{}]}, ALL),
     "by a label and a number": ({**SERVER, "ingress": [rule(FRIEND, ports=(FIRST,))]}, {("friend", FIRST)}),
-    "without a label, by a name": ({**SERVER, "ingress": [rule(NOT_FRIEND, ports=(WEB,))]}, {("stranger", FIRST)}),
+    "without a label, by a name": ({**SERVER, "ingress": [rule(NOT_FRIEND, ports=(WEB,))]}, {("other", FIRST)}),
     "by the namespace": ({**SERVER, "ingress": [rule(TEAM)]}, {("far", FIRST), ("far", SECOND)}),
     "by both": ({**SERVER, "ingress": [rule(EVERY_FRIEND)]}, {("friend", FIRST), ("friend", SECOND)}),
     "two rules": (
         {**SERVER, "ingress": [rule(ports=(SECOND,)), rule(FRIEND)]},
-        {("friend", FIRST), *((client, SECOND) for client in ("friend", "stranger", "far"))},
+        {("friend", FIRST), *((client, SECOND) for client in ("friend", "other", "far"))},
     ),
     "a range": ({**SERVER, "ingress": [{"ports": [{"port": FIRST, "endPort": SECOND}]}]}, ALL),
     "another protocol": ({**SERVER, "ingress": [{"ports": [{"port": FIRST, "protocol": "UDP"}]}]}, set()),
     "by an address": ({**SERVER, "ingress": [rule(only("far"))]}, {("far", FIRST), ("far", SECOND)}),
     "but for an address": (
         {**SERVER, "ingress": [rule(all_but("far"), ports=(FIRST,))]},
-        {("friend", FIRST), ("stranger", FIRST)},
+        {("friend", FIRST), ("other", FIRST)},
     ),
     "nothing goes out": (
         {**FRIEND, "policyTypes": ["Egress"]},
@@ -123,7 +123,7 @@ def reached(cluster: Cluster, server: str) -> set[tuple[str, int]]:
     """Return which pod reaches which port of the server now; what is not reached is refused by a policy."""
     found = set()
     wanted = {str(port): {"to": f"{server}:{port}"} for port in (FIRST, SECOND)}
-    for client, namespace in (("friend", "default"), ("stranger", "default"), ("far", "far")):
+    for client, namespace in (("friend", "default"), ("other", "default"), ("far", "far")):
         for port, answer in in_pod(cluster, namespace, client, wanted).items():
             assert answer in ({"open": True}, {"problem": REFUSED}), answer
             if "open" in answer:

@@ -23,7 +23,7 @@ class WebSettings:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
     """signs cookies, tickets and anti-forgery tokens; one for all replicas, else logins end with a restart"""
     metrics_token: str = field(default="", repr=False)
-    """what reads /metrics at the root of the port; "": whoever reaches it"""
+    """what reads /metrics at the root of the port; "": every caller that reaches it"""
     job_bytes: int = 80 * 2**20
     """largest body of POST jobs (files travel as base64)"""
     body_bytes: int = 2 * 2**20
