@@ -25,7 +25,7 @@ from . import (
     train,
     world_cycle,
 )
-from .measure import Measured, machine, page, report
+from .measure import Measured, machine, report, with_section
 
 BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "again": again.measure,
@@ -44,11 +44,17 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "pods": pods.measure,
     "pod-reclaim": pod_reclaim.measure,
 }
+ON_KUBERNETES = ("pods", "pod-reclaim")
+SECTIONS = {
+    "On one machine": tuple(name for name in BENCHMARKS if name not in ON_KUBERNETES),
+    "On Kubernetes": ON_KUBERNETES,
+}
+"""The benchmarks of each section of docs/benchmarks.md."""
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, and write docs/benchmarks.md when everything was measured."""
+    """Measure and print; write each section of docs/benchmarks.md of which everything was measured."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="one benchmark; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample as JSON")
@@ -59,19 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="read the soak from `python -m benchmarks.soak --json FILE`, run before",
     )
     wanted = parser.parse_args(arguments)
-    found: list[Measured] = []
+    measured: dict[str, list[Measured]] = {}
     for name, measure in BENCHMARKS.items():
         if name == "soak" and wanted.soak:
-            found += soak.report(soak.read(wanted.soak))
+            measured[name] = list(soak.report(soak.read(wanted.soak)))
         elif not wanted.only or name in wanted.only:
             print(f"measuring {name} …", file=sys.stderr, flush=True)
-            found += measure()
+            measured[name] = list(measure())
+    found = [one for each in measured.values() for one in each]
     print(report(found))
     if wanted.json:
         text = json.dumps({"machine": machine(), "measured": [one.as_json() for one in found]}, indent=1)
         wanted.json.write_text(text + "\n", encoding="utf-8")
-    if not wanted.only:
-        PAGE.write_text(page(found), encoding="utf-8")
+    for title, names in SECTIONS.items():
+        if all(measured.get(name) for name in names):
+            rows = [one for name in names for one in measured[name]]
+            PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), title, rows), encoding="utf-8")
     return 0
 
 

@@ -87,13 +87,13 @@ def report(found: Sequence[Measured]) -> str:
     return "\n".join([machine(), "", *lines, "", *notes])
 
 
-def page(found: Sequence[Measured]) -> str:
-    """Return the measurements as docs/benchmarks.md."""
+def with_section(page: str, title: str, found: Sequence[Measured]) -> str:
+    """Return docs/benchmarks.md with this section made anew, or added at the end."""
+    head, *sections = page.split("\n## ")
+    made = {text.partition("\n")[0]: text.rstrip("\n") + "\n" for text in sections}
     lines = [
-        "<!-- Made by `make bench`. -->\n",
-        "# Benchmarks\n",
-        f"Measured with `make bench` on: {machine()}. Everything is real: Hub, service, SQLite, processes, "
-        "on virtual GPUs. Goals are for such a machine; compare ratios, not seconds, with another one.\n",
+        f"{title}\n",
+        f"Measured on: {machine()}.\n",
         f"| {' | '.join(HEAD)} |",
         f"|{'---|' * len(HEAD)}",
         *(f"| {' | '.join(row(one))} |" for one in found),
@@ -101,7 +101,8 @@ def page(found: Sequence[Measured]) -> str:
         *(f"- **{one.name}**: {one.note}" for one in found if one.note),
         "",
     ]
-    return "\n".join(lines)
+    made[title] = "\n".join(lines)
+    return "\n## ".join([head.rstrip("\n") + "\n", *made.values()])
 
 
 def number(value: float) -> str:

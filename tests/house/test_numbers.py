@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from benchmarks import packing, simulation
+from benchmarks.__main__ import BENCHMARKS, SECTIONS
+from benchmarks.measure import Measured, with_section
 from benchmarks.numbers import insert, markdown
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
@@ -32,3 +37,19 @@ def test_a_page_that_cannot_take_the_numbers_is_refused_before_they_are_measured
         with pytest.raises(SystemExit):
             benchmark.main([str(tmp_path), "--page", str(page)])
         assert said in capsys.readouterr().err
+
+
+def test_a_section_of_the_benchmarks_is_made_anew_and_the_others_stay() -> None:
+    def measured(name: str) -> list[Measured]:
+        return [Measured(name, "s", [2.0], "a bare one", 1.0, note="from end to end")]
+
+    page = with_section("# Benchmarks\n", "Here", measured("first"))
+    page = with_section(with_section(page, "There", measured("second")), "Here", measured("third"))
+    assert re.findall(r"^## (.*)|^\| (\w+) \| 2 s", page, re.M) == [
+        ("Here", ""), ("", "third"), ("There", ""), ("", "second"),
+    ]  # fmt: skip
+    assert page.count("from end to end") == 2
+    benchmarks = [name for names in SECTIONS.values() for name in names]
+    assert sorted(benchmarks) == sorted(BENCHMARKS)
+    shown = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.*)", shown, re.M) == list(SECTIONS)
