@@ -17,7 +17,7 @@ RANDOM := invariants reference holds shortcuts second_opinion victim_bounds
 # More arguments for pytest: make test ARGS='-k reclaim -x'
 ARGS ?=
 
-.PHONY: help setup run test check kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
+.PHONY: help setup run test check jupyterhub kube run-kube kube-test images coverage invariants mutations faults requests lint format bench screenshots docs wheel clean
 
 help: ## List these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ test: setup ## Run every test, the browser's and Kubernetes' too; installs what 
 
 check: setup ## Run the quick tests only (under 90 seconds)
 	@$(PYTEST) -n auto --dist loadgroup -q -m "$(QUICK)" $(ARGS)
+
+jupyterhub: setup ## Run the tests of the Hub and the spawners with another JupyterHub; VERSION=5.5
+	@.venv/bin/python scripts/other_jupyterhub.py $(or $(VERSION),5.5) $(ARGS)
 
 kube: setup ## Start a Kubernetes cluster on this machine until Ctrl-C; SIMULATED=n adds n nodes of 8 GPUs, GPUS=n virtual GPUs
 	@.venv/bin/python scripts/set_up_kube.py
