@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -34,6 +35,8 @@ from kube_cluster.images import HOST
 ROOT = Path(__file__).parents[1]
 NAMESPACE = "jobs"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+RUN_AS = (1000, 100)
+"""User and group of jobs' pods, as the settings have them."""
 JOBS = "app.kubernetes.io/managed-by=makeway"
 TRAIN = FileIn(path="train.py", data=base64.b64encode((ROOT / "docs" / "examples" / "train.py").read_bytes()).decode())
 
@@ -50,7 +53,8 @@ def make_namespace(cluster: Cluster) -> None:
 
 def policy_of(cluster: Cluster, checkpoints: Path) -> str:
     """Return a document whose profiles mount this machine's programs, and Makeway, into pods of an empty image."""
-    checkpoints.chmod(0o777)
+    os.chown(checkpoints, *RUN_AS)
+    checkpoints.chmod(0o755)  # as a volume to which Kubernetes gives no group: only who owns it makes folders
     make_claim(cluster.api, NAMESPACE, "checkpoints", checkpoints)
     template = {"metadata": {"labels": {"cost": "12"}}, "spec": job_template(cluster.api, NAMESPACE)}
     profile = {"gpus": 1, "pools": ["gpu"], "policies": [["rnd", "devops"]], "grace": 30, "pod": template}

@@ -84,6 +84,9 @@ def test_settings_and_submission_change_the_pod() -> None:
     assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (7, 8)
     own = {"name": "checkpoints", "mountPath": "/makeway/checkpoints/j-1", "subPath": "j-1"}
     assert [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "checkpoints"] == [own]
+    (first,) = spec["initContainers"]
+    assert first["env"] == [{"name": "MAKEWAY_CHECKPOINT_DIR", "value": "/makeway/checkpoints/j-1"}]
+    assert {"name": "checkpoints", "mountPath": "/makeway/checkpoints"} in first["volumeMounts"]
 
 
 def test_the_workers_of_a_gang_find_each_other() -> None:

@@ -150,7 +150,7 @@ def worker_pod(
             "affinity": _affinity_to(node),
             "tolerations": [*(_toleration(one) for one in given.tolerations), *STAYS],
             "securityContext": _pod_security(settings),
-            "initContainers": [_launcher_container(settings)],
+            "initContainers": [_launcher_container(settings, order)],
             "containers": [_worker_container(settings, order, number, path, tokens, given)],
             "volumes": _volumes(settings, order),
             "hostname": f"worker-{number}",
@@ -208,8 +208,11 @@ def _container_security() -> Object:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def _launcher_container(settings: PodSettings) -> Object:
-    """Return the init container that copies the launcher to where an image without it can run it."""
+def _launcher_container(settings: PodSettings, order: StartOrder) -> Object:
+    """Return the init container that copies the launcher to where an image without it can run it.
+
+    It also makes the job's folder of checkpoints, for which it has the whole volume: the kubelet would make it as root.
+    """
     source = [settings.launcher_source] if settings.launcher_source else ["-m", "makeway.launcher"]
     small = {"cpu": "50m", "memory": "64Mi"}
     return {
@@ -217,8 +220,12 @@ def _launcher_container(settings: PodSettings) -> Object:
         "image": settings.launcher_image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python3", *source, "--copy", LAUNCHER],
+        "env": [{"name": "MAKEWAY_CHECKPOINT_DIR", "value": f"{CHECKPOINTS}/{order.workload}"}],
         "resources": {"requests": small, "limits": {"memory": "128Mi"}},
-        "volumeMounts": [{"name": "makeway", "mountPath": "/makeway"}],
+        "volumeMounts": [
+            {"name": "makeway", "mountPath": "/makeway"},
+            {"name": "checkpoints", "mountPath": CHECKPOINTS},
+        ],
     }
 
 
