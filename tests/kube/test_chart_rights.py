@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from makeway_quota.main import make_backend
 from makeway_quota.policy import read
 from makeway_quota.settings import load
 from makeway_quota.store.store import open_store
-from releases import Installation, requests, rights_used
+from releases import ROLES, Installation, requests, rights_used
 
 from kube_cluster.api import Api, ApiProblem
 from kube_cluster.cluster import Cluster
@@ -147,7 +148,7 @@ policies: []
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def volume(release: Installation) -> Iterator[None]:
     """Make the volume that the claim of the checkpoints waits for."""
     spec = {
@@ -162,32 +163,62 @@ def volume(release: Installation) -> Iterator[None]:
     release.api.delete("/api/v1/persistentvolumes/checkpoints-of-rights")
 
 
-async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
-    release: Installation, volume: None, kwok_cluster: Cluster, tmp_path: Path
-) -> None:
+@asynccontextmanager
+async def backend_of(release: Installation, cluster: Cluster, folder: Path) -> AsyncIterator[KubernetesBackend]:
+    """Yield the backend with the settings and the account that the chart gives to the service."""
     deployment = release.api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/makeway-service")
     given = {
         one["name"]: one.get("value", "") for one in deployment["spec"]["template"]["spec"]["containers"][0]["env"]
     }
-    config = json.loads(kwok_cluster.kubeconfig.read_text(encoding="utf-8"))
+    config = json.loads(cluster.kubeconfig.read_text(encoding="utf-8"))
     config["users"][0]["user"] = {"token": token_of(release)}
-    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(json.dumps(config), encoding="utf-8")
     settings = load(environ=given | {"MAKEWAY_KUBECONFIG": str(kubeconfig), "MAKEWAY_KUBE_TOLERATIONS": SIMULATED})
     backend = make_backend(settings)
     assert isinstance(backend, KubernetesBackend)
-    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    store = open_store(f"sqlite:///{folder / 'makeway.sqlite'}")
     backend.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
     document = read(POLICY)
     backend.follow_policy(lambda: document)
     try:
-        with requests(kwok_cluster, "makeway-service") as asked:
-            await runs_a_gang(backend, release.api)
+        yield backend
     finally:
         await backend.close(stop_jobs=False)
         store.close()
+
+
+async def test_the_backend_needs_these_rights_and_these_settings_and_no_others(
+    release: Installation, volume: None, kwok_cluster: Cluster, tmp_path: Path
+) -> None:
+    async with backend_of(release, kwok_cluster, tmp_path) as backend:
+        with requests(kwok_cluster, "makeway-service") as asked:
+            await runs_a_gang(backend, release.api)
     assert not [one for one in asked if one["responseStatus"]["code"] == 403]
     assert rights_used(asked) == NEEDED
+
+
+async def test_a_gang_runs_where_the_account_may_not_make_network_policies(
+    release: Installation, volume: None, kwok_cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    role = f"{ROLES.format(JOBS)}/makeway-service"
+    rules = release.api.get(role)["rules"]
+    account = f"{NAMESPACE}:makeway-service"
+
+    def allowed() -> bool:
+        return may(release.api, account, "create", "networkpolicies", JOBS, GROUPS["networkpolicies"])
+
+    try:
+        release.api.merge(role, {"rules": [rule for rule in rules if "networkpolicies" not in rule["resources"]]})
+        await soon(lambda: not allowed(), "the right is taken")
+        async with backend_of(release, kwok_cluster, tmp_path) as backend:
+            await runs_a_gang(backend, release.api)
+    finally:
+        release.api.merge(role, {"rules": rules})
+        await soon(allowed, "the right is back")
+    (said, *_) = [one.getMessage() for one in caplog.records if one.name == "makeway.kubernetes"]
+    assert said.startswith("The gang makeway-j-1-1 gets no network policy: ")
+    assert 'cannot create resource "networkpolicies"' in said
 
 
 async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:

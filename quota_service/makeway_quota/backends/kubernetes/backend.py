@@ -21,7 +21,7 @@ from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object
-from .gang import gang_objects, path_of
+from .gang import create_shared, path_of
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
 from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, token_secret_of, worker_pod
@@ -205,8 +205,7 @@ class KubernetesBackend(RemoteBackend):
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(create(manifest)) for manifest in manifests]
             pods = [task.result() for task in tasks]
-            for shared in gang_objects(self.settings, order, pods):
-                await self._create(shared)
+            await create_shared(self._create, self.settings, order, pods)
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off.
             if token_secret_of(pods[0]) in ("", part.secret.name):
                 await part.written(pods[0])

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 
-from ..base import StartOrder
-from .client import Object
+from ..base import BackendFull, StartOrder
+from .client import ApiRefusal, Object
 from .manifest import MASTER_PORT, PodSettings, attempt_name, labels_of, owned
+from .start_errors import start_error
+
+log = logging.getLogger("makeway.kubernetes")
+
+Create = Callable[[Object], Awaitable[Object]]
 
 PATHS = {
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -21,11 +27,20 @@ def path_of(manifest: Object, namespace: str) -> str:
     return PATHS[manifest["kind"]].format(namespace)
 
 
-def gang_objects(settings: PodSettings, order: StartOrder, pods: Sequence[Object]) -> list[Object]:
-    """Return what the pods of an attempt share; nothing for one pod. It goes with the first of them."""
+async def create_shared(create: Create, settings: PodSettings, order: StartOrder, pods: Sequence[Object]) -> None:
+    """Create what the pods of an attempt share, which goes with the last of them; nothing for one pod.
+
+    An account that may not create network policies runs gangs all the same, with a warning.
+    """
     if len(pods) < 2:
-        return []
-    return [made(settings, order, pods[:1]) for made in (service, network_policy)]
+        return
+    await create(service(settings, order, pods))
+    try:
+        await create(network_policy(settings, order, pods))
+    except ApiRefusal as refusal:
+        if refusal.status != 403 or isinstance(start_error(refusal), BackendFull):
+            raise
+        log.warning("The gang %s gets no network policy: %s", attempt_name(order.workload, order.attempt), refusal)
 
 
 def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) -> Object:
