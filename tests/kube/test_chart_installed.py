@@ -92,6 +92,15 @@ def test_an_upgrade_and_a_rollback_keep_secrets_jobs_and_notebooks(release: Inst
         release.api.delete(pod, gracePeriodSeconds="0")
 
 
+def test_an_upgrade_adds_a_key_that_the_secret_of_before_lacks(release: Installation) -> None:
+    secret = release.secret()
+    release.api.merge(f"{SECRETS.format(NAMESPACE)}/makeway", {"data": {"metrics-token": None}})
+    release.run("upgrade", values=EVERYTHING)
+    found = release.secret()
+    assert len(found.pop("metrics-token")) == 40
+    assert found == {key: value for key, value in secret.items() if key != "metrics-token"}
+
+
 def test_the_same_values_again_change_nothing(release: Installation) -> None:
     lists = set(KINDS) - {SECRETS}  # Secrets have no generation
     before = {
