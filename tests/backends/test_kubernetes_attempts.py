@@ -249,7 +249,7 @@ async def test_a_pod_that_cannot_be_described_is_its_jobs_problem_alone(backend:
     facts = {**document.profile_facts, "gpu1": replace(document.profile_facts["gpu1"], pod=strange)}
     changed = replace(document, profile_facts=facts)
     backend.follow_policy(lambda: changed)
-    with pytest.raises(BackendError, match="is its profile's template right"):
+    with pytest.raises(BackendError, match="with the pod template of its profile"):
         await backend.start(order("j1"))
     assert await backend.phases() == {}
 
@@ -315,7 +315,7 @@ async def test_a_registry_that_does_not_answer_keeps_its_jobs_waiting(backend: B
         seen = await backend.seen("j1")
         assert (seen.phase, seen.message) == (
             Phase.STARTING,
-            "its image cannot be fetched: dial tcp 10.0.0.9:443: i/o timeout",
+            "its image cannot be pulled: dial tcp 10.0.0.9:443: i/o timeout",
         )
         backend.now += 300.0
         backend.hear("MODIFIED", fetching("ImagePullBackOff", 'Back-off pulling image "x"'))
@@ -332,7 +332,7 @@ async def test_a_job_whose_image_does_not_exist_fails_soon(backend: Backend) -> 
         backend.hear("MODIFIED", fetching("ErrImagePull", "code = NotFound desc = x: not found"))
         seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
-    assert seen.message == "its image cannot be fetched: code = NotFound desc = x: not found"
+    assert seen.message == "its image cannot be pulled: code = NotFound desc = x: not found"
 
 
 RUNS = WorkerSeen(started_at=10.0)

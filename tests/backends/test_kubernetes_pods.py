@@ -342,7 +342,7 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
     ("kept", "reason", "message"),
     [
         (pod(), "", ""),
-        (pod("Pending"), "init", "its container is being made"),
+        (pod("Pending"), "init", "its container is being created"),
         (
             pod("Pending", node="", **condition("PodScheduled", "False", "Unschedulable", "0/3 nodes are available")),
             "unschedulable",
@@ -352,27 +352,27 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
         (
             pod("Pending", **waiting("ImagePullBackOff", "Back-off pulling image")),
             "image_pull",
-            "its image cannot be fetched: Back-off pulling image",
+            "its image cannot be pulled: Back-off pulling image",
         ),
-        (pod("Pending", **waiting("InvalidImageName")), "no_image", "its image cannot be fetched: InvalidImageName"),
+        (pod("Pending", **waiting("InvalidImageName")), "no_image", "its image cannot be pulled: InvalidImageName"),
         (
             pod(
                 "Pending", **waiting("ErrImagePull", "code = NotFound desc = failed to resolve reference: x: not found")
             ),
             "no_image",
-            "its image cannot be fetched: code = NotFound desc = failed to resolve reference: x: not found",
+            "its image cannot be pulled: code = NotFound desc = failed to resolve reference: x: not found",
         ),
         (
             pod("Pending", **waiting("ErrImagePull", "dial tcp 10.0.0.9:443: connect: connection refused")),
             "image_pull",
-            "its image cannot be fetched: dial tcp 10.0.0.9:443: connect: connection refused",
+            "its image cannot be pulled: dial tcp 10.0.0.9:443: connect: connection refused",
         ),
         (
             pod("Pending", **waiting("CreateContainerConfigError", 'secret "x" not found')),
             "container",
-            'its container cannot be made: secret "x" not found',
+            'its container cannot be created: secret "x" not found',
         ),
-        (pod("Pending", **waiting("ContainerCreating")), "init", "its container is being made"),
+        (pod("Pending", **waiting("ContainerCreating")), "init", "its container is being created"),
     ],
 )
 def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str) -> None:

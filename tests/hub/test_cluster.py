@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 import yaml
-from charts import CHART
+from charts import CHART, ROOT
 from jupyterhub.app import JupyterHub
 from makeway_hub.access import SCOPES
 from makeway_hub.cluster import ClusterSettings, configure_cluster
@@ -51,6 +52,7 @@ def test_the_values_for_zero_to_jupyterhub_configure_its_hub() -> None:
     assert issubclass(c.JupyterHub.authenticator_class, WithPages)
     assert c.JupyterHub.authenticator_class.__name__ == "DummyAuthenticator"
     assert (c.JupyterHub.concurrent_spawn_limit, c.Spawner.consecutive_failure_limit) == (0, 0)
+    assert c.MakewayKubeSpawner.renew_seconds == 5
     known = set(MakewayKubeSpawner.class_trait_names(config=True))
     assert set(c.MakewayKubeSpawner) <= known
     assert set(c.JupyterHub) <= set(JupyterHub.class_trait_names(config=True))
@@ -62,6 +64,25 @@ def test_the_values_for_zero_to_jupyterhub_serve_a_hub_below_a_path() -> None:
     exec(extra_config(), {"c": c})
     assert c.MakewayKubeSpawner.makeway_url == "http://proxy-public/jupyter/services/makeway"
     assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway-service:8765/jupyter/services/makeway"
+
+
+def test_the_lines_for_a_hub_without_the_chart_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs/how-to/run-notebooks-as-pods.md").read_text(encoding="utf-8")
+    (lines,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.setenv("SERVICE_TOKEN", "one")
+    monkeypatch.setenv("SPAWNER_TOKEN", "two")
+    c = Config()
+    exec(lines, {"c": c})
+    assert c.JupyterHub.spawner_class is MakewayKubeSpawner
+    assert c.MakewayKubeSpawner.makeway_token == "two"
+    assert c.MakewayKubeSpawner.makeway_api_url == "http://makeway:8765/services/makeway"
+    roles = {role["name"]: role for role in c.JupyterHub.load_roles}
+    assert roles["makeway-service"]["services"] == [c.JupyterHub.services[0]["name"]]
+    assert roles["makeway-spawner"]["services"] == [c.JupyterHub.services[1]["name"]]
+    assert roles["makeway-admin"]["users"] == ["admin"]
+    table = set(re.findall(r"^\| `(\w+)` \| [\d.]+ \|", page, re.MULTILINE))
+    assert table
+    assert table <= set(MakewayKubeSpawner.class_trait_names(config=True))
 
 
 def test_the_values_for_the_removal_keep_every_scope_and_those_of_the_site() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from charts import NAMESPACE, Object, hub_files, of_kind, pod_specs, rendered
 from makeway_hub.cluster import SERVICE, SPAWNER
 from traitlets.config.loader import PyFileConfigLoader
+from walk import blocks, section
 
 from kube_cluster.helm import Helm
 
@@ -84,6 +86,22 @@ def test_named_administrators_take_the_place_of_admin(configuration: Any) -> Non
     assert (c.Authenticator.admin_users, makeway_admins(c)) == (["ana"], ["ana"])
     c = configuration({"makewayAdmins": {"groups": ["operations"]}})
     assert makeway_admins(c) == []
+
+
+def test_oauth_as_the_page_has_it(configuration: Any, helm: Helm, tmp_path: Path) -> None:
+    (text,) = blocks(section("Logins with OAuth"), "yaml")
+    hub = yaml.safe_load(text)["hub"]
+    assert hub["config"].pop("JupyterHub") == {"authenticator_class": "generic-oauth"}
+    c = configuration({**hub, "config": {**hub["config"], **OAUTH}})  # its package is not in this environment
+    assert c.GenericOAuthenticator == hub["config"]["GenericOAuthenticator"]
+    roles = {role["name"]: role for role in c.JupyterHub.load_roles}
+    assert (roles["makeway-admin"]["users"], roles["makeway-admin"]["groups"]) == ([], ["gpu-admins"])
+    assert "load_groups" not in c.JupyterHub, "the groups are the provider's"
+    (command,) = blocks(section("Logins with OAuth"), "sh")
+    name, _, key = command.partition("generic ")[2].partition(" --from-file=")
+    (container,) = pod_specs(rendered(helm, tmp_path, {"hub": hub}))["makeway-hub"]["containers"]
+    (secret,) = [one["valueFrom"] for one in container["env"] if one["name"] == "OAUTH_CLIENT_SECRET"]
+    assert secret == {"secretKeyRef": {"name": name, "key": key.strip()}}
 
 
 def test_services_and_roles_of_the_site_join_those_of_makeway(configuration: Any) -> None:

@@ -211,7 +211,7 @@ async def test_an_image_that_does_not_exist_fails_its_job_and_a_registry_that_is
             registry.kill()
             await registry.wait()
         assert len(done.attempts) == 1, done
-        assert "its image cannot be fetched" in done.message
+        assert "its image cannot be pulled" in done.message
         assert "not found" in done.message
 
 

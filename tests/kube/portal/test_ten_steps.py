@@ -15,7 +15,7 @@ from charts import NAMESPACE
 from pods import wait_until
 from portals import USERS, Portal, log_in
 from releases import namespaces
-from walk import NOT_WALKED, PLACEHOLDERS, ROOT, STEPS, blocks, section, steps, values
+from walk import NOT_WALKED, PLACEHOLDERS, ROOT, STEPS, blocks, section, steps
 
 from kube_cluster import image_build
 
@@ -85,15 +85,17 @@ def test_the_values_for_others_are_accepted_with_two_replicas(portal: Portal) ->
         if one
     }
     assert found["Deployment", "makeway-service"]["spec"]["replicas"] == 2
-    assert found["Ingress", "makeway"]["spec"]["rules"][0]["host"] == "gpus.example.com"
+    ingress = found["Ingress", "makeway"]
+    assert ingress["spec"]["rules"][0]["host"] == "gpus.example.com"
+    assert ingress["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/proxy-body-size": "100m"}
     for name in ("makeway-postgres", "hub-postgres"):
         portal.api.delete(f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
 
 
 def test_the_add_on_is_installed_beside_it(portal: Portal) -> None:
-    (command,) = re.findall(r"`(helm install [^`]*)`", section("Add it to a Zero to JupyterHub"))
-    wanted = {"mode": "addOn", "images": values()["images"]}
-    (portal.walk.folder / "add-on.yaml").write_text(yaml.safe_dump(wanted))
+    text = section("Add it to a Zero to JupyterHub")
+    (command,), (wanted,) = re.findall(r"`(helm install [^`]*)`", text), blocks(text, "yaml")
+    (portal.walk.folder / "add-on.yaml").write_text(wanted)
     portal.walk.run("kubectl create namespace jupyterhub")
     portal.walk.run(command)
     deployment = portal.api.get("/apis/apps/v1/namespaces/jupyterhub/deployments/makeway-service")

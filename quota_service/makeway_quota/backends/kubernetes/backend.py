@@ -188,7 +188,7 @@ class KubernetesBackend(RemoteBackend):
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # one job must not stop all others
             self._tokens.done(key)
             log.exception("The pods of %s cannot be described", attempt_name(order.workload, order.attempt))
-            raise BackendError(f"Its pod cannot be described; is its profile's template right? {error!r}") from error
+            raise BackendError(f"Its pod cannot be made with the pod template of its profile: {error!r}") from error
 
         self._sort()
         there = {pod.name: pod.uid for pod in self.attempt_pods.of(key)} if key in self._partial else {}
@@ -285,7 +285,7 @@ class KubernetesBackend(RemoteBackend):
         selector = next((one for one in known if one.pool in pools), None)
         if any(milli % GPU for milli in place.milli):
             resource = selector.resource if selector else "its pool's resource"
-            raise BackendError(f"The profile needs a part of a GPU, and {resource} can only be requested as a whole.")
+            raise BackendError(f"Its profile needs a part of a GPU, and {resource} can only be requested as a whole.")
         facts = document.profile_facts.get(order.profile)
         given = WorkerResources(
             resource=selector.resource if selector else "",

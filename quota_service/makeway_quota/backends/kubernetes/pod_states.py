@@ -19,7 +19,7 @@ from .pod_requests import ATTEMPT, ENDED, JOB
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
-"""Those of an image that cannot be fetched however long one waits"""
+"""Those of an image that cannot be pulled, however long the pod waits"""
 REFUSED = (
     *("notfound", "not found", "does not exist", "manifest unknown", "name unknown", "denied", "unauthorized"),
     *("authorization failed", "403 forbidden", "invalid reference format"),
@@ -148,14 +148,14 @@ def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
             continue
         if pod.waiting in IMAGE:
             code = "no_image" if _has_no_image(pod) else "image_pull"
-            return code, f"its image cannot be fetched: {pod.message or pod.waiting}"
+            return code, f"its image cannot be pulled: {pod.message or pod.waiting}"
         if pod.waiting in SETUP:
-            return "container", f"its container cannot be made: {pod.message or pod.waiting}"
+            return "container", f"its container cannot be created: {pod.message or pod.waiting}"
         if not pod.node and not pod.waiting:
             return "scheduler", "Kubernetes has not placed its pod yet"
         if not pod.node:
             return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
-        return "init", "its container is being made"
+        return "init", "its container is being created"
     return None
 
 
@@ -172,7 +172,7 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
         return Machines(1, present=False, message=pod.message, exit_code=KILLED)
     if pod.reason == "Evicted":
-        return _by_node(f"its node {pod.node} was short of something and evicted its pod: {pod.message}")
+        return _by_node(f"its node {pod.node} was short of a resource and evicted its pod: {pod.message}")
     if pod.node and not usable.get(pod.node, False):
         state = "is down" if pod.node in usable else "is gone"
         return _by_node(f"its node {pod.node} {state}")
