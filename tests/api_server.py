@@ -27,6 +27,9 @@ class ApiServer(ApiClient):
         self.answer: Callable[[str, str], None] = lambda method, path: None
         """raises what is answered in place of the usual"""
 
+    def break_off(self) -> None:
+        """Nothing is under way."""
+
     async def close(self) -> None:
         """Nothing is open."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from makeway_quota.backends.base import (
 )
 from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, UNFINISHED_SECONDS, KubernetesBackend
-from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
+from makeway_quota.backends.kubernetes.connection import Connection
 from makeway_quota.backends.kubernetes.manifest import PodSettings
 from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
 from makeway_quota.backends.remote import PATIENCE
@@ -400,7 +402,7 @@ async def test_a_gang_whose_pod_is_deleted_without_a_report_is_lost(backend: Bac
 async def test_a_silent_api_server_is_noticed_and_taken_up_again_at_once(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
     server = ApiServer()
-    backend = Backend(server, store, Beat(every=0.01, again=0.01))
+    backend = Backend(server, store, Beat(every=0.01))
     await backend.open()
     assert able_with(backend)()
 
@@ -425,9 +427,42 @@ async def test_a_silent_api_server_is_noticed_and_taken_up_again_at_once(tmp_pat
         store.close()
 
 
+async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_path: Path) -> None:
+    """A leader hands over between two cycles, and a cycle waits for its orders."""
+    silent, asked = asyncio.Event(), list[asyncio.StreamWriter]()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(writer)
+        await silent.wait()
+        writer.close()
+
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = ApiClient(Connection(f"http://127.0.0.1:{port}", ssl.create_default_context(), namespace="jobs"))
+    backend = KubernetesBackend(client, SETTINGS, beat=Beat(every=0.01, answer=0.1))
+    backend.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
+    backend.follow_policy(lambda: read(POLICY))
+    starting = asyncio.create_task(backend.start(order("j1")))
+    try:
+        async with asyncio.timeout(60):
+            while not asked:  # noqa: ASYNC110 - a matter of time
+                await asyncio.sleep(0.01)
+        pulse = asyncio.create_task(backend._pulse.run())
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            async with asyncio.timeout(REQUEST_SECONDS / 2):
+                await starting
+        pulse.cancel()
+    finally:
+        silent.set()
+        await client.close()
+        server.close()
+        store.close()
+
+
 async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:
     server, heard = ApiServer(), list[bool]()
-    pulse = Pulse(server, heard.append, Beat(every=0.0, again=0.0))
+    pulse = Pulse(server, heard.append, Beat(every=0.0))
     answers = iter([403, 503, 404, 502, 503, 200])
 
     def answer(method: str, path: str) -> None:

@@ -252,11 +252,16 @@ class KubernetesBackend(RemoteBackend):
         self._wake()
 
     def _answers(self, answers: bool) -> None:
-        """Take up everything at once when the API server answers again; a leader hands over when it does not."""
+        """Take up everything at once when the API server answers again; a leader hands over when it does not.
+
+        It does so between two cycles, so nothing that the present one has requested is waited for.
+        """
         if answers:
             self._away_until = 0.0
             for informer in (self.pods, self.inventory.nodes, self.inventory.pods):
                 informer.ask_again()
+        else:
+            self._client.break_off()
         self._changed()
 
     def _sort(self) -> None:

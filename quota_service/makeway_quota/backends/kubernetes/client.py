@@ -6,6 +6,7 @@ said; no answer at all is an `ApiUnreachable`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -60,6 +61,8 @@ class ApiClient:
         self._clock = clock
         self._token = connection.token
         self._token_read = -TOKEN_SECONDS
+        self._limits: set[asyncio.Timeout] = set()
+        """of the requests under way, but for streams"""
         limits = httpx2.Limits(max_connections=50, max_keepalive_connections=20)
         self._http = httpx2.AsyncClient(
             base_url=connection.server,
@@ -68,6 +71,12 @@ class ApiClient:
             trust_env=False,
             limits=limits,
         )
+
+    def break_off(self) -> None:
+        """End the requests under way with ApiUnreachable: later ones have got no answer, either."""
+        limits, self._limits = self._limits, set()
+        for limit in limits:
+            limit.reschedule(0.0)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -130,10 +139,15 @@ class ApiClient:
         self.requests += 1
         headers = self._headers() | ({"Content-Type": "application/json"} if body is not None else {})
         content = None if body is None else orjson.dumps(body)
+        limit = asyncio.timeout(None)
         try:
-            answer = await self._http.request(method, path, params=query, content=content, headers=headers)
-        except httpx2.HTTPError as error:
+            async with limit:
+                self._limits.add(limit)
+                answer = await self._http.request(method, path, params=query, content=content, headers=headers)
+        except (httpx2.HTTPError, TimeoutError) as error:
             raise ApiUnreachable(_why(error)) from error
+        finally:
+            self._limits.discard(limit)
         self.bytes_read += len(answer.content)
         if answer.status_code >= 400:
             raise refusal_of(answer.status_code, answer.content, answer.headers.get("Retry-After"))
@@ -169,7 +183,7 @@ def _token(file: Path) -> str:
         return ""
 
 
-def _why(error: httpx2.HTTPError) -> str:
-    if isinstance(error, httpx2.TimeoutException):
+def _why(error: Exception) -> str:
+    if isinstance(error, httpx2.TimeoutException | TimeoutError):
         return SILENT
     return f"the Kubernetes API server cannot be reached: {error or type(error).__name__}"

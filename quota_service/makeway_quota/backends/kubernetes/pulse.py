@@ -20,12 +20,11 @@ PATH = "/version"
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Times of a pulse, in seconds, and how many answers in a row may be missing."""
+    """Times of a pulse, in seconds, and after how many answers in a row that are missing there is none."""
 
-    every: float = 1.5
-    answer: float = 3.0
-    again: float = 0.5
-    """after an answer that is missing"""
+    every: float = 1.0
+    answer: float = 4.0
+    """for which an answer is waited; the next one is requested meanwhile, on a connection of its own"""
     missing: int = 2
 
 
@@ -41,18 +40,24 @@ class Pulse:
         self._client = client
         self._changed = changed
         self._beat = beat
+        self._missing = 0
 
     async def run(self) -> None:
         """Request signs of life until cancelled."""
-        missing = 0
-        while True:
-            missing = 0 if await self._ask() else missing + 1
-            answers = missing < self._beat.missing and (self.answers or not missing)
-            if answers != self.answers:
-                self.answers = answers
-                log.warning("The Kubernetes API server %s", "answers again" if answers else "does not answer")
-                self._changed(answers)
-            await asyncio.sleep(self._beat.again if answers and missing else self._beat.every)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._request())
+                await asyncio.sleep(self._beat.every)
+
+    async def _request(self) -> None:
+        """Request one sign of life, and note whether it came."""
+        answered = await self._ask()
+        self._missing = 0 if answered else self._missing + 1
+        answers = answered or (self.answers and self._missing < self._beat.missing)
+        if answers != self.answers:
+            self.answers = answers
+            log.warning("The Kubernetes API server %s", "answers again" if answers else "does not answer")
+            self._changed(answers)
 
     async def _ask(self) -> bool:
         try:
