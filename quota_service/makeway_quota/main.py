@@ -215,6 +215,8 @@ def _snapshot(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     """Serve; an error at the start is also written to the state directory, where `make run` finds it."""
     trouble = Path(os.environ.get("MAKEWAY_STATE_DIR") or "var") / TROUBLE
+    # Also while it starts: the first process of a container would not end otherwise, and lead once its successor does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         from .web.http_server import run
 

@@ -9,7 +9,7 @@ import copy
 
 import pytest
 import yaml
-from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, TWO_REPLICAS
+from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_REPLICAS
 from pods import wait_until
 from releases import (
     BUDGETS,
@@ -134,4 +134,16 @@ def test_it_is_installed_again_over_its_data_and_as_an_add_on(release: Installat
     assert set(hubs["services"]) == {"makeway", "makeway-spawner"}
     assert hubs["services"]["makeway"]["url"] == "http://makeway-service:8765"
     assert "makeway-service" in release.names(SERVICES)
+    release.run("uninstall", "--wait")
+
+
+def test_a_service_with_sqlite_ends_before_one_with_postgresql_begins(release: Installation) -> None:
+    """It would take the pods of the other one's jobs for leftovers, and delete them."""
+    release.run("install", values=STANDALONE)
+    strategies = []
+    for _ in range(2):
+        release.run("upgrade", values=TWO_REPLICAS)
+        deployment = release.api.get(f"{DEPLOYMENTS.format(NAMESPACE)}/makeway-service")
+        strategies.append(deployment["spec"]["strategy"]["type"])
+    assert strategies == ["Recreate", "RollingUpdate"]
     release.run("uninstall", "--wait")

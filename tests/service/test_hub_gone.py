@@ -1,11 +1,15 @@
-"""A service stops with the Hub that started it, also if that was gone before the service looked."""
+"""A service stops with the Hub that started it, also if that was gone before it looked, and when it is told to."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -37,3 +41,18 @@ async def test_a_service_stops_if_its_hub_was_gone_at_its_start(gone: int, monke
 async def test_a_service_keeps_running_while_its_hub_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAKEWAY_HUB_PID", str(os.getppid()))
     assert not await _serve(_Server(uvicorn.Config("nothing:app"), lambda: None), 1.5)
+
+
+def test_a_service_that_still_starts_stops_when_it_is_told_to(tmp_path: Path) -> None:
+    """The first process of a container does not end by a signal that it does not handle."""
+    lock = tmp_path / "service.lock"
+    with lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        environ = {**os.environ, "MAKEWAY_STATE_DIR": str(tmp_path)}
+        with subprocess.Popen([sys.executable, "-m", "makeway_quota.main", "serve"], env=environ) as process:
+            files = Path(f"/proc/{process.pid}/fd")
+            while str(lock) not in {os.readlink(file) for file in files.iterdir()}:
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 130
