@@ -86,9 +86,15 @@ class Node:
 
     def import_image(self, archive: Path) -> None:
         """Add the images of an archive to those of the node's containerd."""
+        self._images("import", archive)
+
+    def tag_image(self, name: str, other: str) -> None:
+        """Add another name of an image to those of the node's containerd."""
+        self._images("tag", "--force", name, other)
+
+    def _images(self, *arguments: str | Path) -> None:
         (containerd,) = [pid for pid in processes.marked(self.folder) if _words(pid)[:3] == self._containerd()]
-        inside = ["nsenter", f"--target={containerd}", "--mount"]
-        run([*inside, "ctr", "--namespace", "k8s.io", "images", "import", archive])
+        run(["nsenter", f"--target={containerd}", "--mount", "ctr", "--namespace", "k8s.io", "images", *arguments])
 
     def _containerd(self) -> list[str]:
         return ["containerd", "--config", str(self.path / "containerd.toml")]

@@ -10,7 +10,7 @@ from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
 SECONDS = {
-    "tests/kube/portal": 330,
+    "tests/kube/portal": 480,
     "tests/kube/test_cluster_faults.py": 110,
     "tests/kube/test_notebooks.py": 100,
     "tests/kube/test_job_pods.py": 100,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import yaml
 from charts import JOBS, NAMESPACE, Object
 from makeway_api.client import Client
 from makeway_api.errors import MakewayError
+from makeway_api.models import Session
 from pods import wait_until
 from releases import CLAIMS, Installation, installation, requests
-from walk import Walk, values
+from walk import Walk, file_of, values
 
+from kube_cluster import image_build
 from kube_cluster.api import Api
 from kube_cluster.cluster import Cluster
 from kube_cluster.portal import wait_until_ready
@@ -30,6 +35,9 @@ STARTED = 400
 """How many seconds the programs of the portal may take to start, which is a fraction of that on an idle machine."""
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 WORKERS = f"/api/v1/namespaces/{JOBS}/pods"
+OTHER_IMAGE = "site.test/notebook:2"
+"""Another name of the notebook's image."""
+IMAGES = [{"name": "usual", "image": image_build.name_of("notebook")}, {"name": "other", "image": OTHER_IMAGE}]
 
 
 class Portal:
@@ -94,6 +102,25 @@ class Portal:
         except MakewayError:
             return False
 
+    @contextmanager
+    def offering(self, *profiles: Object) -> Iterator[None]:
+        """Have more profiles than those of the page during the block; they may offer `IMAGES`."""
+        for node in self.cluster.nodes:
+            node.tag_image(image_build.name_of("notebook"), OTHER_IMAGE)
+        policy = yaml.safe_load(file_of(5, "policy.yaml"))
+        policy["profiles"] += profiles
+        with self.person("admin").client() as admin:
+            before = admin.policy().document
+            admin.policy_apply(yaml.safe_dump(policy))
+            yield
+            self.clean()
+            admin.policy_apply(before)
+
+    def runs(self, session: Session) -> bool:
+        """Whether a session has a pod whose containers may run."""
+        pods = self.api.items(PODS, labelSelector=f"makeway/session={session.id}")
+        return any(pod["status"]["phase"] in ("Pending", "Running") for pod in pods)
+
     def clean(self) -> None:
         """Stop all notebooks, and cancel all jobs."""
         for person in map(self.person, USERS):
@@ -128,31 +155,64 @@ class Person:
         token = self.hub("POST", f"/users/{self.name}/tokens", json={"note": "test"}).json()["token"]
         return Client(f"{self.portal.url}/services/makeway", token)
 
-    def server(self) -> Object:
-        """Return the Hub's model of the person's default server, empty without one."""
-        return dict(self.hub("GET", f"/users/{self.name}").json()["servers"].get("", {}))
+    def server(self, name: str = "") -> Object:
+        """Return the Hub's model of a server of the person, empty without one."""
+        return dict(self.hub("GET", f"/users/{self.name}").json()["servers"].get(name, {}))
 
-    def notebook(self) -> Object:
-        """Return the pod of the person's notebook."""
-        label = f"app.kubernetes.io/component=notebook,hub.jupyter.org/username={self.name}"
-        (found,) = self.portal.api.items(PODS, labelSelector=label)
+    def session(self, server: str = "") -> Session:
+        """Return the live session of a server of the person."""
+        with self.client() as client:
+            (found,) = [one for one in client.sessions() if one.server == server]
+        assert isinstance(found, Session)
         return found
 
-    def started(self, options: Mapping[str, Any]) -> Object:
-        """Start the person's server with these options, if it does not run, and return its pod."""
-        if not self.server().get("ready"):
-            answer = self.hub("POST", f"/users/{self.name}/server", json=dict(options))
-            assert answer.status_code in (201, 202), answer.text
-            wait_until(lambda: self.server().get("pending") != "spawn", "the start has ended", STARTED, pause=0.5)
-            assert self.server().get("ready"), self.portal.log(self.portal.pod("hub")["metadata"]["name"])
-        return self.notebook()
+    def notebook(self, server: str = "") -> Object:
+        """Return the pod of a server of the person."""
+        label = f"app.kubernetes.io/component=notebook,hub.jupyter.org/username={self.name}"
+        pods = self.portal.api.items(PODS, labelSelector=label)
+        name = "hub.jupyter.org/servername"
+        (found,) = [one for one in pods if one["metadata"]["annotations"].get(name, "") == server]
+        return found
 
-    def stop(self) -> None:
-        """Stop the person's server, and wait until its pod is gone."""
-        if self.server():
-            answer = self.hub("DELETE", f"/users/{self.name}/server")
+    def begin(self, options: Mapping[str, Any], server: str = "") -> None:
+        """Have the Hub start a server with these options."""
+        answer = self.hub("POST", self._path(server), json=dict(options))
+        assert answer.status_code in (201, 202), answer.text
+
+    def wait(self, server: str = "") -> Object:
+        """Wait until a server has started, and return its pod."""
+        wait_until(lambda: self.server(server).get("pending") != "spawn", "the start has ended", STARTED, pause=0.5)
+        assert self.server(server).get("ready"), self.portal.log(self.portal.pod("hub")["metadata"]["name"])
+        return self.notebook(server)
+
+    def started(self, options: Mapping[str, Any]) -> Object:
+        """Start the person's default server with these options, if it does not run, and return its pod."""
+        if not self.server().get("ready"):
+            self.begin(options)
+        return self.wait()
+
+    def progress(self, server: str = "") -> list[Object]:
+        """Return all events of a start, once it has ended."""
+        answer = self.hub("GET", f"{self._path(server)}/progress", timeout=STARTED)
+        answer.raise_for_status()
+        return [json.loads(line.removeprefix("data:")) for line in answer.text.splitlines() if line.startswith("data:")]
+
+    def stop(self, server: str = "") -> None:
+        """Stop a server of the person, and wait until its pod is gone."""
+        if self.server(server):
+            answer = self.hub("DELETE", self._path(server))
             assert answer.status_code in (202, 204), answer.text
-            wait_until(lambda: not self.server(), "the server has stopped", STARTED, pause=0.5)
+            wait_until(lambda: not self.server(server), "the server has stopped", STARTED, pause=0.5)
+
+    def told(self, server: str = "") -> str:
+        """Return what the Hub's page says of a server that has ended, once the Hub has noticed it."""
+        wait_until(lambda: not self.server(server), "the Hub lists the server no more")
+        answer = self.browser.get(f"/hub/user/{self.name}/{server}{'/' if server else ''}lab")
+        found = re.search(r'id="mw-end">(.*?)</div>', answer.text, re.DOTALL)
+        return " ".join(found[1].split()) if found else ""
+
+    def _path(self, server: str) -> str:
+        return f"/users/{self.name}/server" + (f"s/{server}" if server else "")
 
 
 def log_in(browser: httpx2.Client, name: str, password: str) -> httpx2.Response:

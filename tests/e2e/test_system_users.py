@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import subprocess
-import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pytest
 import websocket
 from accounts import PASSWORD, accounts, as_user, shared_portal
 from hub.portal import SERVICE, Portal, until
+from kernels import execute
 from makeway_api.errors import MakewayError
 from makeway_api.models import JobRequest
 from makeway_spawner.process import marked
@@ -108,32 +108,6 @@ class Person:
     def pid(self) -> int:
         """Their notebook's process."""
         return int(self.portal.hub("GET", f"/users/{self.name}").json()["servers"][""]["state"]["pid"])
-
-
-def execute(socket: websocket.WebSocket, cell: str) -> str:
-    """Send one cell and gather what it prints until it is done."""
-    id = uuid.uuid4().hex
-    header = {
-        "msg_id": id,
-        "msg_type": "execute_request",
-        "username": "",
-        "session": uuid.uuid4().hex,
-        "version": "5.3",
-    }
-    content = {"code": cell, "silent": False, "store_history": False, "allow_stdin": False}
-    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-    socket.send(json.dumps(message))
-    printed, replied, idle = "", False, False
-    while not (replied and idle):
-        answer: dict[str, Any] = json.loads(socket.recv())
-        if answer["parent_header"].get("msg_id") != id:
-            continue
-        kind, content = answer["msg_type"], answer["content"]
-        assert kind != "error", "\n".join(content["traceback"])
-        printed += content["text"] if kind == "stream" else ""
-        replied = replied or kind == "execute_reply"
-        idle = idle or (kind == "status" and content["execution_state"] == "idle")
-    return printed
 
 
 @pytest.fixture(scope="module")

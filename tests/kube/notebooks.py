@@ -180,15 +180,15 @@ def add_nodes(cluster: Cluster, names: Sequence[str], **labels: str) -> None:
 
 
 @contextmanager
-def full(api: Api, nodes: Sequence[str]) -> Iterator[None]:
-    """Have the pods of others use all GPUs of these nodes."""
+def full(api: Api, nodes: Sequence[str], gpus: int = 5) -> Iterator[None]:
+    """Have the pods of others use GPUs of these nodes, by default all."""
     names = [f"other-{node}" for node in nodes]
     for name, node in zip(names, nodes, strict=True):
-        pod = simulated_pod(name, gpus=5)
+        pod = simulated_pod(name, gpus=gpus)
         pod["spec"]["tolerations"].append({"key": GPU, "operator": "Exists"})
         pod["spec"]["nodeSelector"]["kubernetes.io/hostname"] = node
         api.create(PODS, pod)
-    wait_until(lambda: all(phase(api, name) == "Running" for name in names), "all GPUs are used")
+    wait_until(lambda: all(phase(api, name) == "Running" for name in names), "the GPUs are used")
     try:
         yield
     finally:

@@ -91,6 +91,19 @@ def test_a_session_goes_where_the_pods_of_others_leave_room(portal: Notebooks) -
             portal.stop_server("ana")
 
 
+@pytest.mark.covers("F42", "N06")
+def test_a_session_takes_the_node_on_which_it_leaves_the_least_room(portal: Notebooks) -> None:
+    for tight in NODES:
+        with full(portal.api, [tight], gpus=4):
+            wait_until(lambda: pool(portal).free == 6, "the service sees the pods of others")
+            pod = portal.running("ana", **GPU1)
+            assert pod["spec"]["nodeName"] == tight
+            terms = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            fields = [one["matchFields"] for one in terms["nodeSelectorTerms"]]
+            assert fields == [[{"key": "metadata.name", "operator": "In", "values": [tight]}]]
+            portal.stop_server("ana")
+
+
 @pytest.mark.covers("F24", "N07")
 def test_a_pod_that_outlives_its_lease_holds_its_gpu_until_its_containers_have_ended(portal: Notebooks) -> None:
     pod = portal.running("ana", **GPU1)
