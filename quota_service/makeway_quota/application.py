@@ -20,6 +20,7 @@ from .control.change_feed import ChangeFeed
 from .control.components import Components
 from .control.hub_client import HubApi
 from .control.hub_servers import HubServers
+from .control.lasting import lasting
 from .control.leader import Leader
 from .control.leases import Leases
 from .control.loop import Loop
@@ -101,15 +102,15 @@ class Application:
         components.leader.on_change(wake)
         if components.feed is not None:
             components.feed.on_change(wake)
-            self._tasks.append(asyncio.create_task(components.feed.run()))
+            self._tasks.append(asyncio.create_task(lasting("The feed of the database's changes", components.feed.run)))
         if components.servers is not None:
             components.servers.on_change(wake)
         if components.leader.term is None and not components.store.shared:
             await components.leader.acquire()
         self._tasks += [
-            asyncio.create_task(components.leader.run()),
-            asyncio.create_task(self.retention.run()),
-            asyncio.create_task(self.loop.run()),
+            asyncio.create_task(lasting("Standing as leader", components.leader.run)),
+            asyncio.create_task(lasting("Retention", self.retention.run)),
+            asyncio.create_task(lasting("The control loop", self.loop.run)),
         ]
 
     async def stop(self, *, stop_jobs: bool) -> None:

@@ -59,6 +59,12 @@ class Backend(KubernetesBackend):
         self.channel.seen = lambda: found  # type: ignore[method-assign]
         self.channel.changed = lambda: set(found)  # type: ignore[method-assign]
 
+    async def undone(self, job: str) -> None:
+        """Return when the pods of a refused start are deleted."""
+        async with asyncio.timeout(60):
+            while self._removals.undoing((job, 1)):  # noqa: ASYNC110 - a matter of time
+                await asyncio.sleep(0)
+
     async def seen(self, job: str) -> AttemptSeen:
         return next(seen for seen in (await self.observe()).attempts if seen.workload == job)
 
@@ -190,6 +196,7 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     backend.server.answer = no_secrets
     with pytest.raises(BackendUnavailable):
         await backend.start(order("j1"))
+    await backend.undone("j1")
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked), "half of it would hold a quota"
     backend.hear("ADDED", pod("j1", "Pending"))
     assert await backend.phases() == {}, "the loop orders what it does not see again"
@@ -265,6 +272,7 @@ async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     with pytest.raises(BackendError, match="an admission rule") as found:
         await backend.start(order("j1"))
     assert not isinstance(found.value, BackendUnavailable)
+    await backend.undone("j1")
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked)
 
 
@@ -458,6 +466,23 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
         await client.close()
         server.close()
         store.close()
+
+
+async def test_signs_of_life_go_on_after_an_unexpected_error() -> None:
+    server, heard = ApiServer(), list[bool]()
+    pulse = Pulse(server, heard.append, Beat(every=0.0))
+    broken = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte") for _ in range(BEAT.missing + 1)]
+
+    def answer(method: str, path: str) -> None:
+        if broken:
+            raise broken.pop()
+
+    server.answer = answer
+    task = asyncio.create_task(pulse.run())
+    async with asyncio.timeout(60):
+        while heard != [False, True]:  # noqa: ASYNC110 - a matter of time
+            await asyncio.sleep(0)
+    task.cancel()
 
 
 async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:

@@ -302,6 +302,21 @@ async def test_a_follower_concludes_nothing_for_good_and_removes_nothing(cluster
     assert cluster.removed == [KEY]
 
 
+async def test_a_new_term_concludes_anew(cluster: Cluster) -> None:
+    """What the last term concluded may never have been committed, and another replica may have led since."""
+    cluster.report(RUNS)
+    await cluster.kill(*KEY)
+    cluster.reported.silent_for[0] = LOST_AFTER
+    assert await phase(cluster) is Phase.LOST
+    cluster.reported.silent_for[0] = 0.0
+    assert await phase(cluster) is Phase.LOST
+    cluster.restart()
+    assert await phase(cluster) is Phase.RUNNING
+    cluster.now += 10 * PATIENCE
+    assert await phase(cluster) is Phase.RUNNING
+    assert cluster.removed == [], "nobody has ordered it in this term"
+
+
 async def test_a_kill_before_any_report_removes_the_machines_at_once(cluster: Cluster) -> None:
     await cluster.kill(*KEY)
     await cluster.observe()

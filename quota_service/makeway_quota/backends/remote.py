@@ -112,6 +112,8 @@ class RemoteBackend(ABC):
         self._synced = False
         self._attempts: dict[Key, AttemptSeen] = {}
         """what was observed last: an observation looks only at what has changed, or may change by time"""
+        self._again: set[Key] = set()
+        """attempts to look at again at the next observation"""
         self._may_act: Callable[[], bool] = lambda: True
         self.channel: Channel
 
@@ -159,6 +161,12 @@ class RemoteBackend(ABC):
         """Remove machines after their time, and keep to conclusions, only while `may_act`: this replica leads."""
         self._may_act = may_act
 
+    def restart(self) -> None:
+        """Forget what an earlier term concluded and ordered: the new one looks at those attempts again."""
+        self._again |= self._known.lost.keys() | self._known.endings.keys()
+        self._known.lost.clear()
+        self._known.endings.clear()
+
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever a worker reports something new."""
         self.channel.on_change(wake)
@@ -200,7 +208,8 @@ class RemoteBackend(ABC):
         """Return the attempts that may not be what they were at the last observation."""
         before, self._machines = self._machines, machines
         keys = self.channel.changed() | self._known.timed(self._monotonic() - self.report_within)
-        keys |= before.keys() - machines.keys()
+        keys |= (before.keys() - machines.keys()) | self._again
+        self._again = set()
         keys |= {key for key, machine in machines.items() if (old := before.get(key)) is not machine and old != machine}
         if synced != self._synced:
             self._synced = synced

@@ -96,6 +96,8 @@ class Actuator:
         self._noticed_since.clear()
         self._noticed.clear()
         self._failing.clear()
+        if isinstance(self._backend, RemoteBackend):
+            self._backend.restart()
 
     def may_act(self) -> bool:
         """Whether this replica leads in the term of the last cycle that took over."""

@@ -25,6 +25,7 @@ from .apply import change_set_of
 from .change_set import ChangeSet
 from .components import Components
 from .garbage import collect_less
+from .lasting import is_cancelled
 from .names import names_of
 from .planner import Planner
 from .reason_throttle import CATCH_UP, Explaining, ReasonThrottle
@@ -124,7 +125,9 @@ class Loop:
                 self.leader.step_down(str(error), error.term)
             except NotLeading as error:
                 log.warning("A cycle was broken off: %s", error)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled():
+                    raise
                 log.exception("A cycle failed; it is repeated")
                 self.world.failure = f"{type(error).__name__}: {error}"
                 await asyncio.sleep(1.0)

@@ -62,16 +62,12 @@ def main(argv: list[str]) -> int:
 
 
 def _copy(folder: str) -> int:
-    """Copy the launcher to a folder, from where an image without it can run it; again, if an older one is there.
-
-    Make the folder of checkpoints, too, so that it is the job's own: who makes it later may be root.
-    """
+    """Copy the launcher to where an image without it can run it; make the checkpoints' folder as the job's own."""
     import shutil
 
     if checkpoints := os.environ.get("MAKEWAY_CHECKPOINT_DIR"):
         with contextlib.suppress(OSError):  # a volume in which only others make folders
             os.makedirs(checkpoints, exist_ok=True)
-
     os.makedirs(folder, exist_ok=True)
     here = os.path.dirname(os.path.abspath(__file__))
     for name in sorted(os.listdir(here)):

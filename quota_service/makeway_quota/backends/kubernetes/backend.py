@@ -20,7 +20,7 @@ from ...policy import Document
 from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
-from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object
+from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .gang import create_shared, path_of
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
@@ -29,6 +29,7 @@ from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod, seconds_of
 from .pulse import BEAT, Beat, Pulse
+from .removals import Removals
 from .start_errors import start_error
 from .token_secrets import TokenPart, TokenSecrets
 
@@ -94,6 +95,7 @@ class KubernetesBackend(RemoteBackend):
         self._selectors: tuple[NodeSelector, ...] = ()
         self._creating = asyncio.Semaphore(AT_ONCE)
         self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
+        self._removals = Removals(client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act())
         self._pulse = Pulse(client, self._answers, beat)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -141,6 +143,7 @@ class KubernetesBackend(RemoteBackend):
     async def close(self, *, stop_jobs: bool) -> None:
         """Stop following the cluster; pods go on."""
         await self.inventory.close()
+        await self._removals.close()
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -174,6 +177,8 @@ class KubernetesBackend(RemoteBackend):
         """Create the pods of an attempt; those that are there already are left alone."""
         self._check_reachable()
         key = (order.workload, order.attempt)
+        if self._removals.undoing(key):
+            raise BackendUnavailable("its pods of a start that was refused are being deleted")
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
         part = self._tokens.part(key, tokens)
         try:
@@ -202,19 +207,15 @@ class KubernetesBackend(RemoteBackend):
                 return await self._create(manifest, order.admitted_at)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(create(manifest)) for manifest in manifests]
-            pods = [task.result() for task in tasks]
+            pods = await together([create(manifest) for manifest in manifests])
             await create_shared(self._create, self.settings, order, pods)
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off.
             if token_secret_of(pods[0]) in ("", part.secret.name):
                 await part.written(pods[0])
             else:
                 await self._tokens.write(key, tokens, pods[0])
-        except ExceptionGroup as group_error:
-            raise await self._broken_off(order, group_error.exceptions[0]) from group_error
         except (ApiRefusal, ApiUnreachable) as error:
-            raise await self._broken_off(order, error) from error
+            raise self._broken_off(order, error) from error
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
             self._note(ApiUnreachable(f"{SILENT} in time"))
             self._partial.add(key)
@@ -227,17 +228,17 @@ class KubernetesBackend(RemoteBackend):
     async def remove(self, workload: str, attempt: int) -> None:
         """Delete the pods of an attempt; what belongs to them goes with them."""
         self._sort()
-        for pod in self.attempt_pods.of((workload, attempt)):
-            self._check_reachable()
-            path = f"{self._namespace}/pods/{pod.name}"
-            try:
-                await self._client.delete(path, uid=pod.uid, grace=REMOVAL_GRACE if pod.present else None)
-            except (ApiRefusal, ApiUnreachable) as error:
-                self._note(error)
-                raise BackendUnavailable(str(error)) from error
-            except asyncio.CancelledError:
-                self._note(ApiUnreachable(f"{SILENT} in time"))
-                raise
+        pods = self.attempt_pods.of((workload, attempt))
+        try:
+            await self._removals.delete(
+                [(pod.name, pod.uid, REMOVAL_GRACE if pod.present else None) for pod in pods], self._check_reachable
+            )
+        except (ApiRefusal, ApiUnreachable) as error:
+            self._note(error)
+            raise BackendUnavailable(str(error)) from error
+        except asyncio.CancelledError:
+            self._note(ApiUnreachable(f"{SILENT} in time"))
+            raise
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Delete the pods, and report the attempt no more."""
@@ -326,7 +327,7 @@ class KubernetesBackend(RemoteBackend):
             raise ApiRefusal(409, "Conflict", f"{name} is from an earlier time and is being removed")
         return found
 
-    async def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:
+    def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
         self._note(error)
         key, found = (order.workload, order.attempt), start_error(error)
@@ -335,17 +336,8 @@ class KubernetesBackend(RemoteBackend):
         if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
             self._partial.discard(key)
             self._tokens.done(key)
-            await self._undo(order)
+            workers = range(len(order.workers))
+            self._removals.undo(key, [pod_name(order.workload, order.attempt, number) for number in workers])
         else:
             self._partial.add(key)
         return found
-
-    async def _undo(self, order: StartOrder) -> None:
-        """Delete the pods of an attempt that could not be started as a whole."""
-        for number in range(len(order.workers)):
-            name = pod_name(order.workload, order.attempt, number)
-            with suppress(ApiRefusal, ApiUnreachable):
-                found = await self._client.get(f"{self._namespace}/pods/{name}")
-                if (found["metadata"].get("labels") or {}).get(INSTANCE) == self.settings.instance:
-                    await self._client.delete(f"{self._namespace}/pods/{name}", uid=found["metadata"]["uid"], grace=0)
-        log.info("The pods of %s are not created", attempt_name(order.workload, order.attempt))

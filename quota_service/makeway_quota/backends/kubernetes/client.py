@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import orjson
@@ -19,6 +19,7 @@ import orjson
 from .connection import Connection
 
 Object = dict[str, Any]
+T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0
 TOKEN_SECONDS = 60.0
@@ -41,6 +42,26 @@ class ApiRefusal(Exception):
 
 class ApiUnreachable(Exception):
     """The API server could not be reached, or did not answer in time."""
+
+
+async def together(requests: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return what requests return that are sent at the same time; the first that fails ends the others, and is raised.
+
+    A TaskGroup would do, but before Python 3.13 one that failed leaves its task marked as cancelled: a timeout around
+    it then ends the task instead of raising TimeoutError.
+    """
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    if not tasks:
+        return []
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class ApiClient:

@@ -67,4 +67,7 @@ class Pulse:
             return refusal.status < 500
         except (ApiUnreachable, TimeoutError):
             return False
+        except Exception:  # such as a token that is no text: it may be written again
+            log.exception("No sign of life could be requested of the Kubernetes API server")
+            return False
         return True
