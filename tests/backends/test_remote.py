@@ -314,7 +314,7 @@ async def test_a_new_term_concludes_anew(cluster: Cluster) -> None:
     assert await phase(cluster) is Phase.RUNNING
     cluster.now += 10 * PATIENCE
     assert await phase(cluster) is Phase.RUNNING
-    assert cluster.removed == [], "nobody has ordered it in this term"
+    assert cluster.removed == [], "it was not ordered in this term"
 
 
 async def test_a_kill_before_any_report_removes_the_machines_at_once(cluster: Cluster) -> None:
