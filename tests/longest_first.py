@@ -15,6 +15,7 @@ SECONDS = {
     "tests/kube/test_notebooks.py": 100,
     "tests/kube/test_job_pods.py": 100,
     "tests/kube/test_killed_service.py": 60,
+    "tests/kube/test_policies.py": 60,
     "tests/kube/test_teardown.py": 40,
     "tests/kube/test_inventory.py": 40,
     "tests/kube/test_notebook_placement.py": 30,
