@@ -97,8 +97,7 @@ def _archive(image: str, place: Path, context: Path, wheel: Path, base: str) -> 
     progress = Progress(f"Building the image {image}")
     if not base:
         base = _debian(place, buildah)
-    settings = {name: os.environ[name] for name in PIP_SETTINGS if os.environ.get(name)}
-    buildah.build(name_of(image), dockerfile, context, {"BASE": base} | settings)
+    buildah.build(name_of(image), dockerfile, context, {"BASE": base} | _pip_settings())
     fresh = archive.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     buildah.run("push", name_of(image), f"docker-archive:{fresh}:{name_of(image)}")
@@ -114,6 +113,27 @@ def remove_unused(place: Path, image: str) -> None:
     for old in place.glob(f"{image}-*.tar"):
         if time.time() - old.stat().st_mtime > UNUSED_SECONDS:
             old.unlink()
+
+
+def build_other(name: str, context: Path, arguments: Mapping[str, str]) -> Path:
+    """Build the Dockerfile of a folder, with our wheel beside it, and return the image's archive in that folder.
+
+    Its base is Debian's, as `BASE`, or an image that was built before.
+    """
+    check_machine()
+    with _locked() as place:
+        if not list(context.glob("makeway-*.whl")):
+            _wheel(context)
+        buildah = Buildah(place)
+        given = {"BASE": _debian(place, buildah), **_pip_settings(), **arguments}
+        buildah.build(name, context / "Dockerfile", context, given)
+        archive = context / "image.tar"
+        buildah.run("push", name, f"docker-archive:{archive}:{name}")
+        return archive
+
+
+def _pip_settings() -> dict[str, str]:
+    return {name: os.environ[name] for name in PIP_SETTINGS if os.environ.get(name)}
 
 
 class Buildah:

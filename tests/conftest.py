@@ -18,10 +18,15 @@ PORTALS = ("portal", "fresh")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--screenshots", type=Path, default=None, help="write the README's pictures into this folder")
+    parser.addoption("--z2jh", type=Path, default=None, help="the folder of Zero to JupyterHub's chart, for its tests")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--z2jh") is None:
+        left_out = [item for item in items if item.get_closest_marker("z2jh")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     groups = []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}

@@ -40,30 +40,26 @@ OTHER_IMAGE = "site.test/notebook:2"
 IMAGES = [{"name": "usual", "image": image_build.name_of("notebook")}, {"name": "other", "image": OTHER_IMAGE}]
 
 
-class Portal:
-    """The running portal."""
+class Site:
+    """A running JupyterHub whose users all have one password."""
 
-    def __init__(self, cluster: Cluster, release: Installation, walk: Walk) -> None:
-        self.cluster, self.release, self.walk, self.api = cluster, release, walk, release.api
-        self.url = f"http://{self.pod('proxy')['status']['podIP']}:8000"
+    def __init__(self, api: Api, password: str) -> None:
+        self.api, self.password = api, password
         self._people: dict[str, Person] = {}
-        self.told = ExitStack()
-        accounts = ("makeway-hub", "makeway-service")
-        self.asked = {one: self.told.enter_context(requests(cluster, one)) for one in accounts}
+
+    @property
+    def url(self) -> str:
+        """The address of the proxy that runs now."""
+        return f"http://{self.pod('proxy')['status']['podIP']}:8000"
 
     def person(self, name: str) -> Person:
         """Return a person, who is logged in."""
         if name not in self._people:
             found = Person(self, name)
-            answer = log_in(found.browser, name, self.release.secret()["password"])
+            answer = log_in(found.browser, name, self.password)
             assert answer.status_code == 200, answer.text
             self._people[name] = found
         return self._people[name]
-
-    def as_program(self, path: str, key: str) -> httpx2.Response:
-        """Send a request to the Hub's API with a token of the chart's secret."""
-        headers = {"Authorization": f"token {self.release.secret()[key]}"}
-        return httpx2.get(f"{self.url}/hub/api{path}", headers=headers)
 
     def pods(self, component: str) -> list[Object]:
         """Return the pods of one part of the chart that are not being deleted."""
@@ -75,13 +71,34 @@ class Portal:
         (found,) = self.pods(component)
         return found
 
-    def volume(self, claim: str, namespace: str = NAMESPACE) -> Path:
-        """Return the folder of this machine that a claim got."""
-        return self.cluster.volumes / name_of(self.api.get(f"{CLAIMS.format(namespace)}/{claim}"))
-
     def log(self, pod: str) -> str:
         """Return the last lines of a pod of the portal."""
         return self.api.text(f"{PODS}/{pod}/log", tailLines="60")
+
+    def close(self) -> None:
+        """End the sessions of all people, who log in again when they are asked for."""
+        while self._people:
+            self._people.popitem()[1].browser.close()
+
+
+class Portal(Site):
+    """The running portal."""
+
+    def __init__(self, cluster: Cluster, release: Installation, walk: Walk) -> None:
+        super().__init__(release.api, release.secret()["password"])
+        self.cluster, self.release, self.walk = cluster, release, walk
+        self.told = ExitStack()
+        accounts = ("makeway-hub", "makeway-service")
+        self.asked = {one: self.told.enter_context(requests(cluster, one)) for one in accounts}
+
+    def as_program(self, path: str, key: str) -> httpx2.Response:
+        """Send a request to the Hub's API with a token of the chart's secret."""
+        headers = {"Authorization": f"token {self.release.secret()[key]}"}
+        return httpx2.get(f"{self.url}/hub/api{path}", headers=headers)
+
+    def volume(self, claim: str, namespace: str = NAMESPACE) -> Path:
+        """Return the folder of this machine that a claim got."""
+        return self.cluster.volumes / name_of(self.api.get(f"{CLAIMS.format(namespace)}/{claim}"))
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
@@ -131,16 +148,11 @@ class Portal:
                         client.cancel(job.id)
         wait_until(lambda: not self.api.items(WORKERS), "no job has a pod", pause=0.5)
 
-    def close(self) -> None:
-        """End the sessions of all people."""
-        for person in self._people.values():
-            person.browser.close()
-
 
 class Person:
     """A user of the portal, with a browser that renders nothing."""
 
-    def __init__(self, portal: Portal, name: str) -> None:
+    def __init__(self, portal: Site, name: str) -> None:
         self.portal, self.name = portal, name
         self.browser = httpx2.Client(base_url=portal.url, follow_redirects=True, timeout=60)
 
@@ -168,7 +180,7 @@ class Person:
 
     def notebook(self, server: str = "") -> Object:
         """Return the pod of a server of the person."""
-        label = f"app.kubernetes.io/component=notebook,hub.jupyter.org/username={self.name}"
+        label = f"hub.jupyter.org/username={self.name}"
         pods = self.portal.api.items(PODS, labelSelector=label)
         name = "hub.jupyter.org/servername"
         (found,) = [one for one in pods if one["metadata"]["annotations"].get(name, "") == server]
