@@ -12,6 +12,7 @@ from longest_first import LongestFirst, in_order
 ROOT = Path(__file__).parents[1]
 MOST_WORKERS = 8
 INSTALLED = "tests/kube/portal"
+IMAGES = "tests/kube/images"
 PORTALS = ("portal", "fresh")
 """The fixtures that start a whole portal, with ports and a state directory of its own."""
 
@@ -42,14 +43,18 @@ def group(item: pytest.Item, marks: set[str]) -> str:
 
     Tests that create Unix accounts form one group, because the accounts' names are the same everywhere. Of the other
     tests with whole portals, those that share one form a group, and those with one of their own run anywhere, as do
-    slow tests that share nothing. Each worker has one Kubernetes cluster; only the tests that need the portal's images,
-    which take a while to import, stay together. A mark `xdist_group` goes first.
+    slow tests that share nothing. Each worker has one Kubernetes cluster; the tests of the portal that the chart
+    installs stay together, and so do others that need its images, which take a while to import. A mark
+    `xdist_group` goes first.
     """
     if "root" in marks:
         return "accounts"
     fixtures = item._fixtureinfo.name2fixturedefs
     if "kube" in marks:
-        return INSTALLED if "images" in fixtures else item.path.relative_to(ROOT).as_posix()
+        file = item.path.relative_to(ROOT).as_posix()
+        if "images" not in fixtures:
+            return file
+        return INSTALLED if file.startswith(INSTALLED) else IMAGES
     if named := item.get_closest_marker("xdist_group"):
         return str(named.args[0])
     portal = next((fixtures[name][-1] for name in PORTALS if name in fixtures), None)
