@@ -13,6 +13,9 @@ ROOT = Path(__file__).parents[1]
 MOST_WORKERS = 8
 INSTALLED = "tests/kube/portal"
 IMAGES = "tests/kube/images"
+UNCLOSED = "ignore:unclosed transport:ResourceWarning"
+"""httpx2 leaves a connection to Python's collector that is given up during its TLS handshake, as to an API server that
+does not answer in time."""
 PORTALS = ("portal", "fresh")
 """The fixtures that start a whole portal, with ports and a state directory of its own."""
 
@@ -33,6 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marks = {mark.name for mark in item.iter_markers()}
         groups.append(group(item, marks))
         item.add_marker(pytest.mark.xdist_group(groups[-1]))
+        if "kube" in marks:
+            item.add_marker(pytest.mark.filterwarnings(UNCLOSED))
         if "root" in marks and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="system users mode needs root: run `sudo make test`"))
     items[:] = in_order(items, groups)
