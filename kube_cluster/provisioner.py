@@ -6,15 +6,18 @@ folder is removed when its claim is deleted, and all of them with the cluster.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 
 from .api import Api, ApiProblem, Object
+
+log = logging.getLogger("kube_cluster.provisioner")
 
 CLAIMS = "/api/v1/persistentvolumeclaims"
 VOLUMES = "/api/v1/persistentvolumes"
@@ -30,8 +33,12 @@ def running(folder: Path, kubeconfig: Path) -> Iterator[None]:
 
     def work() -> None:
         while not end.wait(LOOK_SECONDS):
-            with suppress(ApiProblem, httpx2.HTTPError):  # the API server is away, or a claim is new just now
+            try:
                 look(api, folder)
+            except (ApiProblem, httpx2.HTTPError):  # the API server is away, or a claim is new just now
+                continue
+            except Exception:  # claims would wait for ever
+                log.exception("Volumes could not be looked after; it is tried again")
 
     thread = threading.Thread(target=work, name="volumes", daemon=True)
     thread.start()
@@ -49,14 +56,21 @@ def look(api: Api, folder: Path) -> None:
     for claim in api.items(CLAIMS):
         waits = claim["status"].get("phase") == "Pending" and not claim["spec"].get("volumeName")
         if waits and name_of(claim) not in there:
-            place = folder / name_of(claim)
-            place.mkdir(exist_ok=True)
-            place.chmod(0o777)  # pods run as users of their own, and the kubelet changes no owner here
-            api.create(VOLUMES, volume(claim, place))
+            try:
+                _provide(api, claim, folder / name_of(claim))
+            except (OSError, KeyError) as error:  # others get theirs all the same
+                log.warning("The claim %s gets no volume yet: %r", claim["metadata"]["name"], error)
     for name, one in there.items():
         if one["status"].get("phase") == "Released" and "deletionTimestamp" not in one["metadata"]:
             api.delete(f"{VOLUMES}/{name}")
             shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _provide(api: Api, claim: Object, place: Path) -> None:
+    described = volume(claim, place)
+    place.mkdir(exist_ok=True)
+    place.chmod(0o777)  # pods run as users of their own, and the kubelet changes no owner here
+    api.create(VOLUMES, described)
 
 
 def name_of(claim: Object) -> str:

@@ -266,7 +266,7 @@ async def test_a_pod_that_cannot_be_described_is_its_jobs_problem_alone(backend:
 async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     def refused(method: str, path: str) -> None:
         if method == "POST":
-            raise ApiRefusal(403, "Forbidden", "an admission rule")
+            raise ApiRefusal(403, "Forbidden", 'pods "makeway-j1-1-0" is forbidden: an admission rule')
 
     backend.server.answer = refused
     with pytest.raises(BackendError, match="an admission rule") as found:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from informing import client, soon, start_api_server, stop_api_server
-from makeway_quota.backends.base import BackendError, BackendUnavailable, StartOrder, WorkerPlace
+from makeway_quota.backends.base import (
+    BackendError,
+    BackendFull,
+    BackendRefusal,
+    BackendUnavailable,
+    StartOrder,
+    WorkerPlace,
+)
 from makeway_quota.backends.kubernetes.backend import AT_ONCE, KubernetesBackend
-from makeway_quota.backends.kubernetes.client import Object
+from makeway_quota.backends.kubernetes.client import ApiRefusal, Object
 from makeway_quota.backends.kubernetes.informer import Timing
 from makeway_quota.backends.kubernetes.manifest import PodSettings, token_secret_of
 from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.kubernetes.start_errors import start_error
 from makeway_quota.backends.remote import Machines
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
@@ -23,6 +32,7 @@ from makeway_quota.policy import read
 from makeway_quota.store.store import open_store
 from pods import simulated_pod
 
+from kube_cluster.api import ApiProblem
 from kube_cluster.cluster import Cluster
 from kube_cluster.simulated import SIMULATED
 
@@ -31,6 +41,7 @@ pytestmark = pytest.mark.kube
 NAMESPACE = "simulated-jobs"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 PODS = f"{CORE}/pods"
+ACCOUNTS = f"{CORE}/serviceaccounts"
 OURS = "app.kubernetes.io/managed-by=makeway"
 NETWORK_POLICIES = f"/apis/networking.k8s.io/v1/namespaces/{NAMESPACE}/networkpolicies"
 SETTINGS = PodSettings(NAMESPACE, "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
@@ -69,8 +80,7 @@ async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesB
         made.follow_policy(lambda: document)
         await made.open()
         await made.nodes()
-        accounts = f"{CORE}/serviceaccounts"
-        await soon(lambda: cluster.api.items(accounts), "the namespace has its service account")
+        await soon(lambda: cluster.api.items(ACCOUNTS), "the namespace has its service account")
         yield made
         cluster.api.delete(PODS, gracePeriodSeconds="0")
         await soon(lambda: not cluster.api.items(PODS), "no pod is left")
@@ -206,15 +216,38 @@ async def test_an_evicted_pod_does_not_count_against_its_job(cluster: Cluster, b
 async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
     cluster: Cluster, backend: KubernetesBackend
 ) -> None:
-    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
     cluster.api.create(f"{CORE}/resourcequotas", quota)
+    await backend.start(order("j-one", "simulated-0012"))
     try:
         await soon(lambda: cluster.api.get(f"{CORE}/resourcequotas/few")["status"].get("hard"), "the quota is in force")
-        with pytest.raises(BackendUnavailable, match=r"quota of the namespace is used up: .*exceeded quota: few"):
+        with pytest.raises(BackendFull, match=r"quota of the namespace is used up: .*exceeded quota: few"):
             await backend.start(order("j-many", "simulated-0010", "simulated-0011"))
-        await soon(lambda: not cluster.api.items(PODS), "the pod that was created is deleted")
+        await soon(lambda: len(cluster.api.items(PODS)) == 1, "the pod that was created is deleted")
+        with pytest.raises(BackendError, match=r"Each of its 3 pods requests pods=1, and .* allows 2 in all") as found:
+            await backend.start(order("j-more", "simulated-0010", "simulated-0011", "simulated-0012"))
+        assert not isinstance(found.value, BackendUnavailable), "it can never fit"
     finally:
         cluster.api.delete(f"{CORE}/resourcequotas/few")
+
+
+async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster, backend: KubernetesBackend) -> None:
+    ours = backend.settings
+    for lacks in ("service_account", "priority_class", "namespace"):
+        backend.settings = replace(ours, **{lacks: "forgotten"})
+        with pytest.raises(BackendRefusal, match=r"until an administrator changes something: .*forgotten"):
+            await backend.start(order(f"j-{lacks.replace('_', '-')}", "simulated-0012"))
+    backend.settings = ours
+    cluster.api.create(ACCOUNTS, {"metadata": {"name": "no-rights"}})
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = cluster.api.create(f"{ACCOUNTS}/no-rights/token", request)["status"]["token"]
+    try:
+        cluster.api.with_token(token).create(PODS, {"metadata": {"name": "x"}})
+    except ApiProblem as problem:
+        text = str(problem).partition(": ")[2]
+        found = start_error(ApiRefusal(problem.status, problem.reason, text), 1)
+    assert isinstance(found, BackendRefusal)
+    assert "cannot create resource" in str(found)
 
 
 async def test_a_part_of_a_gpu_is_refused_in_words(backend: KubernetesBackend) -> None:

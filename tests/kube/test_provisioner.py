@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -44,3 +45,21 @@ def test_a_claim_gets_a_folder_that_pods_write_and_that_goes_with_it(
     wait_until(
         lambda: not api.items(VOLUMES, fieldSelector=f"metadata.name={name_of(claim)}"), "the volume is removed, too"
     )
+
+
+def test_a_folder_that_cannot_be_made_is_made_later(
+    api: Api, control_plane: Cluster, real_node: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    volumes, away = control_plane.volumes, control_plane.volumes.with_name("away")
+    volumes.rename(away)
+    try:
+        with caplog.at_level(logging.WARNING, "kube_cluster.provisioner"):
+            spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+            made = api.create(CLAIMS, {"metadata": {"name": "later"}, "spec": spec})
+            wait_until(lambda: "The claim later gets no volume yet" in caplog.text, "it is said")
+    finally:
+        away.rename(volumes)
+    wait_until(lambda: (volumes / name_of(made)).is_dir(), "the folder is there")
+    api.delete(f"{CLAIMS}/later")
+    wait_until(lambda: not api.items(CLAIMS), "the claim is gone")
+    wait_until(lambda: not (volumes / name_of(made)).exists(), "the folder is removed")

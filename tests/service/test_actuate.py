@@ -14,6 +14,7 @@ from makeway_quota.backends.base import (
     AttemptSeen,
     BackendError,
     BackendFull,
+    BackendRefusal,
     BackendUnavailable,
     NodeSeen,
     NoticeOrder,
@@ -110,7 +111,45 @@ async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
         backend.broken["start"].clear()
         run.service.components.store.commit([Change(large.id, {"not_before": time.time()})], [], now=time.time())
         done = await run.job(large.id, "running")
-        assert (done.failures, len(done.attempts)) == (0, 2), done
+        assert (done.failures, len(done.attempts)) == (0, 1), "what was never started is no attempt"
+
+
+async def test_a_start_that_is_refused_in_ever_new_words_is_repeated_less_and_less(tmp_path: Path) -> None:
+    """A webhook that is down names another port of the API server each time."""
+
+    class Down(Faulty):
+        tries = 0
+
+        async def start(self, order: StartOrder) -> None:
+            self.tries += 1
+            raise BackendRefusal(f"read tcp 10.0.0.2:{40000 + self.tries}: connection reset by peer")
+
+    backend = Down()
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.05) as run:
+        store = run.service.components.store
+        job = await run.submit("ana", "refused", profile="gpu1")
+        await run.until(lambda: backend.tries == 1, "a first try")
+        reason = lambda: (row := store.workload(job.id)) and row.reason_message  # noqa: E731
+        await run.until(lambda: "40001" in (reason() or ""), "its reason")
+        before, cycles = store.last_event_id(), run.service.loop.cycles
+        await run.until(lambda: backend.tries == 3, "two more tries")
+        assert run.service.loop.cycles - cycles > 2 * backend.tries, "cycles between them try nothing"
+        assert store.last_event_id() == before, "a reason with other digits is not written"
+        await run.client("ana").cancel(job.id)
+        await run.job(job.id, "cancelled")
+        await run.converged()
+        assert run.service.loop.actuator.retries.due() is None
+
+
+async def test_the_rests_of_a_job_that_is_cancelled_are_forgotten(tmp_path: Path) -> None:
+    backend = Faulty()
+    backend.broken["start"], backend.error = {"large"}, BackendFull("the quota of the namespace is used up.")
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job, rests = await run.submit("ana", "large", profile="gpu8"), run.service.loop.actuator.rests
+        await run.until(lambda: job.id in rests.refused, "it rests")
+        await run.client("ana").cancel(job.id)
+        await run.job(job.id, "cancelled")
+        assert rests.refused == {}
 
 
 async def test_orders_that_fail_are_repeated_and_block_no_others(

@@ -190,6 +190,10 @@ class BackendUnavailable(BackendError):
     """An order cannot be carried out now, which says nothing about the job: the next cycle tries again."""
 
 
+class BackendRefusal(BackendUnavailable):
+    """The backend answers, and refuses an order for a reason that may pass: it is tried again less and less often."""
+
+
 class BackendFull(BackendUnavailable):
     """The backend has no room for an attempt at the moment, for a reason that the plan does not know."""
 

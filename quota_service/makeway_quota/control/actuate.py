@@ -17,6 +17,7 @@ from ..backends.base import (
     Backend,
     BackendError,
     BackendFull,
+    BackendRefusal,
     BackendUnavailable,
     JobFile,
     NoticeOrder,
@@ -36,6 +37,7 @@ from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
 from .resting import Rests
+from .retries import Retries, alike, sentence
 
 log = logging.getLogger("makeway.actuate")
 
@@ -56,8 +58,9 @@ class Started:
     expected: set[tuple[str, int]] = field(default_factory=set)
     """Attempts that are not reported and must not be started again: expected, or lost."""
     postponed: set[tuple[str, int]] = field(default_factory=set)
-    """Attempts that were not started as their files, or the backend, cannot be reached: the next cycle tries again."""
+    """Attempts that a later cycle tries again, as their files or the backend cannot be reached; `reasons` say why."""
     failed: ChangeSet = field(default_factory=ChangeSet)
+    reasons: ChangeSet = field(default_factory=ChangeSet)
 
 
 class Actuator:
@@ -86,7 +89,9 @@ class Actuator:
         """monotonic seconds since when a session, by id and time of its notice, is noticed"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
-        self._rests = Rests()
+        self.rests = Rests()
+        store.on_change(self.rests.committed)
+        self.retries = Retries(monotonic)
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
 
@@ -98,6 +103,7 @@ class Actuator:
         self._failing.clear()
         if isinstance(self._backend, RemoteBackend):
             self._backend.restart()
+        self.retries.keep(())
 
     def may_act(self) -> bool:
         """Whether this replica leads in the term of the last cycle that took over."""
@@ -147,6 +153,7 @@ class Actuator:
         self._noticed = {key: at for key, at in self._noticed.items() if key in reported}
         self._failing = {key: what for key, what in self._failing.items() if key in reported}
         self._postponed = frozenset(started.postponed)
+        self.retries.keep(started.postponed)
         return change_set
 
     async def purge(self, workload: str) -> None:
@@ -193,23 +200,28 @@ class Actuator:
 
     async def _start(self, started: Started, row: Workload, now: float) -> None:
         key = (row.id, row.attempt)
+        if self.retries.wait(key):
+            started.postponed.add(key)
+            return
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
-            self._rests.started(row.id)
+            self.rests.started(row.id)
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", _job(row), error)
             started.postponed.add(key)
-            started.failed.add(*self._rests.requeue(row, _job(row), _sentence(error), now))
+            started.failed.add(*self.rests.requeue(row, _job(row), sentence(error), now))
         except (FilesUnavailable, BackendUnavailable) as error:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)
             started.postponed.add(key)
-            message = outcomes.start_postponed(_job(row), _sentence(error))
-            if row.reason_message != message:
+            if isinstance(error, BackendRefusal):
+                self.retries.refused(key)
+            message = outcomes.start_postponed(_job(row), sentence(error))
+            if not alike(row.reason_message, message):
                 reason = {"reason_code": "start_postponed", "reason_message": message}
-                started.failed.add(Change(row.id, reason, expect_states=("starting",)))
+                started.reasons.add(Change(row.id, reason, expect_states=("starting",)))
         except (BackendError, OSError) as error:
-            message = outcomes.could_not_start(_job(row), _sentence(error))
+            message = outcomes.could_not_start(_job(row), sentence(error))
             started.failed.add(_ended(row, now, "failed", message), decide(row, "fail", "could_not_start", message))
 
     def _start_order(self, row: Workload) -> StartOrder:
@@ -291,7 +303,7 @@ class Actuator:
             await self._order(order)
         except (BackendError, OSError) as error:
             if self._failing.get(key) != what:
-                log.warning("Attempt %s of %s could not be %s: %s", key[1], key[0], what, _sentence(error))
+                log.warning("Attempt %s of %s could not be %s: %s", key[1], key[0], what, sentence(error))
             self._failing[key] = what
             return False
         self._failing.pop(key, None)
@@ -306,13 +318,6 @@ def _passed(notice: Notice, now: float) -> float:
 
 def _job(row: Workload) -> str:
     return outcomes.job_of(row.name or row.id, row.owner)
-
-
-def _sentence(error: Exception) -> str:
-    """Return an error as a sentence for people: of a system error only its text and the file."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 def _notice(notice: Notice) -> NoticeOrder:

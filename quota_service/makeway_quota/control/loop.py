@@ -135,8 +135,8 @@ class Loop:
 
     def _pause(self) -> float:
         """Return the seconds until the next cycle, if nothing wakes the loop before."""
-        left_out = self._explaining.wait()
-        return min(CATCH_UP if self._reasons.behind else self.tick, self.tick if left_out is None else left_out)
+        due = (CATCH_UP if self._reasons.behind else None, self._explaining.wait(), self.actuator.retries.due())
+        return min(self.tick, *(self.tick if each is None else each for each in due))
 
     async def _once(self) -> None:
         """Run cycles as the leader, else observe as a follower."""
@@ -224,6 +224,7 @@ class Loop:
         failed = await self.actuator.give(work_queue.rows(), work_queue.seen(now), now, started, names)
         work_queue.ordered(now, started.postponed)
         changed |= await self._commit(failed, now)
+        await self._commit(started.reasons, now)
         await self._keep_histories(now)
         work_queue.done()
         self.cycles += 1

@@ -6,6 +6,8 @@ to others, and the reason that it is shown with stays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from makeway_api.durations import duration
 
 from ..store.records import Change, NewDecision, Workload
@@ -21,15 +23,24 @@ class Rests:
     """Counts in a row how often each job was refused; another process begins anew."""
 
     def __init__(self) -> None:
-        self._refused: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
 
     def started(self, id: str) -> None:
         """Forget the refusals of a job that was started."""
-        self._refused.pop(id, None)
+        self.refused.pop(id, None)
+
+    def committed(self, rows: Sequence[Workload]) -> None:
+        """Forget the refusals of jobs that are over; called by the thread that wrote."""
+        for row in rows if self.refused else ():
+            if not row.live:
+                self.refused.pop(row.id, None)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float) -> tuple[Change, NewDecision]:
-        """Return the change by which a job returns to the queue and rests, and the decision about it."""
-        times = self._refused[row.id] = self._refused.get(row.id, 0) + 1
+        """Return the change by which a job returns to the queue and rests, and the decision about it.
+
+        The try is no attempt: there may be 96 of them a day.
+        """
+        times = self.refused[row.id] = self.refused.get(row.id, 0) + 1
         rest = min(LONGEST, FIRST * 2.0 ** min(times - 1, 10))
         message = outcomes.rests(job, cause, duration(rest))
         fields: dict[str, object] = {
@@ -43,8 +54,7 @@ class Rests:
             "over_quota": False,
             "borrowed_from": (),
         }
-        close = {"ended_at": now, "outcome": "lost", "message": cause}
-        change = Change(row.id, fields, expect_states=("starting",), close_attempt=close)
+        change = Change(row.id, fields, expect_states=("starting",), drop_attempt=True)
         return change, decide(row, "requeue", CODE, message, attempt=row.attempt)
 
 

@@ -232,7 +232,8 @@ class Change:
     """Set some fields of one workload, if it is still as expected.
 
     `expect_version` and `expect_states` must both hold, where given. `close_attempt` sets fields of the newest
-    attempt that has not ended (nothing if there is none), before `open_attempt` is added.
+    attempt that has not ended (nothing if there is none), before `open_attempt` is added. `drop_attempt` removes that
+    attempt instead, which then was none: nothing of it was ever started.
     """
 
     workload: str
@@ -241,6 +242,7 @@ class Change:
     expect_states: Collection[str] | None = None
     open_attempt: Attempt | None = None
     close_attempt: Mapping[str, object] | None = None
+    drop_attempt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

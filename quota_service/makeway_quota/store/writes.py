@@ -31,6 +31,7 @@ CLOSE_ATTEMPTS = Many(
         == select(func.max(A.number)).where(A.workload == bindparam("one"), A.ended_at.is_(None)).scalar_subquery(),
     )
 )
+DROP_ATTEMPT = delete(attempts).where(A.workload == bindparam("one"), A.ended_at.is_(None))
 NUMBERS = Lookup(A.workload, A.workload, A.number)
 SHARE_FILES = insert(files).from_select(
     ["workload", "path", "executable", "blob"],
@@ -204,6 +205,9 @@ def change(
     changed = [after(before[c.workload], columns[c.workload]) for c in applied]
     _update(connection, SET_WORKLOADS, [{"one": w.id, **columns[w.id], "version": w.version} for w in changed])
     _update(connection, CLOSE_ATTEMPTS, [{"one": w.id, **closing[w.id]} for w in changed if w.id in closing])
+    for c in applied:
+        if c.drop_attempt:
+            connection.execute(DROP_ATTEMPT, {"one": c.workload})
     opened = [c.open_attempt for c in applied if c.open_attempt is not None]
     ADD_ATTEMPTS.run(
         connection, [rows.encode({name: getattr(a, name) for name in rows.ATTEMPT_FIELDS}) for a in opened]

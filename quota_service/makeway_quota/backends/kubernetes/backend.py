@@ -206,6 +206,7 @@ class KubernetesBackend(RemoteBackend):
                 self._check_reachable()  # others may have waited for it meanwhile
                 return await self._create(manifest, order.admitted_at)
 
+        pods: list[Object] = []
         try:
             pods = await together([create(manifest) for manifest in manifests])
             await create_shared(self._create, self.settings, order, pods)
@@ -215,7 +216,7 @@ class KubernetesBackend(RemoteBackend):
             else:
                 await self._tokens.write(key, tokens, pods[0])
         except (ApiRefusal, ApiUnreachable) as error:
-            raise self._broken_off(order, error) from error
+            raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
             self._note(ApiUnreachable(f"{SILENT} in time"))
             self._partial.add(key)
@@ -327,10 +328,10 @@ class KubernetesBackend(RemoteBackend):
             raise ApiRefusal(409, "Conflict", f"{name} is from an earlier time and is being removed")
         return found
 
-    def _broken_off(self, order: StartOrder, error: Exception) -> BackendError:
+    def _broken_off(self, order: StartOrder, error: Exception, pods: int) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
         self._note(error)
-        key, found = (order.workload, order.attempt), start_error(error)
+        key, found = (order.workload, order.attempt), start_error(error, pods)
         if isinstance(found, BackendUnavailable):
             self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
         if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs

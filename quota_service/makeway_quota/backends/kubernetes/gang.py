@@ -38,7 +38,7 @@ async def create_shared(create: Create, settings: PodSettings, order: StartOrder
     try:
         await create(network_policy(settings, order, pods))
     except ApiRefusal as refusal:
-        if refusal.status != 403 or isinstance(start_error(refusal), BackendFull):
+        if refusal.status != 403 or isinstance(start_error(refusal, 0), BackendFull):
             raise
         log.warning("The gang %s gets no network policy: %s", attempt_name(order.workload, order.attempt), refusal)
 
