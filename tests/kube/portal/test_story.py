@@ -23,7 +23,7 @@ from kube_cluster.node import Node
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
 TRIALS = ["trial-1", "trial-2", "trial-3"]
-HURRY = 'pathlib.Path(os.environ["MAKEWAY_CHECKPOINT_DIR"]).with_name("hurry")'
+HURRY = 'pathlib.Path(os.environ["MAKEWAY_CHECKPOINT_DIR"], "hurry")'
 LOAD, TRAIN_AS_IN_STEP_9 = blocks(steps()[9], "python")
 CELLS = [LOAD, "%gpus --live", *(training_cell(name, HURRY) for name in TRIALS), "%jobs", TRAIN_AS_IN_STEP_9]
 USER = 1000
@@ -135,7 +135,8 @@ def test_the_story_on_kubernetes(portal: Portal, tmp_path: Path, pictures: Path 
         portal.person("bo").stop()
         wait_until(lambda: "trial-3" in workers(portal), "the job resumes")
         assert workers(portal)["trial-3"] != before["trial-3"]
-        (portal.volume(CHECKPOINTS, JOBS) / "hurry").touch()
+        for job in jobs().values():
+            (portal.volume(CHECKPOINTS, JOBS) / job.id / "hurry").touch()
         wait_until(lambda: {job.state.value for job in jobs().values()} == {"succeeded"}, "all jobs end")
         log = client.logs(victim.id, attempt=2).text
         assert f"going on at step {victim.checkpoint.step} of {STEPS}" in log
