@@ -7,11 +7,13 @@ site has set stays, except what Makeway cannot work without.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 from jupyterhub.app import JupyterHub
 from makeway_spawner.kube import MakewayKubeSpawner
+from traitlets.config.loader import LazyConfigValue
 
 from .access import CUSTOM_SCOPES, FOR_SERVERS, FOR_USERS, SERVER_SCOPES, SERVICE, SPAWNER, roles, service_fields
 from .pages import TEMPLATES, with_pages
@@ -51,9 +53,15 @@ def configure_cluster(c: Any, settings: ClusterSettings) -> None:
     _spawner(c, settings, tokens[SPAWNER], base)
 
 
+def _set(section: Any, name: str, default: Any) -> Any:
+    """Return what a configuration has set, also by `append` or `update` without an assignment; else the default."""
+    found = section.get(name, default)
+    return found.get_value(copy(default)) if isinstance(found, LazyConfigValue) else found
+
+
 def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
     """Complete the entries of the two services and return their tokens by name; other services stay."""
-    services = list(c.JupyterHub.get("services", []))
+    services = list(_set(c.JupyterHub, "services", []))
     wanted: dict[str, dict[str, Any]] = {
         SERVICE: service_fields(settings.service_url),
         SPAWNER: {"display": False},
@@ -74,8 +82,8 @@ def _services(c: Any, settings: ClusterSettings) -> dict[str, str]:
 
 def _roles(c: Any, settings: ClusterSettings) -> None:
     """Add Makeway's scopes to the role of all users, and Makeway's own roles; the site's stay."""
-    c.JupyterHub.custom_scopes = dict(c.JupyterHub.get("custom_scopes", {})) | CUSTOM_SCOPES
-    found = [dict(role) for role in c.JupyterHub.get("load_roles", [])]
+    c.JupyterHub.custom_scopes = dict(_set(c.JupyterHub, "custom_scopes", {})) | CUSTOM_SCOPES
+    found = [dict(role) for role in _set(c.JupyterHub, "load_roles", [])]
     user = next((role for role in found if role.get("name") == "user"), None)
     if user is None:
         user = {"name": "user", "scopes": ["self"]}
@@ -86,12 +94,12 @@ def _roles(c: Any, settings: ClusterSettings) -> None:
 
 def _hub(c: Any, base: str) -> None:
     # A start that waits for GPUs must block no other start, and a refusal is not a failure of the Hub.
-    c.JupyterHub.tornado_settings = {**c.JupyterHub.get("tornado_settings", {}), "slow_spawn_timeout": 1}
+    c.JupyterHub.tornado_settings = {**_set(c.JupyterHub, "tornado_settings", {}), "slow_spawn_timeout": 1}
     c.JupyterHub.concurrent_spawn_limit = 0
     c.Spawner.consecutive_failure_limit = 0
-    c.JupyterHub.template_paths = [str(TEMPLATES), *c.JupyterHub.get("template_paths", [])]
+    c.JupyterHub.template_paths = [str(TEMPLATES), *_set(c.JupyterHub, "template_paths", [])]
     c.JupyterHub.template_vars = {
-        **c.JupyterHub.get("template_vars", {}),
+        **_set(c.JupyterHub, "template_vars", {}),
         "makeway_panel": f"{base}{SERVICE_PATH}/",
     }
     named = c.JupyterHub.get("authenticator_class", JupyterHub.authenticator_class.default_value)
@@ -108,5 +116,5 @@ def _spawner(c: Any, settings: ClusterSettings, token: str, base: str) -> None:
     c.MakewayKubeSpawner.instance = settings.instance
     c.MakewayKubeSpawner.guaranteed_priority_class = settings.guaranteed_priority_class
     c.MakewayKubeSpawner.preemptible_priority_class = settings.preemptible_priority_class
-    scopes = c.Spawner.get("server_token_scopes", SERVER_SCOPES)
+    scopes = _set(c.Spawner, "server_token_scopes", SERVER_SCOPES)
     c.Spawner.server_token_scopes = list(dict.fromkeys([*scopes, *FOR_SERVERS]))

@@ -105,6 +105,21 @@ def test_what_the_site_has_set_stays() -> None:
     assert "custom:makeway:reserve" not in c.JupyterHub.services[1]["oauth_client_allowed_scopes"]
 
 
+def test_what_the_site_has_appended_stays() -> None:
+    c = Config()
+    for name in ("makeway", "makeway-spawner"):
+        c.JupyterHub.services.append({"name": name, "api_token": name})
+    c.JupyterHub.load_roles.append({"name": "site"})
+    c.JupyterHub.template_paths.prepend(["/site"])
+    c.JupyterHub.tornado_settings.update({"headers": {}})
+    c.JupyterHub.authenticator_class = "dummy"
+    configure_cluster(c, SETTINGS)
+    assert [service["name"] for service in c.JupyterHub.services] == ["makeway", "makeway-spawner"]
+    assert "site" in [role["name"] for role in c.JupyterHub.load_roles]
+    assert c.JupyterHub.template_paths[1:] == ["/site"]
+    assert c.JupyterHub.tornado_settings["headers"] == {}
+
+
 def test_a_hub_below_a_path_is_known_by_it() -> None:
     c = zero_to_jupyterhub()
     c.JupyterHub.base_url = "/jupyter/"
