@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,63 +12,22 @@ import pytest
 from api_server import PODS, ApiServer, pod
 from makeway_quota.application import able_with
 from makeway_quota.backends.base import (
-    AttemptSeen,
     BackendError,
     BackendUnavailable,
     Phase,
-    StartOrder,
-    WorkerPlace,
 )
 from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
-from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, UNFINISHED_SECONDS, KubernetesBackend
+from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.connection import Connection
-from makeway_quota.backends.kubernetes.manifest import PodSettings
 from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read
-from makeway_quota.store.store import Store, open_store
-
-SETTINGS = PodSettings("jobs", "here", "http://10.0.0.1:1/services/makeway", "makeway:1", "notebook:1")
-POLICY = "{version: 1, pools: [{name: gpu}], profiles: [{name: gpu1, gpus: 1}], policies: []}"
-
-
-class Backend(KubernetesBackend):
-    """The backend with a clock that the test sets, and pods that it lets come and go."""
-
-    def __init__(self, server: ApiServer, store: Store, beat: Beat = BEAT) -> None:
-        self.now = 1000.0
-        super().__init__(server, SETTINGS, beat=beat, monotonic=lambda: self.now)
-        self.server = server
-        self.store = store
-        self.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
-        document = read(POLICY)
-        self.follow_policy(lambda: document)
-
-    def hear(self, kind: str, found: Object) -> None:
-        """Take one event of the watch."""
-        self.pods._event(json.dumps({"type": kind, "object": found}).encode())
-
-    def report(self, job: str, *workers: WorkerSeen) -> None:
-        """Set what the workers of a job have reported."""
-        found = {(job, 1): dict(enumerate(workers))}
-        self.channel.seen = lambda: found  # type: ignore[method-assign]
-        self.channel.changed = lambda: set(found)  # type: ignore[method-assign]
-
-    async def undone(self, job: str) -> None:
-        """Return when the pods of a refused start are deleted."""
-        async with asyncio.timeout(60):
-            while self._removals.undoing((job, 1)):  # noqa: ASYNC110 - a matter of time
-                await asyncio.sleep(0)
-
-    async def seen(self, job: str) -> AttemptSeen:
-        return next(seen for seen in (await self.observe()).attempts if seen.workload == job)
-
-    async def phases(self) -> dict[str, Phase]:
-        return {seen.workload: seen.phase for seen in (await self.observe()).attempts}
+from makeway_quota.store.store import open_store
+from pod_backend import POLICY, SETTINGS, Backend, order
 
 
 @pytest.fixture
@@ -81,11 +39,6 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     yield made
     await made.close(stop_jobs=False)
     store.close()
-
-
-def order(job: str, workers: int = 1) -> StartOrder:
-    places = (WorkerPlace("n0", (0,), (1000,)),) * workers
-    return StartOrder(job, 1, "fit", "ana", "rnd", "gpu1", ("true",), {}, places, 30.0)
 
 
 async def test_the_service_begins_without_an_api_server_that_is_down(
@@ -199,38 +152,56 @@ async def test_a_start_that_broke_off_is_ordered_again(backend: Backend, refusal
     await backend.undone("j1")
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked), "half of it would hold a quota"
     backend.hear("ADDED", pod("j1", "Pending"))
-    assert await backend.phases() == {}, "the loop orders what it does not see again"
+    assert (await backend.seen("j1")).unfinished
+    backend.hear("DELETED", pod("j1", "Pending"))
+    for _ in range(3):
+        seen = await backend.seen("j1")
+        assert (seen.phase, seen.unfinished) == (Phase.STARTING, True), "that its pod was deleted is no loss"
+        backend.now += PATIENCE
     backend.server.answer = lambda method, path: None
     backend.server.asked.clear()
     await backend.start(order("j1"))
-    assert f"POST {PODS}" in backend.server.asked, "the pod that is listed still was deleted"
+    assert f"POST {PODS}" in backend.server.asked, "its pod was deleted"
     assert backend.server.asked[-1].endswith("/secrets"), "no launcher runs before the rest is there"
-    assert await backend.phases() == {"j1": Phase.STARTING}
-
-
-async def test_a_start_that_broke_off_is_seen_when_it_started_all_the_same_or_is_not_ordered_again(
-    backend: Backend,
-) -> None:
-    backend.server.answer = away
-    with pytest.raises(BackendUnavailable):
-        await backend.start(order("j1"))
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.unfinished) == (Phase.STARTING, False), "before its pod is listed"
     backend.hear("ADDED", pod("j1"))
-    assert await backend.phases() == {}
-    backend.now += UNFINISHED_SECONDS
-    assert await backend.phases() == {"j1": Phase.STARTING}, "so that it can be removed"
-    backend.now += AWAY_SECONDS
-    with pytest.raises(BackendUnavailable):
-        await backend.start(order("j2"))
-    backend.hear("ADDED", pod("j2"))
-    backend.report("j2")
-    assert set(await backend.phases()) == {"j1", "j2"}
+    backend.hear("DELETED", pod("j1"))
+    await backend.observe()
+    backend.now += PATIENCE
+    assert await backend.phases() == {"j1": Phase.LOST}
+
+
+async def test_a_start_that_broke_off_is_unfinished_until_its_workers_report_or_it_is_removed(backend: Backend) -> None:
+    backend.server.answer = away
+    for job in ("j1", "j2", "j3"):
+        with pytest.raises(BackendUnavailable):
+            await backend.start(order(job))
+        backend.now += AWAY_SECONDS
+    for job in ("j1", "j2"):
+        backend.hear("ADDED", pod(job))
+    backend.now += 3600.0
+    assert {seen.workload for seen in (await backend.observe()).attempts if seen.unfinished} == {"j1", "j2", "j3"}
+    backend.report("j2", WorkerSeen(started_at=10.0))
+    assert (await backend.seen("j2")).phase is Phase.RUNNING, "it started all the same"
+    backend.server.answer = lambda method, path: None
+    for job in ("j1", "j3"):
+        await backend.kill(job, 1)
+    await backend.observe()
+    assert [asked for asked in backend.server.asked if asked.startswith("DELETE")] == [f"DELETE {PODS}/makeway-j1-1-0"]
+    backend.hear("DELETED", pod("j1"))
+    phases = await backend.phases()
+    assert (phases["j1"], phases["j2"], "j3" in phases) == (Phase.EXITED, Phase.RUNNING, False)
 
 
 async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_begin_anew(backend: Backend) -> None:
     hangs = asyncio.Event()
     create = backend.server.create
 
+    created: list[Object] = []
+
     async def slow(path: str, body: Object) -> Object:
+        created.append(body)
         found = await create(path, body)
         if body["metadata"]["name"].endswith("-1"):
             await hangs.wait()
@@ -242,8 +213,10 @@ async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_be
             await backend.start(order("j1", workers=2))
     with pytest.raises(BackendUnavailable, match="does not answer"):
         await backend.start(order("j2"))
-    backend.hear("ADDED", pod("j1", "Pending", of=2))
-    assert await backend.phases() == {}
+    there = pod("j1", "Pending", of=2)
+    there["spec"] |= created[0]["spec"]
+    backend.hear("ADDED", there)
+    assert (await backend.seen("j1")).unfinished
     backend.now += AWAY_SECONDS
     hangs.set()
     backend.server.asked.clear()

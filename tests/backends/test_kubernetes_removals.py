@@ -12,8 +12,7 @@ from makeway_quota.backends.base import BackendUnavailable
 from makeway_quota.backends.kubernetes.client import ApiRefusal, Object, together
 from makeway_quota.backends.kubernetes.removals import AT_ONCE
 from makeway_quota.store.store import open_store
-
-from .test_kubernetes_attempts import Backend, order
+from pod_backend import Backend, order
 
 
 class Slow(ApiServer):

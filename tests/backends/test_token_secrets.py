@@ -8,20 +8,6 @@ import pytest
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.token_secrets import MOST_TOKENS, TokenSecrets
 
-POD_OF_ANOTHER_PROCESS: Object = {
-    "metadata": {"name": "makeway-j1-1-0", "uid": "u-j1"},
-    "spec": {
-        "containers": [
-            {
-                "name": "worker",
-                "env": [
-                    {"name": "MAKEWAY_ATTEMPT_TOKEN", "valueFrom": {"secretKeyRef": {"name": "old", "key": "j1.1.0"}}}
-                ],
-            }
-        ]
-    },
-}
-
 
 class Cluster:
     """The Secrets that were created, and what the API server answers in their place."""
@@ -45,13 +31,18 @@ def pod(job: str) -> Object:
     return {"metadata": {"name": f"makeway-{job}-1-0", "uid": f"u-{job}"}}
 
 
+def owners(body: Object) -> list[str]:
+    """Return the UIDs of the pods that a Secret goes with."""
+    return [one["uid"] for one in body["metadata"]["ownerReferences"]]
+
+
 async def start(secrets: TokenSecrets, job: str, *, created: bool = True, after: asyncio.Event | None = None) -> None:
     """Start a job of one worker, whose pod is created or refused."""
     part = secrets.part((job, 1), [f"token of {job}"])
     try:
         await (after.wait() if after is not None else asyncio.sleep(0))
         if created:
-            await part.written(pod(job))
+            await part.written([pod(job)])
             secrets.done((job, 1))
     finally:
         part.leave()
@@ -73,7 +64,7 @@ async def test_attempts_that_start_together_share_a_secret_that_goes_with_the_la
     await asyncio.gather(*(start(secrets, f"j{number}") for number in range(5)))
     (body,) = cluster.created
     assert body["stringData"] == {f"j{number}.1.0": f"token of j{number}" for number in range(5)}
-    assert [one["uid"] for one in body["metadata"]["ownerReferences"]] == [f"u-j{number}" for number in range(5)]
+    assert owners(body) == [f"u-j{number}" for number in range(5)]
     await start(secrets, "later")
     assert cluster.tokens()[1] == {"later.1.0"}
     assert len({body["metadata"]["name"] for body in cluster.created}) == 2
@@ -93,7 +84,8 @@ async def test_it_is_written_when_the_slowest_pod_is_there_and_without_those_tha
     slow.set()
     await asyncio.gather(*starts)
     (body,) = cluster.created
-    assert [one["uid"] for one in body["metadata"]["ownerReferences"]] == ["u-quick", "u-slow"]
+    assert owners(body) == ["u-quick", "u-slow"]
+    assert set(body["stringData"]) == {"quick.1.0", "slow.1.0"}, "a pod that it does not go with never runs"
 
 
 async def test_a_start_that_is_cancelled_holds_up_no_other(cluster: Cluster, secrets: TokenSecrets) -> None:
@@ -119,6 +111,42 @@ async def test_after_a_lost_answer_the_same_secret_is_written_for_all_of_them(
     assert cluster.tokens() == [{"j1.1.0", "j2.1.0"}], "the pods of both name it"
 
 
+async def test_a_secret_goes_with_all_pods_of_a_gang(cluster: Cluster, secrets: TokenSecrets) -> None:
+    part = secrets.part(("j1", 1), ["token"] * 3)
+    await part.written([pod("j1"), pod("j2"), pod("j3")])
+    assert owners(cluster.created[0]) == ["u-j1", "u-j2", "u-j3"]
+
+
+async def test_a_start_that_is_repeated_gets_a_secret_that_can_still_be_written_for_it(
+    cluster: Cluster, secrets: TokenSecrets
+) -> None:
+    await asyncio.gather(start(secrets, "j1"), start(secrets, "j2", created=False))
+    first = cluster.created[0]["metadata"]["name"]
+    part = secrets.part(("j2", 1), ["token"])
+    assert part.before == first, "pods that name it are made anew"
+    await part.written([pod("j2")])
+    assert part.secret.name == cluster.created[1]["metadata"]["name"] != first
+    assert [owners(body) for body in cluster.created] == [["u-j1"], ["u-j2"]]
+
+    await start(secrets, "j3", created=False)
+    part = secrets.part(("j3", 1), ["token"])
+    await asyncio.gather(part.written([pod("j3")]))
+    assert part.before is None, "it was not written before"
+    assert owners(cluster.created[2]) == ["u-j3"]
+
+
+async def test_what_may_be_written_is_not_changed(cluster: Cluster, secrets: TokenSecrets) -> None:
+    cluster.answer = ApiUnreachable("no answer")
+    with pytest.raises(ApiUnreachable):
+        await start(secrets, "j1")
+    other = secrets.part(("j2", 1), ["token"])
+    part = secrets.part(("j1", 1), ["token"])
+    assert part.secret is not other.secret
+    cluster.answer = None
+    await part.written([pod("j1")])
+    assert cluster.tokens() == [{"j1.1.0"}]
+
+
 async def test_a_refusal_is_that_of_every_start(cluster: Cluster, secrets: TokenSecrets) -> None:
     cluster.answer = ApiRefusal(403, "Forbidden", "exceeded quota")
     found = await asyncio.gather(*(start(secrets, job) for job in ("j1", "j2")), return_exceptions=True)
@@ -128,17 +156,7 @@ async def test_a_refusal_is_that_of_every_start(cluster: Cluster, secrets: Token
 async def test_many_tokens_are_several_secrets(cluster: Cluster, secrets: TokenSecrets) -> None:
     async def gang(job: str) -> None:
         part = secrets.part((job, 1), ["token"] * MOST_TOKENS)
-        await part.written(pod(job))
+        await part.written([pod(job)])
 
     await asyncio.gather(gang("j1"), gang("j2"))
     assert [len(keys) for keys in cluster.tokens()] == [MOST_TOKENS, MOST_TOKENS]
-
-
-async def test_a_pod_of_an_earlier_process_gets_the_secret_that_it_names(
-    cluster: Cluster, secrets: TokenSecrets
-) -> None:
-    await secrets.write(("j1", 1), ["token"], POD_OF_ANOTHER_PROCESS)
-    (body,) = cluster.created
-    assert (body["metadata"]["name"], body["stringData"]) == ("old", {"j1.1.0": "token"})
-    cluster.answer = ApiRefusal(409, "AlreadyExists", "it exists")
-    await secrets.write(("j1", 1), ["token"], POD_OF_ANOTHER_PROCESS)

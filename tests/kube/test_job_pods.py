@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 from informing import client
-from job_service import NAMESPACE, PODS, Serving, make_namespace, training, weights
+from job_service import JOBS, NAMESPACE, PODS, Serving, make_namespace, training, weights
 from makeway_api.models import Job
 from makeway_quota.backends.base import StartOrder, WorkerPlace
 from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
-from makeway_quota.backends.kubernetes.client import ApiRefusal
+from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.manifest import PodSettings, WorkerResources, worker_pod
 from makeway_quota.main import main
 
@@ -171,6 +171,39 @@ async def test_a_pod_outlives_the_service_and_is_adopted(serving: Serving) -> No
         done = await serving.reaches(job, "succeeded", "failed")
         assert (done.state.value, len(done.attempts)) == ("succeeded", 1)
         assert await serving.log(job) == "one\ntwo\n"
+
+
+@pytest.mark.covers("N07")
+async def test_a_job_whose_service_ends_before_its_token_is_there_starts_again(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, "token", 15.0)  # type: ignore[misc]
+    create = ApiClient.create
+
+    async def loses(self: ApiClient, path: str, body: Object) -> Object:
+        if path.endswith("/secrets"):
+            raise ApiUnreachable("no answer")
+        return await create(self, path, body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ApiClient, "create", loses)
+        async with serving.running():
+            job = await serving.submit("ana", "interrupted", "echo", "once")
+
+            async def there() -> bool:
+                return bool(serving.pods())
+
+            await serving.until(there, lambda: "its pod is there")
+    (before,) = serving.cluster.api.items(PODS, labelSelector=JOBS)
+    async with serving.running() as service:
+        done = await serving.reaches(job, "succeeded", "failed")
+        assert (done.state.value, len(done.attempts), done.failures) == ("succeeded", 1, 0), done
+        assert await serving.log(job) == "once\n"
+        row = service.components.store.workload(job.id)
+        assert row is not None
+        assert row.infra_failures == 0
+    after = serving.cluster.api.items(PODS, labelSelector=JOBS)
+    assert before["metadata"]["uid"] not in [pod["metadata"]["uid"] for pod in after]
 
 
 async def test_a_job_is_cancelled_with_its_pod(serving: Serving) -> None:

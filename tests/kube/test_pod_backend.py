@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ LIMITS = {
     "unschedulable": 1.5,
     "incomplete": 1.5,
     "container": 5.0,
+    "token": 5.0,
     "no_image": 5.0,
     "image_pull": 5.0,
     "init": 600.0,
@@ -70,9 +72,10 @@ def cluster(kwok_cluster: Cluster) -> Iterator[Cluster]:
     kwok_cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}")
 
 
-@pytest.fixture
-async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
-    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+@asynccontextmanager
+async def replica(cluster: Cluster, folder: Path) -> AsyncIterator[KubernetesBackend]:
+    """Open the backend of one replica."""
+    store = open_store(f"sqlite:///{folder / 'makeway.sqlite'}")
     async with client(cluster, seconds=10.0) as api:
         made = KubernetesBackend(api, SETTINGS, [toleration(SIMULATED)], timing=QUICK, limits=LIMITS)
         made.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
@@ -80,12 +83,18 @@ async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesB
         made.follow_policy(lambda: document)
         await made.open()
         await made.nodes()
+        yield made
+        await made.close(stop_jobs=False)
+    store.close()
+
+
+@pytest.fixture
+async def backend(cluster: Cluster, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    async with replica(cluster, tmp_path) as made:
         await soon(lambda: cluster.api.items(ACCOUNTS), "the namespace has its service account")
         yield made
         cluster.api.delete(PODS, gracePeriodSeconds="0")
         await soon(lambda: not cluster.api.items(PODS), "no pod is left")
-        await made.close(stop_jobs=False)
-    store.close()
 
 
 def order(name: str, *nodes: str, milli: int = 1000, **changes: Any) -> StartOrder:
@@ -185,6 +194,39 @@ async def test_a_gang_without_one_of_its_pods_is_given_up(cluster: Cluster, back
     await becomes(backend, "j-torn", "one is missing", waiting_reason="incomplete")
     lost = await becomes(backend, "j-torn", "it is given up", present=False)
     assert lost.message == "worker 1: its pod was deleted by others"
+
+
+async def test_a_gang_of_which_a_process_that_died_made_a_part_is_made_anew(
+    cluster: Cluster, backend: KubernetesBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang = order("j-half", "simulated-0016", "simulated-0017")
+    create = backend._client.create
+
+    async def dies(path: str, body: Object) -> Object:
+        if body["metadata"]["name"].endswith("-1"):
+            await asyncio.Event().wait()
+        return await create(path, body)
+
+    monkeypatch.setattr(backend._client, "create", dies)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):
+            await backend.start(gang)
+    monkeypatch.undo()
+    await soon(lambda: cluster.api.items(PODS), "its first pod is there")
+    async with replica(cluster, tmp_path) as other:
+        await becomes(other, "j-half", "it is unfinished", present=True, unfinished=True)
+        with pytest.raises(BackendUnavailable, match="made anew"):
+            await other.start(gang)
+        await soon(lambda: not cluster.api.items(PODS), "its pod is deleted")
+        await soon(lambda: not other._removals.undoing(("j-half", 1)), "and its start may be ordered again")
+        await other.start(gang)
+        await becomes(other, "j-half", "both pods run", present=True, unfinished=False, waiting_reason="")
+        (secret,) = cluster.api.items(f"{CORE}/secrets", labelSelector=OURS)
+        pods = cluster.api.items(PODS)
+        assert sorted(secret["data"]) == ["j-half.1.0", "j-half.1.1"]
+        assert {token_secret_of(pod) for pod in pods} == {secret["metadata"]["name"]}
+        owners = {one["uid"] for one in secret["metadata"]["ownerReferences"]}
+        assert owners == {pod["metadata"]["uid"] for pod in pods}
 
 
 async def test_a_node_that_is_gone_takes_its_pods_with_it(cluster: Cluster, backend: KubernetesBackend) -> None:

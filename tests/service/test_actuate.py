@@ -22,7 +22,7 @@ from makeway_quota.backends.base import (
     Seen,
     StartOrder,
 )
-from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
@@ -223,3 +223,44 @@ async def test_a_start_that_is_not_possible_now_is_tried_again(tmp_path: Path) -
         backend.broken["start"] = set()
         found = await service.job(job.id, "running")
         assert (found.attempt, found.failures) == (1, 0)
+
+
+class Unfinished(Faulty):
+    """A backend whose first start of a job breaks off: it reports the attempt, and that it is unfinished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries = 0
+        self.killed: list[str] = []
+
+    async def start(self, order: StartOrder) -> None:
+        self.tries += 1
+        key = (order.workload, order.attempt)
+        if key not in self.attempts:
+            seen = AttemptSeen(*key, Phase.STARTING, unfinished=True)
+            self.attempts[key] = MemoryAttempt(order, seen)
+        elif order.name not in self.broken["start"]:
+            del self.attempts[key]
+            await super().start(order)
+            return
+        self._changed()
+        raise BackendUnavailable("the cluster does not answer")
+
+    async def kill(self, workload: str, attempt: int) -> None:
+        self.killed.append(workload)
+        self.attempts.pop((workload, attempt), None)
+        self._changed()
+
+
+async def test_a_start_that_broke_off_is_ordered_again_and_costs_no_attempt(tmp_path: Path) -> None:
+    backend = Unfinished()
+    backend.broken["start"] = {"never"}
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "again", profile="gpu1")
+        found = await run.job(job.id, "running")
+        assert (found.attempt, found.failures, len(found.attempts)) == (1, 0, 1)
+        never = await run.submit("ana", "never", profile="gpu1")
+        await run.until(lambda: backend.tries > 5, "it is ordered again and again")
+        await run.client("ana").cancel(never.id)
+        found = await run.job(never.id, "cancelled")
+        assert (found.attempt, backend.killed) == (1, [never.id])

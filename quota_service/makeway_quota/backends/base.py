@@ -101,6 +101,8 @@ class AttemptSeen:
     """when the present phase, or the cause for waiting, began"""
     node_lost: bool = False
     """its node is gone, drained or down, so that a loss, or an end that others asked for, says nothing about the job"""
+    unfinished: bool = False
+    """its start broke off before anything ran, and is to be ordered again"""
 
     @property
     def key(self) -> Key:

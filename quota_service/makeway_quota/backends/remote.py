@@ -80,6 +80,8 @@ class Machines:
     """why it waits; with absence: what became of the machines"""
     exit_code: int | None = None
     """with absence: it was the job that made its machine end, with this exit code"""
+    unfinished: bool = False
+    """their start broke off before anything ran"""
 
 
 GONE = Machines(0, present=False)
@@ -296,7 +298,8 @@ class RemoteBackend(ABC):
                 return self._absent(key, seen, machines, ending)
         elif machines is not None:
             known.absent_since.pop(key, None)
-            seen = replace(seen, waiting_reason=machines.waiting_reason, message=machines.message)
+            waits, unfinished = machines.waiting_reason, machines.unfinished
+            seen = replace(seen, waiting_reason=waits, message=machines.message, unfinished=unfinished)
             if len(workers) >= machines.workers or machines.waiting_reason:
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:

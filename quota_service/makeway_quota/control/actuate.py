@@ -168,13 +168,7 @@ class Actuator:
         async with self._leader.acting(self._term):
             await order()
 
-    async def _job(
-        self,
-        started: Started,
-        row: Workload,
-        seen: AttemptSeen | None,
-        now: float,
-    ) -> None:
+    async def _job(self, started: Started, row: Workload, seen: AttemptSeen | None, now: float) -> None:
         key = (row.id, row.attempt)
         if seen is None:
             if key in started.expected:
@@ -185,6 +179,9 @@ class Actuator:
                 message = outcomes.cancelled_before_start(_job(row))
                 started.failed.add(_ended(row, now, "cancelled", message), decide(row, "cancel", "cancelled", message))
                 return
+            await self._start(started, row, now)
+            return
+        if seen.unfinished and row.state == "starting" and not row.cancel_requested:
             await self._start(started, row, now)
             return
         if seen.phase not in ALIVE:
@@ -290,7 +287,7 @@ class Actuator:
         if row is not None and row.attempt == seen.attempt and row.state in ADMITTED:
             return
         key = (seen.workload, seen.attempt)
-        if seen.phase in ALIVE:
+        if seen.phase in ALIVE and not seen.unfinished:
             if key not in self._failing:
                 log.warning("Attempt %s of %s runs but should not: it is stopped", seen.attempt, seen.workload)
             await self._try("stopped", key, lambda: self._backend.kill(*key))

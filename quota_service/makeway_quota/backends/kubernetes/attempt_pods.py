@@ -22,11 +22,15 @@ LIMITS: Mapping[str, float] = {
     "unschedulable": 60.0,
     "incomplete": 60.0,
     "container": 120.0,
+    "token": 30.0,
     "no_image": 60.0,
     "image_pull": 21_600.0,
     "init": 1800.0,
 }
 """Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew.
+
+Without its token no worker has run: such an attempt is not lost, but started again, and so is one without some of its
+pods. The kubelet looks for a token again every 15 seconds at least.
 
 A job whose image the registry refuses fails. One that does not answer says nothing about the image, and the kubelet
 asks it again every five minutes at least.
@@ -34,6 +38,7 @@ Of a scheduler that says nothing about a pod nothing is known: jobs wait for it 
 """
 NO_COMMAND = 127
 """The exit code of a job that could not be started, as a shell has it."""
+UNFINISHED = Machines(0, unfinished=True)
 NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
 
 
@@ -57,8 +62,12 @@ class AttemptPods:
         self._left: dict[Key, _Left] = {}
         self._forgotten: set[Key] = set()
         """attempts whose pods are deleted and still listed"""
-        self._unfinished: dict[Key, float] = {}
-        """attempts whose start failed half-way, and until when they count as not started"""
+        self._unfinished: set[Key] = set()
+        """attempts whose start broke off"""
+        self._stranded: set[Key] = set()
+        """attempts whose pods show that their start broke off"""
+        self._started: dict[Key, int] = {}
+        """the workers of attempts that were started again, until their pods are listed"""
         self._waiting: dict[Key, tuple[Machines, float]] = {}
         """what the pods of an attempt wait for, and since when"""
         self._found: dict[Key, Machines] = {}
@@ -97,24 +106,39 @@ class AttemptPods:
         """Report an attempt no more; its pods are deleted."""
         if key in self._by_key:
             self._forgotten.add(key)
-        for by_key in (self._left, self._waiting, self._unfinished):
+        for by_key in (self._left, self._waiting):
             by_key.pop(key, None)
-        self._stale.add(key)
+        self.show(key)
 
-    def overlook(self, key: Key, seconds: float) -> None:
-        """Report an attempt only after a while: its start failed half-way, and is ordered again until then."""
-        self._unfinished[key] = self._clock() + seconds
-        self._stale.add(key)
+    def break_off(self, key: Key) -> None:
+        """Report an attempt as unfinished until it is started, whatever pods it has."""
+        self.show(key)
+        self._unfinished.add(key)
+        self._waiting.pop(key, None)
 
     @property
     def unfinished(self) -> Set[Key]:
-        """The attempts that are overlooked."""
-        return self._unfinished.keys()
+        """The attempts whose start broke off here."""
+        return self._unfinished
+
+    def stranded(self, key: Key) -> bool:
+        """Whether the pods of an attempt never ran, and wait for something that nothing creates any more."""
+        return key in self._stranded
+
+    def started(self, key: Key, workers: int) -> None:
+        """Report an attempt as started, also before its pods are listed if it was reported before."""
+        self._forgotten.discard(key)  # a try that the quota had no room for, under the same number
+        if key in self._unfinished:
+            self.show(key)
+            self._started[key] = workers
+            self._left.pop(key, None)
 
     def show(self, key: Key) -> None:
-        """Report an attempt again that was overlooked."""
-        if self._unfinished.pop(key, None) is not None:
-            self._stale.add(key)
+        """Report an attempt as its pods are."""
+        self._unfinished.discard(key)
+        self._stranded.discard(key)
+        self._started.pop(key, None)
+        self._stale.add(key)
 
     def drop_left(self, seconds: float, but: Collection[Key]) -> None:
         """Drop what is left of attempts whose pods are gone for so long, except of those in `but`."""
@@ -135,8 +159,6 @@ class AttemptPods:
             self._usable = usable
             self._stale.update(key for key, machines in self._found.items() if not machines.present)
         now = self._clock()
-        for key in [key for key, until in self._unfinished.items() if now >= until]:
-            self.show(key)
         for key in self._stale | self._waiting.keys() | self._torn:
             machines = self._read(key, now, reported.get(key, {}))
             if machines is None:
@@ -150,19 +172,25 @@ class AttemptPods:
 
     def _read(self, key: Key, now: float, workers: Mapping[int, WorkerSeen]) -> Machines | None:
         """Return what an attempt's pods are together; None where it is not reported."""
+        if key in self._unfinished:
+            return UNFINISHED
         left = self._left.get(key)
         last = left.pods.values() if left is not None else ()
         if (pods := self._by_key.get(key)) is not None:
-            if key in self._forgotten or key in self._unfinished:
+            if key in self._forgotten:
                 return None
+            self._started.pop(key, None)
             over = [number for number, worker in workers.items() if worker.ended]
             machines = machines_of([*pods.values()], self._usable, over, last)
             torn = not machines.present and any(pod.present for pod in pods.values())
             (self._torn.add if torn else self._torn.discard)(key)
-            return self._in_time(key, machines, now)
-        return gone(last, self._usable) if last else None
+            self._stranded.discard(key)
+            return self._in_time(key, machines, now, reported=bool(workers))
+        if last:
+            return gone(last, self._usable)
+        return Machines(self._started[key]) if key in self._started else None
 
-    def _in_time(self, key: Key, machines: Machines, now: float) -> Machines:
+    def _in_time(self, key: Key, machines: Machines, now: float, *, reported: bool) -> Machines:
         """Return the machines of an attempt; those that waited too long count as absent, with the reason."""
         if not machines.present or not machines.waiting_reason:
             self._waiting.pop(key, None)
@@ -176,6 +204,12 @@ class AttemptPods:
         limit = self._limits[machines.waiting_reason]
         if now - since < limit:
             return machines
+        broken_off = machines.waiting_reason == "token" or (
+            machines.waiting_reason == "incomplete" and key not in self._left
+        )
+        if broken_off and not reported:
+            self._stranded.add(key)
+            return replace(machines, unfinished=True)
         if machines.waiting_reason == "incomplete" and (left := self._left.get(key)) is not None:
             return gone(left.pods.values(), self._usable)
         over = replace(machines, present=False, waiting_reason="")

@@ -43,8 +43,6 @@ AT_ONCE = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
 AWAY_SECONDS = 10.0
 """How long nothing is asked of an API server that did not answer: each request that waits for it holds up a cycle."""
-UNFINISHED_SECONDS = 60.0
-"""How long pods are not reported whose start broke off, so that it is ordered again; then they are as any others."""
 SKEW = 120.0
 """Seconds by which the clocks of the API server and of the service may differ."""
 LEFT_SECONDS = 300.0
@@ -74,8 +72,6 @@ class KubernetesBackend(RemoteBackend):
         self._client = client
         self._tolerations = tuple(tolerations)
         self.attempt_pods = AttemptPods(limits, monotonic)
-        self._partial: set[Key] = set()
-        """attempts of whose pods some may be there already, and stay"""
         self._away_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
@@ -170,6 +166,7 @@ class KubernetesBackend(RemoteBackend):
             self.attempt_pods.show(key)  # it started all the same
         if not self._may_act():
             self.attempt_pods.drop_left(LEFT_SECONDS, reported)
+            self._tokens.clear()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         return self.attempt_pods.machines(usable, reported)
 
@@ -179,14 +176,16 @@ class KubernetesBackend(RemoteBackend):
         key = (order.workload, order.attempt)
         if self._removals.undoing(key):
             raise BackendUnavailable("its pods of a start that was refused are being deleted")
+        if self.attempt_pods.stranded(key):
+            raise self._anew(order)
         tokens = [self.channel.credentials(*key, number)[1] for number in range(len(order.workers))]
         part = self._tokens.part(key, tokens)
         try:
-            await self._start(order, tokens, part)
+            await self._start(order, part)
         finally:
             part.leave()
 
-    async def _start(self, order: StartOrder, tokens: list[str], part: TokenPart) -> None:
+    async def _start(self, order: StartOrder, part: TokenPart) -> None:
         key = (order.workload, order.attempt)
         try:
             manifests = [self._pod(order, number, part.secret.name) for number in range(len(order.workers))]
@@ -196,12 +195,12 @@ class KubernetesBackend(RemoteBackend):
             raise BackendError(f"Its pod cannot be made with the pod template of its profile: {error!r}") from error
 
         self._sort()
-        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key)} if key in self._partial else {}
+        there = {pod.name: pod.uid for pod in self.attempt_pods.of(key) if pod.tokens == part.secret.name}
 
         async def create(manifest: Object) -> Object:
             name = manifest["metadata"]["name"]
             if name in there:
-                return {"metadata": {"name": name, "uid": there[name]}}
+                return {**manifest, "metadata": {**manifest["metadata"], "uid": there[name]}}
             async with self._creating:
                 self._check_reachable()  # others may have waited for it meanwhile
                 return await self._create(manifest, order.admitted_at)
@@ -209,22 +208,22 @@ class KubernetesBackend(RemoteBackend):
         pods: list[Object] = []
         try:
             pods = await together([create(manifest) for manifest in manifests])
+            named = {token_secret_of(pod) for pod in pods}
+            if len(named) > 1 or part.before in named:
+                raise self._anew(order)
             await create_shared(self._create, self.settings, order, pods)
-            # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off.
-            if token_secret_of(pods[0]) in ("", part.secret.name):
-                await part.written(pods[0])
-            else:
-                await self._tokens.write(key, tokens, pods[0])
+            # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off. Whole
+            # attempts of other starts have theirs, or are stranded as soon as the kubelet misses it.
+            if part.secret.name in named:
+                await part.written(pods)
         except (ApiRefusal, ApiUnreachable) as error:
             raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
             self._note(ApiUnreachable(f"{SILENT} in time"))
-            self._partial.add(key)
-            self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
+            self.attempt_pods.break_off(key)
             raise
-        self._partial.discard(key)
         self._tokens.done(key)
-        self.attempt_pods.show(key)
+        self.attempt_pods.started(key, len(order.workers))
 
     async def remove(self, workload: str, attempt: int) -> None:
         """Delete the pods of an attempt; what belongs to them goes with them."""
@@ -240,13 +239,13 @@ class KubernetesBackend(RemoteBackend):
         except asyncio.CancelledError:
             self._note(ApiUnreachable(f"{SILENT} in time"))
             raise
+        self._tokens.done((workload, attempt))
+        self.attempt_pods.show((workload, attempt))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Delete the pods, and report the attempt no more."""
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
-        self._partial.discard((workload, attempt))
-        self._tokens.done((workload, attempt))
 
     # -- inside
 
@@ -332,13 +331,20 @@ class KubernetesBackend(RemoteBackend):
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""
         self._note(error)
         key, found = (order.workload, order.attempt), start_error(error, pods)
-        if isinstance(found, BackendUnavailable):
-            self.attempt_pods.overlook(key, UNFINISHED_SECONDS)
+        (self.attempt_pods.break_off if isinstance(found, BackendUnavailable) else self.attempt_pods.show)(key)
         if isinstance(error, ApiRefusal):  # also for a while: half a gang would keep what another one needs
-            self._partial.discard(key)
             self._tokens.done(key)
-            workers = range(len(order.workers))
-            self._removals.undo(key, [pod_name(order.workload, order.attempt, number) for number in workers])
-        else:
-            self._partial.add(key)
+            self._undo(order)
         return found
+
+    def _anew(self, order: StartOrder) -> BackendUnavailable:
+        """Delete the pods of a start that broke off, which get their tokens no more; return what to raise."""
+        key = (order.workload, order.attempt)
+        self.attempt_pods.break_off(key)
+        self._tokens.done(key)
+        self._undo(order)
+        return BackendUnavailable("its pods are of a start that broke off, and are made anew")
+
+    def _undo(self, order: StartOrder) -> None:
+        key = (order.workload, order.attempt)
+        self._removals.undo(key, [pod_name(*key, number) for number in range(len(order.workers))])

@@ -14,7 +14,7 @@ from ...policy.pod_template import WORKER
 from ..base import Key
 from ..remote import Machines
 from .client import Object
-from .manifest import NUMBER, WORKERS
+from .manifest import NUMBER, WORKERS, token_secret_of
 from .pod_requests import ATTEMPT, ENDED, JOB
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -25,7 +25,9 @@ REFUSED = (
     *("authorization failed", "403 forbidden", "invalid reference format"),
 )
 """In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
-SETUP = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+NO_CONFIG = "CreateContainerConfigError"
+"""Something that the container's description names is not there."""
+SETUP = (NO_CONFIG, "CreateContainerError", "RunContainerError")
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
 """Reasons of a pod that its node ended or never took: they say nothing about the job."""
 UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
@@ -57,6 +59,8 @@ class JobPod:
     """Evicted, NodeLost, OOMKilled and others"""
     message: str = ""
     exit_code: int | None = None
+    tokens: str = ""
+    """the Secret with its token"""
 
     @property
     def present(self) -> bool:
@@ -83,6 +87,7 @@ def project_job_pod(item: Object) -> JobPod | None:
         deleting="deletionTimestamp" in metadata,
         reason=status.get("reason") or "",
         message=status.get("message") or "",
+        tokens=intern(token_secret_of(item)),
     )
     return _with_containers(_with_conditions(pod, status), status)
 
@@ -149,6 +154,8 @@ def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
         if pod.waiting in IMAGE:
             code = "no_image" if _has_no_image(pod) else "image_pull"
             return code, f"its image cannot be pulled: {pod.message or pod.waiting}"
+        if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
+            return "token", f"the token of its worker is not there: {pod.message}"
         if pod.waiting in SETUP:
             return "container", f"its container cannot be created: {pod.message or pod.waiting}"
         if not pod.node and not pod.waiting:
