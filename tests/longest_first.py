@@ -10,7 +10,7 @@ from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
 SECONDS = {
-    "tests/kube/portal": 480,
+    "tests/kube/portal": 580,
     "tests/kube/images": 180,
     "tests/kube/test_cluster_faults.py": 110,
     "tests/kube/test_notebooks.py": 100,

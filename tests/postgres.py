@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -22,8 +24,11 @@ def _tool(name: str) -> str | None:
 
 
 @contextmanager
-def postgres_server() -> Iterator[str]:
-    """Start a server behind a socket in a temporary folder and yield its folder; it refuses to run as root."""
+def postgres_server(host: str = "", clients: str = "") -> Iterator[str]:
+    """Start a server behind a socket in a temporary folder and yield its folder; it refuses to run as root.
+
+    With `host`, an address of this machine, it also listens there, for clients of a network with the password.
+    """
     pytest.importorskip("psycopg")
     initdb, postgres, ready = (_tool(name) for name in ("initdb", "postgres", "pg_isready"))
     if not (initdb and postgres and ready):
@@ -42,15 +47,42 @@ def postgres_server() -> Iterator[str]:
         if made.returncode:
             pytest.skip(f"PostgreSQL cannot be set up here: {made.stderr.decode().strip()[-200:]}")
         settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+        if host:
+            settings += _on_network(Path(folder), host, clients)
         with open(f"{folder}/log", "wb") as log:
             server = subprocess.Popen([postgres, "-D", data, *settings], user=user, stdout=log, stderr=log)
         try:
-            wait = f"until {ready} -q -h {folder}; do sleep 0.1; done"
-            subprocess.run(["sh", "-c", wait], timeout=180, check=True)
+            while subprocess.run([ready, "-q", "-h", folder], check=False).returncode:
+                assert server.poll() is None, Path(folder, "log").read_text(encoding="utf-8")
+                time.sleep(0.1)
+            if host:
+                _set_password(folder)
             yield folder
         finally:
             server.send_signal(signal.SIGINT)  # at once, also with open connections
             server.wait(60)
+
+
+def _on_network(folder: Path, host: str, clients: str) -> list[str]:
+    """Choose a password, let clients of a network in with it, and return the server's settings."""
+    (folder / "network").write_text(f"{secrets.token_hex(16)}@{host}", encoding="utf-8")
+    with (folder / "data" / "pg_hba.conf").open("a", encoding="utf-8") as access:
+        access.write(f"host all all {clients} scram-sha-256\n")
+    return ["-c", f"listen_addresses={host}"]
+
+
+def _set_password(folder: str) -> None:
+    password, _, _ = (Path(folder) / "network").read_text(encoding="utf-8").partition("@")
+    admin = create_engine(address(folder), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"ALTER USER makeway PASSWORD '{password}'"))
+    admin.dispose()
+
+
+def network_database(folder: str, database: str) -> str:
+    """Make a database anew and return its URL for clients of the network."""
+    empty_database(folder, f'"{database}"')
+    return f"postgresql+psycopg://makeway:{(Path(folder) / 'network').read_text(encoding='utf-8')}/{database}"
 
 
 def address(folder: str, database: str = "postgres") -> str:

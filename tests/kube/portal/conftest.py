@@ -1,6 +1,6 @@
 """One portal, installed by Helm on the real node, for all tests of this folder.
 
-The tests of test_uninstalled.py, which pytest collects last, end it.
+The tests of test_uninstalled.py, which pytest collects last, end it; those before them leave it with two replicas.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from portals import Portal, installed
+from replicated import two_replicas
 
 from kube_cluster.cluster import Cluster
 
@@ -21,3 +22,10 @@ def portal(
     """Return the portal that Helm installed, once all its pods are ready."""
     with installed(control_plane, tmp_path_factory.mktemp("helm")) as found:
         yield found
+
+
+@pytest.fixture(scope="package")
+def replicated(portal: Portal) -> Iterator[Portal]:
+    """Return the portal with two replicas of the service, which it has from then on."""
+    with two_replicas(portal):
+        yield portal
