@@ -150,7 +150,7 @@ class Submitter(threading.Thread):
 
 
 def claim(borrower: Submitter, owner: Submitter) -> None:
-    """Let all GPUs be borrowed, and have the owner submit jobs, from then on, until one of the borrower makes way."""
+    """Fill all GPUs with borrowed work, and submit jobs of the owner from then on until a borrowed one makes way."""
 
     def lent() -> bool:
         with suppress(MakewayError):
