@@ -12,7 +12,7 @@ from longest_first import LongestFirst, in_order
 ROOT = Path(__file__).parents[1]
 MOST_WORKERS = 8
 INSTALLED = "tests/kube/portal"
-IMAGES = "tests/kube/images"
+IMAGES = "images"
 UNCLOSED = "ignore:unclosed transport:ResourceWarning"
 """httpx2 leaves a connection to Python's collector that is given up during its TLS handshake, as to an API server that
 does not answer in time."""

@@ -11,7 +11,7 @@ from xdist.workermanage import WorkerController
 
 SECONDS = {
     "tests/kube/portal": 580,
-    "tests/kube/images": 180,
+    "images": 180,
     "tests/kube/test_cluster_faults.py": 110,
     "tests/kube/test_notebooks.py": 100,
     "tests/kube/test_job_pods.py": 100,
