@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.base import BackendUnavailable
+from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
 from makeway_quota.backends.kubernetes.client import ApiRefusal, Object, together
 from makeway_quota.backends.kubernetes.removals import AT_ONCE
 from makeway_quota.store.store import open_store
@@ -90,6 +90,24 @@ async def test_a_replica_that_leads_no_more_leaves_the_pods_of_a_refused_start_t
     server.open.set()
     await backend.undone("j1")
     assert server.deleted() == []
+
+
+async def test_a_gang_runs_without_a_network_policy_only_where_the_account_may_not_create_one(backend: Backend) -> None:
+    def refused(message: str) -> Callable[[str, str], None]:
+        def answer(method: str, path: str) -> None:
+            if path.endswith("/networkpolicies"):
+                raise ApiRefusal(403, "Forbidden", message)
+
+        return answer
+
+    forbidden = (
+        'networkpolicies.networking.k8s.io is forbidden: User "makeway" cannot create resource "networkpolicies"'
+    )
+    backend.server.answer = refused(forbidden)
+    await backend.start(order("j1", workers=2))
+    backend.server.answer = refused('admission webhook "net.example.com" denied the request: no owner')
+    with pytest.raises(BackendRefusal, match="no owner"):
+        await backend.start(order("j2", workers=2))
 
 
 async def test_the_pods_of_a_gang_are_deleted_some_at_a_time(backend: Backend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import math
@@ -26,7 +27,7 @@ from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import Change, NewWorkload, Workload
 from makeway_quota.store.rows import submitted
-from running import Running, running
+from running import Running, python, running
 
 NODE = NodeSeen("local", "", tuple(range(10)), virtual=True)
 
@@ -150,6 +151,36 @@ async def test_the_rests_of_a_job_that_is_cancelled_are_forgotten(tmp_path: Path
         await run.client("ana").cancel(job.id)
         await run.job(job.id, "cancelled")
         assert rests.refused == {}
+
+
+async def test_a_job_is_cancelled_while_the_backend_finds_no_room_for_it(tmp_path: Path) -> None:
+    """The request is committed while the start is under way, which is refused then."""
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    class Slow(Faulty):
+        async def start(self, order: StartOrder) -> None:
+            asked.set()
+            await answer.wait()
+            raise BackendFull("the quota of the namespace is used up.")
+
+    async with running(tmp_path, backend=Slow(), MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "large", profile="gpu8")
+        await asked.wait()
+        store = run.service.components.store
+        store.commit([Change(job.id, {"cancel_requested": True}, expect_states=("starting",))], [], now=time.time())
+        answer.set()
+        await run.job(job.id, "cancelled")
+
+
+async def test_a_cancelled_job_that_waits_again_can_be_cancelled(tmp_path: Path) -> None:
+    async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.1) as run:
+        first = await run.submit("ana", "first", profile="gpu8", command=python("import time; time.sleep(600)"))
+        job = await run.submit("ana", "waits", profile="gpu8")
+        store = run.service.components.store
+        store.commit([Change(job.id, {"cancel_requested": True})], [], now=time.time())
+        await run.client("ana").cancel(job.id)
+        await run.job(job.id, "cancelled")
+        await run.client("ana").cancel(first.id)
 
 
 async def test_orders_that_fail_are_repeated_and_block_no_others(

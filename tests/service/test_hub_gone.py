@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ async def test_a_service_keeps_running_while_its_hub_runs(monkeypatch: pytest.Mo
     assert not await _serve(_Server(uvicorn.Config("nothing:app"), lambda: None), 1.5)
 
 
+def opened(files: Path) -> set[str]:
+    found = set()
+    for file in files.iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(file))
+    return found
+
+
 def test_a_service_that_still_starts_stops_when_it_is_told_to(tmp_path: Path) -> None:
     """The first process of a container does not end by a signal that it does not handle."""
     lock = tmp_path / "service.lock"
@@ -51,7 +60,7 @@ def test_a_service_that_still_starts_stops_when_it_is_told_to(tmp_path: Path) ->
         environ = {**os.environ, "MAKEWAY_STATE_DIR": str(tmp_path)}
         with subprocess.Popen([sys.executable, "-m", "makeway_quota.main", "serve"], env=environ) as process:
             files = Path(f"/proc/{process.pid}/fd")
-            while str(lock) not in {os.readlink(file) for file in files.iterdir()}:
+            while str(lock) not in opened(files):
                 assert process.poll() is None
                 time.sleep(0.05)
             process.send_signal(signal.SIGTERM)

@@ -49,7 +49,7 @@ async def test_a_job_whose_files_are_away_starts_when_they_are_back(
             store.contents.probe()
             health = await run.service.services.audit.ready()
             assert not health.ok
-            assert health.checks["files"] == "the storage of large files is unavailable"
+            assert health.checks["files"] == "unavailable"
             (tmp_path / "away").rename(folder)
             store.contents.probe()
             assert (await run.service.services.audit.ready()).checks["files"] == "available"

@@ -203,6 +203,7 @@ from makeway_quota.store import open_store
 async def purge(id):
     (Path(sys.argv[2]) / id).unlink(missing_ok=True)
     print(id, flush=True)
+    sys.stdin.readline()
 
 store = open_store(sys.argv[1])
 keep = Keep(10.0, 10.0, 10.0)
@@ -226,17 +227,25 @@ def test_a_pass_that_is_killed_anywhere_is_finished_by_the_next(sqlite_url: str,
     kills = 0
     for lines in (1, 30, 60, 90, 120, 1_000_000):
         process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, sqlite_url, str(jobs)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", KILLED, sqlite_url, str(jobs)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         assert process.stdout is not None
-        with process, process.stdout:
+        assert process.stdin is not None
+        with process:
             for number, line in enumerate(process.stdout, start=1):
                 if line == "end\n":
                     break
                 if number == lines:
                     process.kill()
                     kills += 1
-    assert kills >= 3
+                    break
+                if line != "begin\n":
+                    process.stdin.write("\n")
+    assert kills == 5
     assert list(jobs.iterdir()) == []
     store = open_store(sqlite_url)
     assert rows(store) == dict.fromkeys(rows(store), 0)

@@ -165,6 +165,7 @@ class Loop:
         self.term = None
         LEADER.set(0)
         self._reasons.behind, self._explaining = False, Explaining()
+        self.actuator.retries.keep(())
         if self.servers is not None:
             self.servers.stop({})
         if self.backend.shared:

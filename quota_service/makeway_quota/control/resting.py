@@ -54,7 +54,8 @@ class Rests:
             "over_quota": False,
             "borrowed_from": (),
         }
-        change = Change(row.id, fields, expect_states=("starting",), drop_attempt=True)
+        # Not where it was cancelled meanwhile: only a job that is admitted is ended by that request.
+        change = Change(row.id, fields, row.version, expect_states=("starting",), drop_attempt=True)
         return change, decide(row, "requeue", CODE, message, attempt=row.attempt)
 
 

@@ -82,7 +82,7 @@ class JobService:
             change = Change(id, fields, expect_states=("pending",))
         else:
             change = Change(id, {"cancel_requested": True}, expect_states=ADMITTED)
-        if not row.cancel_requested:
+        if not row.cancel_requested or row.state == "pending":
             applied = await context.call(context.store.commit, [change], [decision], now=now)
             if id not in applied:
                 return await self.cancel(caller, id)

@@ -211,7 +211,7 @@ class KubernetesBackend(RemoteBackend):
             named = {token_secret_of(pod) for pod in pods}
             if len(named) > 1 or part.before in named:
                 raise self._anew(order)
-            await create_shared(self._create, self.settings, order, pods)
+            await create_shared(self._create, self.settings, order, pods, self._creating)
             # Last, as no launcher runs without it: one that does has everything, wherever a start breaks off. Whole
             # attempts of other starts have theirs, or are stranded as soon as the kubelet misses it.
             if part.secret.name in named:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
-from ..base import BackendFull, StartOrder
+from ..base import StartOrder
 from .client import ApiRefusal, Object
 from .manifest import MASTER_PORT, PodSettings, attempt_name, labels_of, owned
-from .start_errors import start_error
 
 log = logging.getLogger("makeway.kubernetes")
 
 Create = Callable[[Object], Awaitable[Object]]
+
+UNAUTHORIZED = re.compile(r'User "[^"]*" cannot create')
+"""The API server's words where the rights of an account do not allow a request; admission refuses in others."""
 
 PATHS = {
     "Pod": "/api/v1/namespaces/{}/pods",
@@ -27,20 +31,24 @@ def path_of(manifest: Object, namespace: str) -> str:
     return PATHS[manifest["kind"]].format(namespace)
 
 
-async def create_shared(create: Create, settings: PodSettings, order: StartOrder, pods: Sequence[Object]) -> None:
+async def create_shared(
+    create: Create, settings: PodSettings, order: StartOrder, pods: Sequence[Object], room: asyncio.Semaphore
+) -> None:
     """Create what the pods of an attempt share, which goes with the last of them; nothing for one pod.
 
-    An account that may not create network policies runs gangs all the same, with a warning.
+    `room` is for the objects that are created at the same time. An account that may not create network policies runs
+    gangs all the same, with a warning.
     """
     if len(pods) < 2:
         return
-    await create(service(settings, order, pods))
-    try:
-        await create(network_policy(settings, order, pods))
-    except ApiRefusal as refusal:
-        if refusal.status != 403 or isinstance(start_error(refusal, 0), BackendFull):
-            raise
-        log.warning("The gang %s gets no network policy: %s", attempt_name(order.workload, order.attempt), refusal)
+    async with room:
+        await create(service(settings, order, pods))
+        try:
+            await create(network_policy(settings, order, pods))
+        except ApiRefusal as refusal:
+            if not UNAUTHORIZED.search(refusal.message):
+                raise
+            log.warning("The gang %s gets no network policy: %s", attempt_name(order.workload, order.attempt), refusal)
 
 
 def service(settings: PodSettings, order: StartOrder, owners: Sequence[Object]) -> Object:
