@@ -441,9 +441,18 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
         store.close()
 
 
+async def falls_silent_and_answers_again(server: ApiServer) -> None:
+    """Request signs of life until there were none, and then some again; nothing else may be heard."""
+    heard = list[bool]()
+    task = asyncio.create_task(Pulse(server, heard.append, Beat(every=0.0)).run())
+    async with asyncio.timeout(60):
+        while heard != [False, True]:  # noqa: ASYNC110 - a matter of time
+            await asyncio.sleep(0)
+    task.cancel()
+
+
 async def test_signs_of_life_go_on_after_an_unexpected_error() -> None:
-    server, heard = ApiServer(), list[bool]()
-    pulse = Pulse(server, heard.append, Beat(every=0.0))
+    server = ApiServer()
     broken = [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte") for _ in range(BEAT.missing + 1)]
 
     def answer(method: str, path: str) -> None:
@@ -451,16 +460,11 @@ async def test_signs_of_life_go_on_after_an_unexpected_error() -> None:
             raise broken.pop()
 
     server.answer = answer
-    task = asyncio.create_task(pulse.run())
-    async with asyncio.timeout(60):
-        while heard != [False, True]:  # noqa: ASYNC110 - a matter of time
-            await asyncio.sleep(0)
-    task.cancel()
+    await falls_silent_and_answers_again(server)
 
 
 async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:
-    server, heard = ApiServer(), list[bool]()
-    pulse = Pulse(server, heard.append, Beat(every=0.0))
+    server = ApiServer()
     answers = iter([403, 503, 404, 502, 503, 200])
 
     def answer(method: str, path: str) -> None:
@@ -468,9 +472,5 @@ async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:
             raise ApiRefusal(status, "", "")
 
     server.answer = answer
-    task = asyncio.create_task(pulse.run())
-    async with asyncio.timeout(60):
-        while heard != [False, True]:  # noqa: ASYNC110 - a matter of time
-            await asyncio.sleep(0)
-    task.cancel()
+    await falls_silent_and_answers_again(server)
     assert len(server.asked) >= 6

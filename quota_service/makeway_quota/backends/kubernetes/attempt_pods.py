@@ -127,7 +127,6 @@ class AttemptPods:
 
     def started(self, key: Key, workers: int) -> None:
         """Report an attempt as started, also before its pods are listed if it was reported before."""
-        self._forgotten.discard(key)  # a try that the quota had no room for, under the same number
         if key in self._unfinished:
             self.show(key)
             self._started[key] = workers
