@@ -1,11 +1,16 @@
 """Runs every test in two tiers: those without Kubernetes, beside the build of its programs, then those on a cluster.
 
+Tests that fail run again, alone, at the end of their tier: one that passes then is named as flaky and does not fail the
+run, as in the tests of Kubernetes. Thousands of tests with real processes share the processors here, and each may meet
+a moment in which the machine stands still.
+
 Run by `make test` with the environment's Python. The build happens once; its limit counts from its start.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +33,8 @@ NO_TESTS = 5
 FAILED = 1
 LIMIT_MINUTES = 60.0
 PAUSE = 0.2
+REPEATED = 100
+"""The most tests that run again, among them all that share a cluster; where more fail, it is no accident."""
 BUILD = (sys.executable, "-m", "kube_cluster", "build")
 LEAST = 19
 """The niceness of what runs when nothing else wants to."""
@@ -101,7 +108,8 @@ class Tiers:
 
     def first(self) -> int:
         """Run the tests without Kubernetes, on all processors, and return pytest's status."""
-        return self._pytest("-n", "auto", "--dist", "loadgroup", *self._durations, *self.arguments)
+        workers = ("-n", "auto", "--dist", "loadgroup", *self._durations)
+        return self._with_repetition("first", workers, self.arguments)
 
     def has_second(self) -> bool:
         """Whether the arguments select tests on Kubernetes."""
@@ -114,17 +122,43 @@ class Tiers:
 
     def second(self) -> int:
         """Run the tests on Kubernetes on two workers, each with a cluster, and return pytest's status."""
-        return self._pytest("-n", "2", "--dist", "loadgroup", "-rs", *self._durations, *self._second())
+        workers = ("-n", "2", "--dist", "loadgroup", "-rs", *self._durations)
+        return self._with_repetition("second", workers, self._second())
 
     def goes_on(self, status: int) -> bool:
         """Whether the second tier follows a first that ended with this status."""
-        return status in (0, NO_TESTS) or (status == FAILED and not {"-x", "--exitfirst"} & {*self.arguments})
+        return status in (0, NO_TESTS) or (status == FAILED and not self._ends_at_first)
 
     def stop(self) -> None:
         """End what runs."""
         if self._running is not None and self._running.poll() is None:
             self._running.terminate()
             self._running.wait()
+
+    @property
+    def _ends_at_first(self) -> bool:
+        return bool({"-x", "--exitfirst"} & {*self.arguments})
+
+    def _with_repetition(self, tier: str, workers: Sequence[str], selection: Sequence[str]) -> int:
+        """Run tests, those that fail again in a process of their own, and return pytest's status."""
+        folder = f".pytest_cache/{tier}"
+        cache = ("-o", f"cache_dir={folder}")
+        status = self._pytest(*workers, *cache, "--cache-clear", *selection)
+        failed = self._failed(folder)
+        if status != FAILED or self._ends_at_first or not 0 < len(failed) <= REPEATED:
+            return status
+        print(f"\nRunning again, alone, what failed: {len(failed)}.", flush=True)
+        status = self._pytest(*cache, "--last-failed", "--last-failed-no-failures=none", *selection)
+        if status == 0:
+            print("\nFlaky: failed beside other tests and passed alone:", *failed, sep="\n  ", flush=True)
+        return status
+
+    def _failed(self, folder: str) -> list[str]:
+        """Return the tests that failed, as pytest's cache names them."""
+        try:
+            return sorted(json.loads((self._root / folder / "v/cache/lastfailed").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return []
 
     def _second(self) -> list[str]:
         named = any((self._root / word.partition("::")[0]).exists() for word in self.arguments)

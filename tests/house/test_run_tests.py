@@ -11,7 +11,7 @@ import pytest
 import run_tests
 from run_tests import Build, BuildProblem, Tiers
 
-PYTEST_INI = "[pytest]\naddopts = -m 'not kube' -p no:cacheprovider\nmarkers = kube\n"
+PYTEST_INI = "[pytest]\naddopts = -m 'not kube'\nmarkers = kube\n"
 PLAIN = "import os\ndef test_plain(): assert not os.path.exists('broken')\n"
 ON_KUBERNETES = (
     "import pathlib, pytest\n@pytest.mark.kube\ndef test_kube():\n"
@@ -137,6 +137,44 @@ def test_a_failure_before_them_is_kept_in_the_status(project: Path, words: list[
 )
 def test_the_arguments_select_tests_on_kubernetes_or_not(project: Path, words: list[str], selected: bool) -> None:
     assert Tiers(words, 0, project).has_second() == selected
+
+
+FLAKY = (
+    "import os, pathlib\n"
+    "def test_flaky():\n"
+    "    alone = 'PYTEST_XDIST_WORKER' not in os.environ\n"
+    "    with open('runs', 'a') as runs: runs.write('alone\\n' if alone else 'beside others\\n')\n"
+    "    assert alone or not pathlib.Path('busy').exists()\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_fails_beside_other_tests_runs_again_alone(
+    project: Path, capfd: pytest.CaptureFixture[str], broken: bool
+) -> None:
+    (project / "tests/test_flaky.py").write_text(FLAKY)
+    (project / "busy").touch()
+    if broken:
+        (project / "broken").touch()
+    words = ["tests/test_flaky.py", "tests/test_plain.py"]
+    assert run_tests.run(Tiers(words, 0, project), None) == broken
+    assert (project / "runs").read_text() == "beside others\nalone\n"
+    flaky = "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky\n"
+    assert (flaky in capfd.readouterr().out) != broken
+    (project / "busy").unlink()
+    (project / "broken").unlink(missing_ok=True)
+    assert run_tests.run(Tiers(words, 0, project), None) == 0
+    assert (project / "runs").read_text() == "beside others\nalone\nbeside others\n"
+
+
+@pytest.mark.slow
+def test_many_failures_are_no_accident_and_do_not_run_again(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    numbers = range(run_tests.REPEATED + 1)
+    many = f"import pytest\n@pytest.mark.parametrize('n', {numbers})\ndef test_many(n): assert False\n"
+    (project / "tests/test_many.py").write_text(many)
+    assert run_tests.run(Tiers(["--tb=no", "tests/test_many.py"], 0, project), None) == 1
+    assert "Running again" not in capfd.readouterr().out
 
 
 @pytest.mark.slow
