@@ -137,13 +137,15 @@ def _pip_settings() -> dict[str, str]:
 
 
 class Buildah:
-    """The program, with images of its own that no other use of it sees."""
+    """The program, with images of its own that no other use of it sees, and without a trace in `/etc/cni`."""
 
     def __init__(self, place: Path) -> None:
-        storage = ["--root", str(place / "storage"), "--runroot", str(place / "run")]
-        overlay = ["buildah", *storage, "--storage-driver", "overlay"]
+        settings = place / "containers.conf"
+        settings.write_text(f'[network]\nnetwork_config_dir = "{place / "networks"}"\n', encoding="utf-8")
+        command = ["env", f"CONTAINERS_CONF={settings}", "buildah"]
+        command += ["--root", str(place / "storage"), "--runroot", str(place / "run"), "--storage-driver"]
         # Copies of whole folders, where the cache lies on a file system that overlays cannot lie on.
-        self._command = overlay if succeeds([*overlay, "info"]) else ["buildah", *storage, "--storage-driver", "vfs"]
+        self._command = [*command, "overlay" if succeeds([*command, "overlay", "info"]) else "vfs"]
 
     def run(self, *words: str) -> str:
         """Run one of its commands and return what it printed; raise KubeProblem when it fails."""

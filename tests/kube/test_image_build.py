@@ -53,3 +53,16 @@ def test_archives_that_another_checkout_uses_stay(tmp_path: Path) -> None:
         os.utime(archive, (used, used))
     image_build.remove_unused(tmp_path, "hub")
     assert [file.name for file in tmp_path.iterdir()] == ["hub-0.tar"]
+
+
+def test_buildah_keeps_its_networks_in_its_own_folder(tmp_path: Path) -> None:
+    try:
+        image_build.check_machine()
+    except NotHere as problem:
+        pytest.skip(str(problem))
+    buildah = image_build.Buildah(tmp_path)
+    try:
+        buildah.run("from", "scratch")
+        assert (tmp_path / "networks/cni.lock").exists()  # elsewhere it is in /etc/cni/net.d, on every machine
+    finally:
+        buildah.run("rm", "--all")

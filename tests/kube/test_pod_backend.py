@@ -261,8 +261,12 @@ async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
     cluster.api.create(f"{CORE}/resourcequotas", quota)
     await backend.start(order("j-one", "simulated-0012"))
+
+    def used() -> str | None:
+        return cluster.api.get(f"{CORE}/resourcequotas/few")["status"].get("used", {}).get("pods")
+
     try:
-        await soon(lambda: cluster.api.get(f"{CORE}/resourcequotas/few")["status"].get("hard"), "the quota is in force")
+        await soon(lambda: used() == "1", "the quota is in force, and counts the pod")
         with pytest.raises(BackendFull, match=r"quota of the namespace is used up: .*exceeded quota: few"):
             await backend.start(order("j-many", "simulated-0010", "simulated-0011"))
         await soon(lambda: len(cluster.api.items(PODS)) == 1, "the pod that was created is deleted")
