@@ -66,12 +66,9 @@ class JobAccess:
     async def shown(self, caller: Caller, row: Workload, *, whole: bool = False) -> Job:
         """Return a job as the caller may see it; `whole` with its attempts and source."""
         context = self._context
-        attempts: Sequence[Attempt] = ()
-        if whole:
-            attempts = await context.call(context.store.attempts, row.id) if row.attempt else ()
-            if not row.source and (stored := await context.call(context.store.workload, row.id)) is not None:
-                row = stored
-        return self.view(caller, row, attempts)
+        if whole and (stored := await context.call(context.store.with_attempts, row.id)) is not None:
+            return self.view(caller, *stored)
+        return self.view(caller, row)
 
     def view(self, caller: Caller, row: Workload, attempts: Sequence[Attempt] = ()) -> Job:
         """Return a job as the caller may see it, from what was read of it."""

@@ -39,12 +39,12 @@ WRITERS = 0x4D414B45
 """The advisory lock that PostgreSQL writers take ("MAKE")."""
 
 CHANNEL = "makeway"
+SNAPSHOT: Any = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}  # SQLite reads so in any case
 BEGIN_WRITE = text(f"SELECT txid_current(), pg_advisory_xact_lock({WRITERS}), pg_notify('{CHANNEL}', :origin)")
 WAIT_FOR_WRITERS = text(f"SELECT txid_current(), pg_advisory_xact_lock({WRITERS})")
 """`txid_current` is refused by a standby, which may not know yet what the primary has committed."""
 
 STATUS = text("SELECT txid_status(:number)")
-
 OUTCOME_SECONDS = 12.0
 """Seconds that the outcome of a COMMIT without an answer is looked for before the caller gets OutcomeUnknown."""
 
@@ -108,9 +108,10 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """Read one consistent state."""
-        with self._explained(), self._connected() as connection, connection.begin():
-            yield connection
+        """Read one consistent state: what several statements return is of the same moment."""
+        with self._explained(), self._connected() as connection:
+            with (connection if self.sqlite else connection.execution_options(**SNAPSHOT)).begin():
+                yield connection
 
     @contextmanager
     def write(self, changed: Sequence[Any] = (), *, quiet: bool = False) -> Iterator[Connection]:

@@ -194,6 +194,12 @@ class Store:
         with self._database.read() as connection:
             return reads.attempts_of(connection, id)
 
+    def with_attempts(self, id: str) -> tuple[Workload, list[Attempt]] | None:
+        """Return a workload with its source and its attempts as they are at one moment, or None."""
+        with self._database.read() as connection:
+            found = reads.workload(connection, id)
+            return None if found is None else (found, reads.attempts_of(connection, id))
+
     def commit(
         self, changes: Sequence[Change], decisions: Sequence[NewDecision] = (), *, now: float, term: int | None = None
     ) -> frozenset[str]:
