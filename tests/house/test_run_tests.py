@@ -33,6 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a start with all plugins takes seconds
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist")
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     (tmp_path / "pytest.ini").write_text(PYTEST_INI)
     (tmp_path / "tests/kube").mkdir(parents=True)
     (tmp_path / "tests/test_plain.py").write_text(PLAIN)
