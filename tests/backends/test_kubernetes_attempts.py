@@ -194,6 +194,27 @@ async def test_a_start_that_broke_off_is_unfinished_until_its_workers_report_or_
     assert (phases["j1"], phases["j2"], "j3" in phases) == (Phase.EXITED, Phase.RUNNING, False)
 
 
+async def test_pods_that_are_deleted_before_they_run_are_no_loss(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", "Pending", worker=worker, of=2))
+    assert (await backend.seen("j1")).phase is Phase.STARTING
+    for worker in range(2):
+        backend.hear("DELETED", pod("j1", "Pending", worker=worker, of=2))
+    for _ in range(3):
+        seen = await backend.seen("j1")
+        assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+        backend.now += PATIENCE
+    await backend.start(order("j1"))
+    assert not (await backend.seen("j1")).unfinished
+    backend.hear("ADDED", pod("j1"))
+    backend.report("j1", WorkerSeen(started_at=10.0))
+    await backend.observe()
+    backend.hear("DELETED", pod("j1", "Pending"))
+    await backend.observe()
+    backend.now += PATIENCE
+    assert (await backend.seen("j1")).phase is Phase.LOST, "its worker ran, before its pod said so"
+
+
 async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_begin_anew(backend: Backend) -> None:
     hangs = asyncio.Event()
     create = backend.server.create

@@ -15,7 +15,7 @@ from makeway_api.durations import duration
 from ..base import Key
 from ..remote import Machines
 from ..workers import WorkerSeen
-from .pod_states import JobPod, gone, machines_of
+from .pod_states import JobPod, gone, machines_of, never_ran
 
 LIMITS: Mapping[str, float] = {
     "scheduler": 3600.0,
@@ -127,7 +127,7 @@ class AttemptPods:
 
     def started(self, key: Key, workers: int) -> None:
         """Report an attempt as started, also before its pods are listed if it was reported before."""
-        if key in self._unfinished:
+        if key in self._unfinished or key in self._left:
             self.show(key)
             self._started[key] = workers
             self._left.pop(key, None)
@@ -186,7 +186,7 @@ class AttemptPods:
             self._stranded.discard(key)
             return self._in_time(key, machines, now, reported=bool(workers))
         if last:
-            return gone(last, self._usable)
+            return UNFINISHED if never_ran(last, self._usable) and not workers else gone(last, self._usable)
         return Machines(self._started[key]) if key in self._started else None
 
     def _in_time(self, key: Key, machines: Machines, now: float, *, reported: bool) -> Machines:

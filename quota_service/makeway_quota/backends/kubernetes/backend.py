@@ -17,7 +17,7 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...engine.snapshot import GPU
 from ...policy import Document
-from ..base import BackendError, BackendUnavailable, Key, NodeSeen, StartOrder
+from ..base import BackendError, BackendRefusal, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
@@ -337,13 +337,13 @@ class KubernetesBackend(RemoteBackend):
             self._undo(order)
         return found
 
-    def _anew(self, order: StartOrder) -> BackendUnavailable:
+    def _anew(self, order: StartOrder) -> BackendRefusal:
         """Delete the pods of a start that broke off, which get their tokens no more; return what to raise."""
         key = (order.workload, order.attempt)
         self.attempt_pods.break_off(key)
         self._tokens.done(key)
         self._undo(order)
-        return BackendUnavailable("its pods are of a start that broke off, and are made anew")
+        return BackendRefusal("its pods are of a start that broke off, and are made anew")
 
     def _undo(self, order: StartOrder) -> None:
         key = (order.workload, order.attempt)

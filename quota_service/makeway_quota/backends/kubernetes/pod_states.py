@@ -140,6 +140,13 @@ def gone(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> Machines:
     return machines_of([replace(pod, phase="Failed") for pod in pods], usable)
 
 
+def never_ran(pods: Iterable[JobPod], usable: Mapping[str, bool]) -> bool:
+    """Whether pods that are there no more were deleted while they waited, on nodes that run: nothing of them ran."""
+    return all(
+        pod.phase == "Pending" and not pod.disruption and (not pod.node or usable.get(pod.node, False)) for pod in pods
+    )
+
+
 def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str]:
     """Return that pods of a gang are missing: they were not created yet, or others deleted them before their end."""
     missing = pods[0].workers - len({pod.worker for pod in pods} | set(over))
