@@ -146,6 +146,7 @@ class Buildah:
         command += ["--root", str(place / "storage"), "--runroot", str(place / "run"), "--storage-driver"]
         # Copies of whole folders, where the cache lies on a file system that overlays cannot lie on.
         self._command = [*command, "overlay" if succeeds([*command, "overlay", "info"]) else "vfs"]
+        self.run("rm", "--all")  # of a build that was killed: its images could not be removed
 
     def run(self, *words: str) -> str:
         """Run one of its commands and return what it printed; raise KubeProblem when it fails."""

@@ -55,7 +55,9 @@ def test_archives_that_another_checkout_uses_stay(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["hub-0.tar"]
 
 
-def test_buildah_keeps_its_networks_in_its_own_folder(tmp_path: Path) -> None:
+def test_buildah_keeps_its_networks_in_its_own_folder_and_no_container_of_a_build_that_was_killed(
+    tmp_path: Path,
+) -> None:
     try:
         image_build.check_machine()
     except NotHere as problem:
@@ -64,5 +66,7 @@ def test_buildah_keeps_its_networks_in_its_own_folder(tmp_path: Path) -> None:
     try:
         buildah.run("from", "scratch")
         assert (tmp_path / "networks/cni.lock").exists()  # elsewhere it is in /etc/cni/net.d, on every machine
+        assert buildah.run("containers", "--quiet")
+        assert not image_build.Buildah(tmp_path).run("containers", "--quiet")
     finally:
         buildah.run("rm", "--all")
