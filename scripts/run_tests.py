@@ -121,8 +121,11 @@ class Tiers:
         return subprocess.run(command, cwd=self._root, capture_output=True, check=False).returncode == 0
 
     def second(self) -> int:
-        """Run the tests on Kubernetes on two workers, each with a cluster, and return pytest's status."""
-        workers = ("-n", "2", "--dist", "loadgroup", "-rs", *self._durations)
+        """Run the tests on Kubernetes on three workers, each with a cluster, and return pytest's status.
+
+        They wait half of their time, for containers and for time-outs.
+        """
+        workers = ("-n", "3", "--dist", "loadgroup", "-rs", *self._durations)
         return self._with_repetition("second", workers, self._second())
 
     def goes_on(self, status: int) -> bool:
