@@ -33,6 +33,12 @@ TEAM_GPUS = Gauge(
     registry=REGISTRY,
 )
 LEADER = Gauge("makeway_leader", "1 on the replica that decides and acts, 0 on those that follow.", registry=REGISTRY)
+PARTS = Gauge(
+    "makeway_part_works",
+    "1 while a part of the replica works, 0 while it fails: backend, database, files, loop.",
+    ["part"],
+    registry=REGISTRY,
+)
 WORKLOADS = Gauge("makeway_workloads", "Live workloads by kind and state.", ["kind", "state"], registry=REGISTRY)
 
 
@@ -42,8 +48,10 @@ def count_decisions(decisions: Iterable[NewDecision]) -> None:
         DECISIONS.labels(verb, team).inc(count)
 
 
-def show(usage: Usage, workloads: Mapping[tuple[str, str], int]) -> None:
-    """Set the gauges: GPUs from `usage`, and how many live workloads there are of each (kind, state)."""
+def show(usage: Usage, workloads: Mapping[tuple[str, str], int], parts: Mapping[str, bool]) -> None:
+    """Set the gauges: GPUs from `usage`, how many live workloads there are of each (kind, state), and what works."""
+    for part, works in parts.items():
+        PARTS.labels(part).set(works)
     for state in ("total", "used", "free"):
         GPUS.labels(state).set(getattr(usage, state))
     TEAM_GPUS.clear()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import NodeSeen, Seen
 from makeway_quota.backends.memory import MemoryBackend
+from makeway_quota.services.health import serves
 from makeway_quota.store.records import Workload
 from running import Running, running
 
@@ -32,6 +33,9 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
         assert ready.ok, ready.checks
         assert ready.checks == READY
 
+        async def numbers() -> str:
+            return (await run.service.services.usage.metrics()).decode()
+
         async def broken(since: int | None = None) -> Seen:
             raise OSError("the disk is full")
 
@@ -40,10 +44,12 @@ async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch
             failed = await run.until(lambda: run.service.components.world.failure, "a cycle fails")
             assert failed == "OSError: the disk is full"
             ready = await run.service.services.audit.ready()
-            assert not ready.ok
+            assert ready.ok, "people and workers are still answered"
             assert ready.checks == READY | {"loop": "failed"}, "what it was is in the log: everyone may ask"
+            assert 'makeway_part_works{part="loop"} 0.0' in await numbers()
         await run.until(lambda: not run.service.components.world.failure, "the next cycle works")
-        assert (await run.service.services.audit.ready()).ok
+        assert (await run.service.services.audit.ready()).checks == READY
+        assert 'makeway_part_works{part="loop"} 1.0' in await numbers()
 
 
 async def test_nothing_is_decided_before_the_nodes_are_known(tmp_path: Path) -> None:
@@ -105,3 +111,13 @@ async def test_a_deposed_service_decides_nothing_in_its_old_term_and_leads_again
         assert run.service.loop.term == 3, "the term that was over was not used again"
         assert (await run.job(first.id)).attempt == 1, "what ran was not touched"
     assert any("leads no more (term 1): term 1 is over" in line for line in caplog.messages)
+
+
+def test_a_replica_gets_no_requests_without_its_database_and_before_its_first_cycle() -> None:
+    for part, state, gets in (
+        ("database", "cannot be written", False),
+        ("loop", "no cycle yet", False),
+        ("loop", "late", True),
+        ("backend", "cannot be observed", True),
+    ):
+        assert serves(READY | {part: state}) == gets, (part, state)

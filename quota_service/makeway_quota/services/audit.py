@@ -13,6 +13,7 @@ from ..store.records import Event as EventRow
 from .caller import Caller
 from .context import Context
 from .event_feed import KEPT, EventFeed
+from .health import checks, serves
 from .refusals import refuse
 from .retention import retention_report
 from .times import at
@@ -111,24 +112,9 @@ class AuditService:
         return Health(ok=True, checks={"process": "answers"})
 
     async def ready(self) -> Health:
-        """Return whether the last write succeeded, large files are there and the loop cycles; it waits for nothing.
-
-        It is for everyone, without a login: errors, which may name people, jobs and addresses, are in no answer.
-        """
-        context = self._context
-        broken, unreachable = context.store.failure(), context.store.contents.failure()
-        age, failure = context.world.age(), context.world.failure
-        late = age is not None and age >= 10 * context.settings.tick_seconds
-        loop = "no cycle yet" if age is None else "failed" if failure else "late" if late else "decides"
-        return Health(
-            ok=loop == "decides" and not broken and not unreachable,
-            checks={
-                "database": "cannot be written" if broken else "writes",
-                "files": "unavailable" if unreachable else "available",
-                "loop": loop,
-                "backend": "cannot be observed" if context.world.problem else "observed",
-            },
-        )
+        """Return whether this replica may get requests, and the state of each part of it; it waits for nothing."""
+        found = checks(self._context)
+        return Health(ok=serves(found), checks=found)
 
 
 def _shows(caller: Caller, teams: Collection[str] | None, event: EventRow) -> bool:

@@ -12,6 +12,7 @@ from ..engine.rules.usage import TeamCount
 from ..engine.snapshot import Policy
 from .caller import Caller
 from .context import Context
+from .health import WORKING, checks
 from .times import at
 from .views import gpu
 
@@ -30,7 +31,8 @@ class UsageService:
     async def metrics(self) -> bytes:
         """Return everything that Prometheus may scrape, as of now."""
         model = await self._context.models.current()
-        metrics.show(usage_model(model, None, ""), model.workloads)
+        parts = {part: state == WORKING[part] for part, state in checks(self._context).items()}
+        metrics.show(usage_model(model, None, ""), model.workloads, parts)
         return metrics.render()
 
 

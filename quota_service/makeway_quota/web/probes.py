@@ -1,4 +1,4 @@
-"""Serve /healthz, /readyz and /metrics: whether the process lives, whether it decides, and its numbers."""
+"""Serve /healthz, /readyz and /metrics: whether the process lives, whether it may get requests, and its numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def healthz(services: TheServices) -> Response:
 
 
 async def readyz(services: TheServices) -> Response:
-    """200 while it decides, 503 with the reason otherwise."""
+    """200 while this replica may get requests, 503 otherwise; with the state of each part in both cases."""
     return _health(await services.audit.ready())
 
 

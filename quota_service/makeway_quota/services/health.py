@@ -1,0 +1,34 @@
+"""Check the parts that a replica needs, and which of them it cannot answer requests without."""
+
+from __future__ import annotations
+
+from .context import Context
+
+WORKING = {"database": "writes", "files": "available", "loop": "decides", "backend": "observed"}
+"""What is said of each part while it works."""
+
+
+def checks(context: Context) -> dict[str, str]:
+    """Return the state of each part as of its last use: nothing is waited for.
+
+    Everyone may read it: errors, which may name people, jobs and addresses, are not in it.
+    """
+    world, store = context.world, context.store
+    age = world.age()
+    late = age is not None and age >= 10 * context.settings.tick_seconds
+    fails = {
+        "database": "cannot be written" if store.failure() else "",
+        "files": "unavailable" if store.contents.failure() else "",
+        "loop": "no cycle yet" if age is None else "failed" if world.failure else "late" if late else "",
+        "backend": "cannot be observed" if world.problem else "",
+    }
+    return {part: fails[part] or working for part, working in WORKING.items()}
+
+
+def serves(found: dict[str, str]) -> bool:
+    """Whether a replica with these checks may get requests: another may do better without its database only.
+
+    Where files, the loop or the cluster fail, they fail for every replica: people then read what is wrong, and workers
+    report, rather than all replicas being taken out of service.
+    """
+    return found["database"] == WORKING["database"] and found["loop"] != "no cycle yet"
