@@ -143,7 +143,10 @@ class Tiers:
         return bool({"-x", "--exitfirst"} & {*self.arguments})
 
     def _with_repetition(self, tier: str, workers: Sequence[str], selection: Sequence[str]) -> int:
-        """Run tests, those that fail again in a process of their own, and return pytest's status."""
+        """Run tests, those that fail again on one worker, and return pytest's status.
+
+        Without a worker pytest would know no test by the name in its cache: pytest-xdist adds the group to it.
+        """
         folder = f".pytest_cache/{tier}"
         cache = ("-o", f"cache_dir={folder}")
         status = self._pytest(*workers, *cache, "--cache-clear", *selection)
@@ -151,7 +154,8 @@ class Tiers:
         if status != FAILED or self._ends_at_first or not 0 < len(failed) <= REPEATED:
             return status
         print(f"\nRunning again, alone, what failed: {len(failed)}.", flush=True)
-        status = self._pytest(*cache, "--last-failed", "--last-failed-no-failures=none", *selection)
+        alone = ("-n", "1", "--dist", "loadgroup", "--last-failed", "--last-failed-no-failures=none")
+        status = self._pytest(*alone, *cache, *selection)
         if status == 0:
             print("\nFlaky: failed beside other tests and passed alone:", *failed, sep="\n  ", flush=True)
         return status

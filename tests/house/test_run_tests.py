@@ -141,9 +141,10 @@ def test_the_arguments_select_tests_on_kubernetes_or_not(project: Path, words: l
 
 
 FLAKY = (
-    "import os, pathlib\n"
+    "import os, pathlib, pytest\n"
+    "@pytest.mark.xdist_group('some')\n"
     "def test_flaky():\n"
-    "    alone = 'PYTEST_XDIST_WORKER' not in os.environ\n"
+    "    alone = os.environ['PYTEST_XDIST_WORKER_COUNT'] == '1'\n"
     "    with open('runs', 'a') as runs: runs.write('alone\\n' if alone else 'beside others\\n')\n"
     "    assert alone or not pathlib.Path('busy').exists()\n"
 )
@@ -152,16 +153,19 @@ FLAKY = (
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", [False, True])
 def test_what_fails_beside_other_tests_runs_again_alone(
-    project: Path, capfd: pytest.CaptureFixture[str], broken: bool
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
     (project / "tests/test_flaky.py").write_text(FLAKY)
+    (project / "tests/test_others.py").write_text("def test_other(): open('others', 'a').write('ran\\n')\n")
     (project / "busy").touch()
     if broken:
         (project / "broken").touch()
-    words = ["tests/test_flaky.py", "tests/test_plain.py"]
+    words = ["tests/test_flaky.py", "tests/test_plain.py", "tests/test_others.py"]
     assert run_tests.run(Tiers(words, 0, project), None) == broken
     assert (project / "runs").read_text() == "beside others\nalone\n"
-    flaky = "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky\n"
+    assert (project / "others").read_text() == "ran\n"
+    flaky = "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky@some\n"
     assert (flaky in capfd.readouterr().out) != broken
     (project / "busy").unlink()
     (project / "broken").unlink(missing_ok=True)
