@@ -23,6 +23,7 @@ from makeway_quota.backends.base import (
     Seen,
     StartOrder,
 )
+from makeway_quota.backends.local import LocalBackend
 from makeway_quota.backends.memory import MemoryAttempt, MemoryBackend
 from makeway_quota.control.reconcile import reconcile
 from makeway_quota.store.records import Change, NewWorkload, Workload
@@ -113,6 +114,37 @@ async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
         run.service.components.store.commit([Change(large.id, {"not_before": time.time()})], [], now=time.time())
         done = await run.job(large.id, "running")
         assert (done.failures, len(done.attempts)) == (0, 1), "what was never started is no attempt"
+
+
+async def test_the_output_of_an_earlier_attempt_is_shown_while_a_later_one_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 300.0)
+
+    class Later(LocalBackend):
+        async def start(self, order: StartOrder) -> None:
+            if order.attempt > 1:
+                raise BackendFull("the quota of the namespace is used up.")
+            await super().start(order)
+
+    backend = Later(tmp_path, virtual_gpus=10, tick=0.2)
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        ana = run.client("ana")
+        code = "import time; print('half way', flush=True); time.sleep(600)"
+        job = await run.submit("ana", "train", command=python(code), profile="gpu3")
+
+        async def there(line: str) -> bool:
+            return line in (await ana.logs(job.id)).text
+
+        await run.job(job.id, "running")
+        await run.until(lambda: there("half way"), "its first line")
+        await ana.preempt_test(job.id)
+        await run.until(lambda: (row := run.service.components.store.workload(job.id)) and row.attempt == 2, "a try")
+        waits = await run.job(job.id, "pending")
+        assert waits.reason is not None
+        assert waits.reason.code == "no_room"
+        assert await there("half way")
+        await ana.cancel(job.id)
 
 
 async def test_a_start_that_is_refused_in_ever_new_words_is_repeated_less_and_less(tmp_path: Path) -> None:

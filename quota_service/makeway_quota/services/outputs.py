@@ -61,9 +61,8 @@ class OutputService:
         """Return part of a job's log; a negative offset counts from the end; wait up to `wait` seconds for more."""
         row = await self._access.readable(caller, id)
         with self._context.limits.following(caller.name) if wait > 0 else nullcontext():
-            return await self._log(
-                caller, row, attempt or max(1, row.attempt), offset, min(max(1, limit), MOST_LOG), wait
-            )
+            number = attempt or max(1, await self._newest(row))
+            return await self._log(caller, row, number, offset, min(max(1, limit), MOST_LOG), wait)
 
     async def _log(self, caller: Caller, row: Workload, number: int, offset: int, limit: int, wait: float) -> LogChunk:
         deadline = time.monotonic() + min(max(0.0, wait), LONGEST_WAIT)
@@ -97,10 +96,10 @@ class OutputService:
     async def result(self, caller: Caller, id: str) -> Result | None:
         """Return the result of a job's newest attempt, or None; one above the limit of the service is refused."""
         row = await self._access.readable(caller, id)
-        if not row.attempt:
+        if not (number := await self._newest(row)):
             return None
         async with self._context.file_reads:
-            part = await self._context.backend.result_part(id, row.attempt, 0, 0)
+            part = await self._context.backend.result_part(id, number, 0, 0)
         if part is None:
             return None
         total, most = part[1], self._context.settings.max_result_bytes
@@ -113,20 +112,27 @@ class OutputService:
                 bytes=total,
                 limit_bytes=most,
             )
-        return Result(self._context, id, row.attempt, total)
+        return Result(self._context, id, number, total)
 
     async def error(self, caller: Caller, id: str) -> dict[str, Any] | None:
         """Return the exception that ended the job, or None."""
         row = await self._access.readable(caller, id)
-        if not row.attempt:
+        if not (number := await self._newest(row)):
             return None
         async with self._context.file_reads:
-            data = await self._context.backend.error(id, row.attempt)
+            data = await self._context.backend.error(id, number)
         try:
             found = json.loads(data) if data else None
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+    async def _newest(self, row: Workload) -> int:
+        """Return the newest attempt that was started, 0 where none was: one that found no room has no record."""
+        if row.state in ADMITTED or row.attempt < 2:
+            return row.attempt
+        attempts = await self._context.call(self._context.store.attempts, row.id)
+        return max((attempt.number for attempt in attempts), default=row.attempt)
 
     async def _read(self, id: str, attempt: int, offset: int, limit: int) -> tuple[bytes, int]:
         async with self._context.file_reads:
