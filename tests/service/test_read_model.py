@@ -14,7 +14,8 @@ from makeway_quota.control.read_model import ReadModels
 from makeway_quota.control.world import World
 from makeway_quota.engine.rules.usage import TeamCount, usage_by_team
 from makeway_quota.policy import read
-from makeway_quota.store.records import Change, NewWorkload, Place
+from makeway_quota.store.errors import StoreError
+from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.store import Store, open_store
 
 POLICY = """\
@@ -220,3 +221,18 @@ async def test_one_commit_of_more_rows_than_may_wait_is_not_kept(
     assert sum(map(len, setting.models._unread)) <= 3
     await setting.check()
     setting.store.close()
+
+
+async def test_a_first_read_that_fails_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Setting(tmp_path)
+    setting.store.add_workload(NewWorkload("j1", "job", "a", "one", "ana"), now=1.0)
+    rows = setting.world.rows
+
+    async def fails() -> dict[str, Workload]:
+        raise StoreError("the database is away")
+
+    monkeypatch.setattr(setting.world, "rows", fails)
+    with pytest.raises(StoreError):
+        await setting.models.current()
+    monkeypatch.setattr(setting.world, "rows", rows)
+    assert sum((await setting.models.current()).workloads.values()) == 1

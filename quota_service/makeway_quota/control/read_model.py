@@ -159,7 +159,11 @@ class ReadModels:
                     await asyncio.sleep(wait)
                 await self._gate.wait_async()
                 missed, self._missed = self._missed, False
-                rows = await self._world.rows() if missed else None
+                try:
+                    rows = await self._world.rows() if missed else None
+                except BaseException:
+                    self._missed |= missed
+                    raise
                 began = self._monotonic()
                 self._model = self._next(rows)
                 now = self._monotonic()
