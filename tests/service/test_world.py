@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from makeway_quota.backends.base import NodeSeen, Seen
 from makeway_quota.backends.memory import MemoryBackend
-from makeway_quota.services.health import serves
+from makeway_quota.services.health import checks, serves
 from makeway_quota.store.records import Workload
 from running import Running, running
 
@@ -29,6 +29,7 @@ async def test_metrics_tell_gpus_teams_and_decisions(tmp_path: Path) -> None:
 
 async def test_ready_says_what_is_wrong_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:
+        await run.until(lambda: run.service.components.world.cycled, "a first cycle")
         ready = await run.service.services.audit.ready()
         assert ready.ok, ready.checks
         assert ready.checks == READY
@@ -111,6 +112,30 @@ async def test_a_deposed_service_decides_nothing_in_its_old_term_and_leads_again
         assert run.service.loop.term == 3, "the term that was over was not used again"
         assert (await run.job(first.id)).attempt == 1, "what ran was not touched"
     assert any("leads no more (term 1): term 1 is over" in line for line in caplog.messages)
+
+
+async def test_a_replica_whose_loop_never_went_through_a_cycle_gets_no_requests(tmp_path: Path) -> None:
+    class Broken(MemoryBackend):
+        opened = broken = False
+
+        async def observe(self, since: int | None = None) -> Seen:
+            if self.opened and self.broken:
+                raise ValueError("a bug of the new version")
+            self.opened = True
+            return await super().observe(since)
+
+    backend = Broken((NodeSeen("n1", "", (0, 1), virtual=True),), real_time=True)
+    backend.broken = True
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        context, world = run.service.services.context, run.service.components.world
+        await run.until(lambda: world.failure, "a cycle fails")
+        assert (checks(context)["loop"], serves(checks(context))) == ("no cycle yet", False)
+        backend.broken = False
+        await run.until(lambda: serves(checks(context)), "a first cycle")
+        backend.broken = True
+        await run.until(lambda: world.failure, "a later one fails")
+        assert (checks(context)["loop"], serves(checks(context))) == ("failed", True), "the others do no better"
+        backend.broken = False
 
 
 def test_a_replica_gets_no_requests_without_its_database_and_before_its_first_cycle() -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from ..backends.base import Key
+from ..backends.base import AttemptSeen, Key
 from ..store.records import Workload
 
 Verdict = Literal["start", "wait", "lost"]
@@ -35,9 +35,10 @@ class Expectations:
         for key in keys:
             self._ordered.setdefault(key, now)
 
-    def seen(self, keys: Iterable[Key]) -> None:
-        """Note attempts that the backend reports."""
-        self._seen.update(keys)
+    def seen(self, attempts: Iterable[AttemptSeen]) -> None:
+        """Note attempts that the backend reports; one whose start broke off has yet to be seen."""
+        for attempt in attempts:
+            (self._seen.discard if attempt.unfinished else self._seen.add)(attempt.key)
 
     def keep(self, rows: Mapping[str, Workload]) -> None:
         """Drop the attempts that are not the present one of a workload in `rows`, those that may hold GPUs."""

@@ -120,7 +120,7 @@ class Loop:
             self._wake.clear()
             try:
                 await self._once()
-                self.world.failure = None
+                self.world.failure, self.world.cycled = None, True
             except Deposed as error:
                 self.leader.step_down(str(error), error.term)
             except NotLeading as error:

@@ -48,6 +48,8 @@ class World:
         self.document = document
         self.policy_version = policy_version
         self.failure: str | None = None
+        self.cycled = False
+        """whether the loop has been through a cycle, or through an observation as a follower"""
         self.observed = Observed()
         self._nodes: dict[str, NodeSeen] = {}
         """The nodes of `observed`, with what the pods of ended workloads hold as foreign."""
@@ -76,7 +78,7 @@ class World:
         """Take a new observation; only what belongs to the nodes that changed is looked at."""
         self._seen_at = time.monotonic()
         changes = self.observed.take(seen)
-        self.work_queue.expectations.seen(attempt.key for attempt in seen.attempts)
+        self.work_queue.expectations.seen(seen.attempts)
         self._show([node.name for node in changes.changed], changes.gone)
 
     def _show(self, names: Iterable[str], gone: Sequence[str] = ()) -> None:

@@ -16,10 +16,11 @@ def checks(context: Context) -> dict[str, str]:
     world, store = context.world, context.store
     age = world.age()
     late = age is not None and age >= 10 * context.settings.tick_seconds
+    loop = "failed" if world.failure else "late" if late else ""
     fails = {
         "database": "cannot be written" if store.failure() else "",
         "files": "unavailable" if store.contents.failure() else "",
-        "loop": "no cycle yet" if age is None else "failed" if world.failure else "late" if late else "",
+        "loop": loop if world.cycled else "no cycle yet",
         "backend": "cannot be observed" if world.problem else "",
     }
     return {part: fails[part] or working for part, working in WORKING.items()}
@@ -29,6 +30,7 @@ def serves(found: dict[str, str]) -> bool:
     """Whether a replica with these checks may get requests: another may do better without its database only.
 
     Where files, the loop or the cluster fail, they fail for every replica: people then read what is wrong, and workers
-    report, rather than all replicas being taken out of service.
+    report, rather than all replicas being taken out of service. A new replica whose loop never went through a cycle is
+    another matter: the old ones stay in service beside it.
     """
     return found["database"] == WORKING["database"] and found["loop"] != "no cycle yet"
