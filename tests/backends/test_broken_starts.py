@@ -347,3 +347,30 @@ async def test_a_replica_that_leads_no_more_keeps_no_tokens(stored: Stored, repl
     replica.guard(lambda: False)
     await replica.observe()
     assert not replica._tokens._of
+
+
+async def test_the_start_of_a_gang_breaks_off_where_a_watch_finds_the_api_server_away(
+    stored: Stored, replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods beyond those that are created at the same time ask whether it answers first."""
+    backend = await replicas()
+    with monkeypatch.context() as away:
+        first = backend.server.answer
+
+        def breaks(method: str, path: str) -> None:
+            first(method, path)
+            if (method, path) == ("POST", PODS):
+                away.setattr(backend.pods, "problem", "the Kubernetes API server does not answer")
+
+        backend.server.answer = breaks
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await backend.start(order("gang", 20))
+        backend.server.answer = first
+    created = sum(kind == "pods" for kind, _ in stored)
+    assert 0 < created < 20
+    assert await backend.unfinished() == {"gang"}
+    backend.now += AWAY_SECONDS
+    backend.server.asked.clear()
+    await backend.start(order("gang", 20))
+    assert backend.server.asked.count(f"POST {PODS}") == 20 - created
+    assert await backend.unfinished() == set()

@@ -14,7 +14,9 @@ from makeway_quota.application import able_with
 from makeway_quota.backends.base import (
     BackendError,
     BackendUnavailable,
+    NoticeOrder,
     Phase,
+    WorkerPlace,
 )
 from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
@@ -213,6 +215,35 @@ async def test_pods_that_are_deleted_before_they_run_are_no_loss(backend: Backen
     await backend.observe()
     backend.now += PATIENCE
     assert (await backend.seen("j1")).phase is Phase.LOST, "its worker ran, before its pod said so"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backend, listed: bool) -> None:
+    for job in ("killed", "noticed"):
+        backend.hear("ADDED", pod(job, "Pending"))
+    await backend.observe()
+    if not listed:  # by others
+        for job in ("killed", "noticed"):
+            backend.hear("DELETED", pod(job, "Pending"))
+        assert (await backend.seen("killed")).unfinished
+    await backend.kill("killed", 1)
+    await backend.notice("noticed", 1, NoticeOrder("reclaim", "devops", "bo", None, 0.0, 30.0))
+    backend.now += (30.0 + PATIENCE) if listed else 0.0
+    await backend.observe()
+    for job in ("killed", "noticed") if listed else ():
+        assert f"DELETE {PODS}/makeway-{job}-1-0" in backend.server.asked
+        backend.hear("DELETED", pod(job, "Pending"))
+    assert await backend.phases() == {"killed": Phase.EXITED, "noticed": Phase.EXITED}
+    backend.restart()
+    await backend.kill("killed", 1)
+    await backend.observe()
+    assert (await backend.phases())["killed"] is Phase.EXITED, "in a new term, too"
+
+
+async def test_a_job_that_asks_for_a_part_of_a_gpu_leaves_no_token(backend: Backend) -> None:
+    with pytest.raises(BackendError, match="can only be requested as a whole"):
+        await backend.start(replace(order("j1"), workers=(WorkerPlace("n0", (0,), (500,)),)))
+    assert backend._tokens._of == {}
 
 
 async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_begin_anew(backend: Backend) -> None:
@@ -455,10 +486,12 @@ async def test_an_order_does_not_hang_longer_than_the_silence_is_unnoticed(tmp_p
             async with asyncio.timeout(REQUEST_SECONDS / 2):
                 await starting
         pulse.cancel()
+        await asyncio.gather(pulse, return_exceptions=True)  # it closes its connection
     finally:
         silent.set()
         await client.close()
         server.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in asked), return_exceptions=True)
         store.close()
 
 

@@ -160,3 +160,19 @@ async def test_requests_end_with_who_waits_for_them() -> None:
         async with asyncio.timeout(0.1):
             await together([hangs(), hangs()])
     assert ended == [True, True]
+
+
+async def test_what_an_earlier_term_deletes_is_not_deleted_in_a_later_one(backend: Backend) -> None:
+    server, leads = slow(backend), True
+    backend.guard(lambda: leads)
+    server.answer = no_secrets
+    with pytest.raises(BackendUnavailable, match="etcd is down"):
+        await backend.start(order("j1", workers=3))
+    server.answer = lambda method, path: None
+    leads = False
+    await backend.observe()
+    leads = True
+    backend.restart()
+    server.open.set()
+    await backend.undone("j1")
+    assert server.deleted() == [], "they may be the pods of the leader between"

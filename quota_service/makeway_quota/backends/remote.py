@@ -198,6 +198,7 @@ class RemoteBackend(ABC):
             try:
                 await self.remove(*key)
                 self._known.endings[key].removed = True
+                self._again.add(key)
             except BackendError as error:  # the next observation tries again
                 ending = self._known.endings[key]
                 if ending.problem != str(error):
@@ -221,6 +222,8 @@ class RemoteBackend(ABC):
     async def notice(self, workload: str, attempt: int, notice: NoticeOrder) -> None:
         """Remove the machines some time after the deadline; the workers read their notice from the store themselves."""
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
+        if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
+            remove_at = self._monotonic()  # there is nothing that could save
         self._order_end((workload, attempt), Ending(remove_at, notice))
 
     async def kill(self, workload: str, attempt: int) -> None:
@@ -291,8 +294,10 @@ class RemoteBackend(ABC):
             by_node = machines is not None and machines.node_lost
             return replace(seen, node_lost=True) if by_node and not seen.node_lost else seen
         now, known = self._monotonic(), self._known
+        ending = known.endings.get(key)
+        if machines is not None and machines.unfinished and not machines.workers and ending and ending.removed:
+            machines = replace(machines, present=False, unfinished=False)  # this service deleted what never ran
         if machines is not None and not machines.present:
-            ending = known.endings.get(key)
             patience = 0.0 if ending is not None and ending.removed else PATIENCE
             if now - known.absent_since.setdefault(key, now) >= patience:
                 return self._absent(key, seen, machines, ending)

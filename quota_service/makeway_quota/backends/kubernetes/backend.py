@@ -111,6 +111,11 @@ class KubernetesBackend(RemoteBackend):
         super().on_change(wake)
         self._wake = wake
 
+    def restart(self) -> None:
+        """Forget what an earlier term concluded and ordered, and end what it still deletes."""
+        super().restart()
+        self._removals.drop()
+
     def follow_policy(self, document: Callable[[], Document]) -> None:
         """Use the pools and pod templates of the document that this returns."""
         self._document = document
@@ -167,6 +172,7 @@ class KubernetesBackend(RemoteBackend):
         if not self._may_act():
             self.attempt_pods.drop_left(LEFT_SECONDS, reported)
             self._tokens.clear()
+            self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         return self.attempt_pods.machines(usable, reported)
 
@@ -189,6 +195,11 @@ class KubernetesBackend(RemoteBackend):
         key = (order.workload, order.attempt)
         try:
             manifests = [self._pod(order, number, part.secret.name) for number in range(len(order.workers))]
+        except BackendUnavailable:
+            raise
+        except BackendError:
+            self._tokens.done(key)
+            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # one job must not stop all others
             self._tokens.done(key)
             log.exception("The pods of %s cannot be described", attempt_name(order.workload, order.attempt))
@@ -218,6 +229,9 @@ class KubernetesBackend(RemoteBackend):
                 await part.written(pods)
         except (ApiRefusal, ApiUnreachable) as error:
             raise self._broken_off(order, error, 0 if pods else len(manifests)) from error
+        except BackendUnavailable:  # another request found that the API server does not answer
+            self.attempt_pods.break_off(key)
+            raise
         except asyncio.CancelledError:  # it took longer than this replica may act without looking again
             self._note(ApiUnreachable(f"{SILENT} in time"))
             self.attempt_pods.break_off(key)

@@ -49,11 +49,15 @@ class Removals:
         """Whether pods of an attempt are being deleted after a start that was refused."""
         return key in self._undoing
 
+    def drop(self) -> None:
+        """Stop deleting what an earlier term began: the pods of these names may be those of another leader."""
+        for task in self._undoing.values():
+            task.cancel()
+
     async def close(self) -> None:
         """Stop deleting; a later start finds what is left."""
         tasks = list(self._undoing.values())
-        for task in tasks:
-            task.cancel()
+        self.drop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _undo(self, key: Key, names: Sequence[str]) -> None:
