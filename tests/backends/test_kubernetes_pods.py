@@ -27,7 +27,7 @@ from makeway_quota.policy.write import write
 GPU = "nvidia.com/gpu"
 SETTINGS = PodSettings("jobs", "here", "http://makeway:8765/services/makeway", "makeway:1", "notebook:1")
 PATH = "api/v1/attempts/j-1/2/0"
-GIVEN = WorkerResources(GPU, 1, 2500, 4096, (toleration(GPU),))
+GIVEN = WorkerResources(GPU, 1, (toleration(GPU),))
 
 
 def order(workers: int = 1, **changes: Any) -> StartOrder:
@@ -38,7 +38,7 @@ def order(workers: int = 1, **changes: Any) -> StartOrder:
 
 
 def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
-    pod = worker_pod(SETTINGS, order(), 0, PATH, "tokens", GIVEN)
+    pod = worker_pod(SETTINGS, order(cpu=2500, memory=4096), 0, PATH, "tokens", GIVEN)
     spec = pod["spec"]
     assert pod["metadata"]["name"] == "makeway-j-1-2-0"
     assert pod["metadata"]["labels"] == {
@@ -70,6 +70,7 @@ def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
     assert env["MAKEWAY_ATTEMPT_URL"] == f"http://makeway:8765/services/makeway/{PATH}"
     assert env["MAKEWAY_ATTEMPT_TOKEN"] == {"secretKeyRef": {"name": "tokens", "key": "j-1.2.0"}}
     assert json.loads(env["MAKEWAY_WORKER_ENV"]) == {"RANK": "0", "WORLD_SIZE": "1"}
+    assert "NVIDIA_VISIBLE_DEVICES" not in env, "the device plugin sets it"
     assert "subdomain" not in spec
     assert "priorityClassName" not in spec
 
@@ -85,8 +86,24 @@ def test_settings_and_submission_change_the_pod() -> None:
     own = {"name": "checkpoints", "mountPath": "/makeway/checkpoints/j-1", "subPath": "j-1"}
     assert [one for one in spec["containers"][0]["volumeMounts"] if one["name"] == "checkpoints"] == [own]
     (first,) = spec["initContainers"]
-    assert first["env"] == [{"name": "MAKEWAY_CHECKPOINT_DIR", "value": "/makeway/checkpoints/j-1"}]
+    assert {"name": "MAKEWAY_CHECKPOINT_DIR", "value": "/makeway/checkpoints/j-1"} in first["env"]
     assert {"name": "checkpoints", "mountPath": "/makeway/checkpoints"} in first["volumeMounts"]
+
+
+@pytest.mark.parametrize(("devices", "without"), [(0, ["launcher", "worker", "beside"]), (1, ["launcher", "beside"])])
+def test_containers_without_gpus_see_none_of_their_node(devices: int, without: list[str]) -> None:
+    given = replace(GIVEN, devices=devices, template=TEMPLATE)
+    spec = worker_pod(SETTINGS, order(), 0, PATH, "tokens", given)["spec"]
+    hidden = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+    found = [*spec["initContainers"], *spec["containers"]]
+    assert [one["name"] for one in found if hidden in one["env"]] == without
+
+
+def test_a_template_says_which_gpus_a_container_beside_sees() -> None:
+    seen = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    template = {"spec": {"containers": [{"name": "exporter", "image": "exporter:1", "env": seen}]}}
+    spec = worker_pod(SETTINGS, order(), 0, PATH, "tokens", replace(GIVEN, template=template))["spec"]
+    assert spec["containers"][1]["env"] == seen
 
 
 def test_the_workers_of_a_gang_find_each_other() -> None:

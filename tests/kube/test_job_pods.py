@@ -49,9 +49,10 @@ def order(workers: int = 1) -> StartOrder:
 async def test_pods_of_jobs_pass_the_restricted_standard(cluster: Cluster, workers: int) -> None:
     template = {"spec": {"containers": [{"name": "beside", "image": HOST}], "volumes": [{"name": "x", "emptyDir": {}}]}}
     settings = replace(SETTINGS, checkpoint_claim="checkpoints-{team}")
-    given = WorkerResources(GPU, 1, 500, 256, (), template)
+    given = WorkerResources(GPU, 1, (), template)
     async with client(cluster) as api:
-        pod = worker_pod(settings, order(workers), 0, "api/v1/attempts/j-1/1/0", "tokens", given)
+        sized = replace(order(workers), cpu=500, memory=256)
+        pod = worker_pod(settings, sized, 0, "api/v1/attempts/j-1/1/0", "tokens", given)
         stored = await api.create(f"{PODS}?dryRun=All", pod)
         names = [one["name"] for one in stored["spec"]["containers"]]
         assert sorted(names) == ["beside", "worker"]

@@ -90,6 +90,18 @@ async def test_a_job_that_cannot_be_started_fails_alone(tmp_path: Path, error: E
         assert (await run.used())["rnd"] == 3, "its GPUs are free"
 
 
+async def test_a_job_starts_with_the_cpu_and_memory_that_it_was_planned_with(tmp_path: Path) -> None:
+    """The policy document may give its profile others while it waits."""
+    backend = Faulty()
+    async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
+        job = await run.submit("ana", "sized", profile="gpu8")
+        size = {"cpu": 1500, "memory": 2048}
+        run.service.components.store.commit([Change(job.id, size)], [], now=time.time())
+        await run.job(job.id, "running")
+        order = backend.attempts[job.id, 1].order
+        assert {"cpu": order.cpu, "memory": order.memory} == size
+
+
 async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,10 @@ class StartOrder:
     signal: str = "SIGTERM"
     time_limit: float | None = None
     image: str | None = None
+    cpu: int = 0
+    """milli-cores of each worker, as it was planned; 0: none are requested"""
+    memory: int = 0
+    """MiB of each worker, as it was planned; 0: none are requested"""
     admitted_at: float | None = None
     """when the attempt got its GPUs, in Unix seconds"""
     files: Callable[[], tuple[JobFile, ...]] = tuple

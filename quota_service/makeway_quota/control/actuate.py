@@ -242,6 +242,8 @@ class Actuator:
             signal=row.signal,
             time_limit=row.time_limit,
             image=row.image,
+            cpu=row.cpu,
+            memory=row.memory,
             admitted_at=row.started_at,
             files=files,
         )

@@ -310,8 +310,6 @@ class KubernetesBackend(RemoteBackend):
         given = WorkerResources(
             resource=selector.resource if selector else "",
             devices=len(place.devices),
-            cpu=profile.cpu if profile else 0,
-            memory=profile.memory if profile else 0,
             tolerations=selector.tolerations if selector else self._tolerations,
             template=facts.pod if facts else {},
         )

@@ -31,6 +31,7 @@ SHARED_MEMORY = "/dev/shm"
 """Without a volume it has 64 MB, too few for NCCL and for workers of PyTorch's DataLoader. What is in it counts as the
 container's memory."""
 CHECKPOINTS = "/makeway/checkpoints"
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 TOKEN = "MAKEWAY_ATTEMPT_TOKEN"
 PATIENCE = 20
 """Seconds beyond a job's grace after which the kubelet kills its container: the launcher reports meanwhile."""
@@ -68,12 +69,10 @@ class PodSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What a worker gets on its node: CPU in milli-cores and memory in MiB, 0: what the namespace's defaults say."""
+    """What a worker gets on its node besides the CPU and memory of its order."""
 
     resource: str = ""
     devices: int = 0
-    cpu: int = 0
-    memory: int = 0
     tolerations: tuple[Toleration, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
     """of the profile"""
@@ -161,6 +160,7 @@ def worker_pod(
     pod = merged(pod, given.template)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         container["securityContext"] = {**_container_security(), **(container.get("securityContext") or {})}
+        _hide_gpus(container, given)
     return pod
 
 
@@ -251,7 +251,7 @@ def _worker_container(
             *({"name": name, "value": value} for name, value in variables.items()),
             {"name": TOKEN, "valueFrom": token},
         ],
-        "resources": _resources(given),
+        "resources": _resources(order, given),
         "terminationMessagePolicy": "File",
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
@@ -260,6 +260,15 @@ def _worker_container(
             {"name": "shm", "mountPath": SHARED_MEMORY},
         ],
     }
+
+
+def _hide_gpus(container: Object, given: WorkerResources) -> None:
+    """Show a container without GPUs none: images made for them ask the runtime for all of the node's."""
+    if given.resource in container.get("resources", {}).get("limits", {}):
+        return  # the device plugin says which
+    env = container.setdefault("env", [])
+    if not any(one["name"] == VISIBLE for one in env):
+        env.append({"name": VISIBLE, "value": "void"})
 
 
 def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[str, str]:
@@ -271,13 +280,14 @@ def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[s
     return {"RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": first, "MASTER_PORT": str(MASTER_PORT)}
 
 
-def _resources(given: WorkerResources) -> Object:
+def _resources(order: StartOrder, given: WorkerResources) -> Object:
+    """Return what a worker requests; CPU and memory that its order does not have are the namespace's defaults."""
     requests: Object = {}
     limits: Object = {}
-    if given.cpu:
-        requests["cpu"] = f"{given.cpu}m"
-    if given.memory:
-        requests["memory"] = limits["memory"] = f"{given.memory}Mi"
+    if order.cpu:
+        requests["cpu"] = f"{order.cpu}m"
+    if order.memory:
+        requests["memory"] = limits["memory"] = f"{order.memory}Mi"
     if given.devices:
         requests[given.resource] = limits[given.resource] = str(given.devices)
     return {"requests": requests, "limits": limits}
