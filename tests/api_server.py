@@ -68,14 +68,27 @@ def node(name: str) -> Object:
 
 
 def pod(
-    job: str, phase: str = "Running", version: str = "20", *, worker: int = 0, of: int = 1, drained: bool = False
+    job: str,
+    phase: str = "Running",
+    version: str = "20",
+    *,
+    worker: int = 0,
+    of: int = 1,
+    drained: bool = False,
+    words: str | None = None,
 ) -> Object:
-    """Return the pod of a worker, as the API server lists it."""
+    """Return the pod of a worker, as the API server lists it; `words` are the termination message of one that ended."""
     labels = {"makeway/job": job, "makeway/attempt": "1", "makeway/worker": str(worker), "makeway/workers": str(of)}
     metadata = {"name": f"makeway-{job}-1-{worker}", "namespace": "jobs", "uid": f"{job}-{worker}", "labels": labels}
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    ended = {"exitCode": 0, "reason": "Completed", "message": words}
+    containers = [] if words is None else [{"name": "worker", "state": {"terminated": ended}}]
     return {
         "metadata": {**metadata, "resourceVersion": version},
         "spec": {"nodeName": "n0"},
-        "status": {"phase": phase, "conditions": [evicted] if drained else []},
+        "status": {
+            "phase": phase,
+            "conditions": [evicted] if drained else [],
+            "containerStatuses": containers,
+        },
     }

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -205,6 +209,60 @@ async def test_a_job_whose_service_ends_before_its_token_is_there_starts_again(
         assert row.infra_failures == 0
     after = serving.cluster.api.items(PODS, labelSelector=JOBS)
     assert before["metadata"]["uid"] not in [pod["metadata"]["uid"] for pod in after]
+
+
+SAVES = """
+cd "$MAKEWAY_CHECKPOINT_DIR"
+test -e saved && exit 0
+trap 'touch saved; exit 75' TERM
+echo up
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.covers("N07")
+async def test_jobs_that_end_while_the_service_is_away_for_long_have_ended(serving: Serving) -> None:
+    """Their launchers are killed as they try to report: they give up after a quarter of an hour at least."""
+    serving.environ["MAKEWAY_LOST_AFTER_SECONDS"] = "60"  # from 30 s of silence on, jobs save and end
+    async with serving.running():
+        finished = await serving.submit("ana", "finished", "sh", "-c", "echo up; sleep 5; echo once")
+        saved = await serving.submit("ana", "saved", "sh", "-c", SAVES)
+        for job in (finished, saved):
+            await serving.says(job, "up")
+    for job in (finished, saved):
+        await serving.until(partial(last_words_of, job), lambda: "the job has ended")
+        os.kill(launcher_of(job), signal.SIGKILL)
+
+    async def ended() -> bool:
+        return set(serving.pods().values()) == {"Failed"}
+
+    await serving.until(ended, lambda: "the pods have ended")
+    async with serving.running() as service:
+        done = await serving.reaches(finished, "succeeded", "failed")
+        assert (done.state.value, len(done.attempts), done.failures) == ("succeeded", 1, 0), done
+        assert "did not reach the service any more" in done.message
+        again = await serving.reaches(saved, "succeeded", "failed")
+        assert (again.state.value, len(again.attempts), again.failures) == ("succeeded", 2, 0), again
+        for job in (finished, saved):
+            row = service.components.store.workload(job.id)
+            assert row is not None
+            assert row.infra_failures == 0
+        await serving.no_pod_left()
+
+
+async def last_words_of(job: Job) -> bool:
+    """Whether a job's launcher has written how the job ended."""
+    return Path(f"/proc/{launcher_of(job)}/root/dev/termination-log").stat().st_size > 0
+
+
+def launcher_of(job: Job) -> int:
+    """Return the process of the launcher of a job's first attempt, on this machine."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
+            if b"--remote" in words and f"/attempts/{job.id}/1/0".encode() in environ:
+                return int(folder.name)
+    raise AssertionError(f"no launcher of {job.name} runs")
 
 
 async def test_a_job_is_cancelled_with_its_pod(serving: Serving) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from makeway.launcher import log_sender, remote
 from makeway.launcher.attempt import Attempt
+from makeway.launcher.last_words import MOST, write_last_words
+from makeway.launcher.log import Log
 from makeway.launcher.remote import LogSender, Pause, Remote, _report
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
 
@@ -215,6 +218,37 @@ def test_a_copy_of_the_launcher_runs_where_there_is_no_package(quota: Quota, tmp
     assert [file.name for file in volume.iterdir()] == ["j-1"], "the job's folder is made where it can be"
     assert launch(quota, tmp_path, "echo", "here", launcher=copy).wait(60) == 0
     assert quota.outputs["log"] == b"here\n"
+
+
+def test_a_worker_leaves_how_it_ended_to_its_machine(quota: Quota, tmp_path: Path) -> None:
+    """While the service is away, before it gives up reporting to it."""
+    words = tmp_path / "last-words"
+    code = "echo up; while [ ! -e ../away ]; do sleep 0.05; done; echo last; exit 3"
+    process = launch(quota, tmp_path, "sh", "-c", code, MAKEWAY_TERMINATION_FILE=str(words))
+    until(quota, lambda: quota.outputs["log"])
+    quota.down.set()
+    (tmp_path / "away").touch()
+    until(quota, words.exists)
+    until(quota, words.read_bytes)
+    assert process.poll() is None, "it still tries to report"
+    said = json.loads(words.read_text())
+    assert (said["tail"], said["exit"]["exit_code"]) == ("up\nlast", 3)
+    quota.down.clear()
+    assert process.wait(60) == 3
+    report = quota.reports[-1]
+    assert said == {**report, "tail": "up\nlast"}, "it is the report"
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "ü\U0001f40d" * 2000, "\0" * 4000])
+def test_last_words_are_shortened_until_a_kubelet_keeps_them(tmp_path: Path, text: str) -> None:
+    report = {"noticed": True, "step": 7, "exit": {"exit_code": 1, "message": text[:4000]}}
+    write_last_words(str(tmp_path / "words"), report, [text, "newest"])
+    data = (tmp_path / "words").read_bytes()
+    assert len(data) <= MOST
+    said = json.loads(data)
+    assert (said["step"], said["exit"]["exit_code"]) == (7, 1)
+    assert text.startswith(said["exit"]["message"])
+    assert "newest".endswith(said["tail"][-6:])
 
 
 def test_a_result_that_is_no_file_holds_nothing_up(quota: Quota, tmp_path: Path) -> None:
@@ -413,6 +447,15 @@ def attempt(tmp_path: Path, **order: Any) -> Attempt:
     return made
 
 
+@contextmanager
+def opened(tmp_path: Path) -> Iterator[tuple[Attempt, Log]]:
+    """Return an attempt and its log."""
+    made = attempt(tmp_path)
+    log = Log(made, 1000)
+    yield made, log
+    log._file.close()
+
+
 def test_what_a_long_log_dropped_is_left_out(tmp_path: Path) -> None:
     made, kept = attempt(tmp_path), Kept()
     (tmp_path / "attempt-1" / "log").write_bytes(b"head")
@@ -582,7 +625,8 @@ def test_a_token_that_stays_void_ends_the_launcher(
     with pytest.raises(AttemptEnded, match="opens no worker"):
         far.content({"digest": "0" * 64, "path": "a.txt"})
     status = dict.fromkeys(("killed", "acknowledged", "completed", "timed_out", "noticed"), False)
-    far.finish(attempt(tmp_path), {**status, "exit_code": 0, "ended_at": 5.0, "message": ""}, print)
+    with opened(tmp_path) as (here, log):
+        far.finish(here, {**status, "exit_code": 0, "ended_at": 5.0, "message": ""}, log)
     assert quota.end() is None
     assert len(quota.troubles["report"]) > 990
     far._service.close()
@@ -628,7 +672,8 @@ def test_an_end_is_reported_as_long_as_the_service_may_wait_for_it(
     ended = {**status, "exit_code": 7, "ended_at": 5.0, "message": ""}
 
     def finish() -> None:
-        far.finish(attempt(tmp_path), ended, print)
+        with opened(tmp_path) as (here, log):
+            far.finish(here, ended, log)
         far._service.close()
 
     far._service.close()

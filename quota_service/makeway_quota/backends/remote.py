@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from makeway_api.durations import duration
+from makeway_api.models.attempts import WorkerReportIn
 
 from ..policy import Document
 from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
@@ -49,6 +50,9 @@ class Channel(Protocol):
 
     def silent(self, seconds: float) -> Mapping[Key, int]:
         """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
+
+    async def take(self, worker: tuple[str, int, int], report: WorkerReportIn) -> None:
+        """Keep a report that a worker's machine has; a worker that never began has none."""
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded; what it sent stays."""

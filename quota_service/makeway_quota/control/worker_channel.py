@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
+from makeway_api.models.attempts import WorkerReportIn
+
 from ..backends.base import Key
 from ..backends.remote import LOST_AFTER
 from ..backends.workers import WorkerSeen
@@ -124,6 +126,18 @@ class WorkerChannel:
         since = self._awake - seconds
         late = [key for key, at in self._heard.items() if at <= since]
         return {key[:2]: key[2] for key in late if (w := self._seen.get(key[:2], {}).get(key[2])) and not w.ended}
+
+    def kept(self, report: WorkerReportIn) -> dict[str, Any]:
+        """Return a report as it is kept: with what only this process knows of the service."""
+        given = report.model_dump()
+        if report.exit is not None:
+            given["exit"]["service_unavailable"] = report.exit.unheard and self.just_started
+        return given
+
+    async def take(self, worker: WorkerKey, report: WorkerReportIn) -> None:
+        """Keep a report that a worker's machine has; a worker that never began has none."""
+        await asyncio.to_thread(self._store.worker_reports.write, worker, self.kept(report), self._clock())
+        self._wake()
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""

@@ -137,9 +137,7 @@ class AttemptService:
         old = self.check_token(token, key, renewing=True)
         await self._live(key)
         self._channel.hear(key)
-        given = report.model_dump()
-        if report.exit is not None:
-            given["exit"]["service_unavailable"] = report.exit.unheard and self._channel.just_started
+        given = self._channel.kept(report)
         if given != self._channel.report(key):
             self._slow_down(key, LEAST, self._rates)
             context = self._context

@@ -23,6 +23,8 @@ from typing import Any
 
 from .attempt import Attempt, read_json
 from .durations import duration
+from .last_words import write_last_words
+from .log import Log
 from .log_sender import PART, LogSender
 from .service import AttemptEnded, Rejected, Service, Unavailable
 
@@ -125,19 +127,21 @@ class Remote:
             thread.start()
             self._threads.append(thread)
 
-    def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
+    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log) -> None:
         """Send result, exception and the rest of the log, then how it ended; give up after a long time."""
         self._done.set()
+        report = self._report(attempt, status)
+        report["exit"]["unheard"] = self._unheard
+        if path := self._environ.get("MAKEWAY_TERMINATION_FILE"):  # before all else, however it ends from here on
+            write_last_words(path, report, log.last_lines(10))
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
         ends = time.monotonic() + max(FINISH_SECONDS, self._lost_after)
         for kind, name in OUTPUTS.items():
             if kind == "error" or self._worker == 0:
-                self._until_taken(attempt, partial(self._send_file, attempt, kind, name, note), ends)
-        log = self._log or LogSender(attempt, self._service)
-        self._until_taken(attempt, partial(log.send, final=True), ends)
-        report = self._report(attempt, status)
-        report["exit"]["unheard"] = self._unheard
+                self._until_taken(attempt, partial(self._send_file, attempt, kind, name, log.note), ends)
+        sender = self._log or LogSender(attempt, self._service)
+        self._until_taken(attempt, partial(sender.send, final=True), ends)
         ends = max(ends, time.monotonic() + REPORT_SECONDS)
         try:
             self._until_taken(attempt, partial(self._tell, report), ends)
@@ -279,7 +283,6 @@ def _order(start: dict[str, Any], environ: dict[str, str]) -> dict[str, Any]:
         **start,
         "directory": environ.get("MAKEWAY_JOB_DIR") or os.getcwd(),
         "checkpoints": environ.get("MAKEWAY_CHECKPOINT_DIR"),
-        "termination_file": environ.get("MAKEWAY_TERMINATION_FILE"),
         "workers": [{"env": env}],
         "progress": {"step": start["step"], "saved_at": start["saved_at"]} if start["saved_at"] is not None else {},
     }

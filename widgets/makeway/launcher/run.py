@@ -290,11 +290,7 @@ class Run:
         }
         with contextlib.suppress(OSError):
             write_json(self.attempt.path("status.json"), status)
-        if self.order.get("termination_file"):
-            short = {**status, "tail": "\n".join(self.log.last_lines(10))[-2000:]}
-            with contextlib.suppress(OSError), open(self.order["termination_file"], "w", encoding="utf-8") as file:
-                file.write(json.dumps(short)[:4096])
-        self.transport.finish(self.attempt, status, self.log.note)
+        self.transport.finish(self.attempt, status, self.log)
         return code if code >= 0 else 128 - code
 
     def _message(self, code: int) -> str:

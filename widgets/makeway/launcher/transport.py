@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from .attempt import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .attempt import Attempt
+    from .log import Log
 
 
 class Transport(Protocol):
@@ -27,8 +26,8 @@ class Transport(Protocol):
     def notice(self, attempt: Attempt) -> dict[str, Any]:
         """Return the newest order to end, empty without one; asked after a SIGTERM, and from time to time."""
 
-    def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
-        """Report how the attempt ended; return when that is done. `note` adds a sentence to its log."""
+    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log) -> None:
+        """Report how the attempt ended; return when that is done. It may add notes to the log."""
 
 
 class Beside:
@@ -49,5 +48,5 @@ class Beside:
         """Read the notice that the service wrote beside the attempt's files."""
         return read_json(attempt.path("notice.json"))
 
-    def finish(self, attempt: Attempt, status: dict[str, Any], note: Callable[[str], None]) -> None:
+    def finish(self, attempt: Attempt, status: dict[str, Any], log: Log) -> None:
         """Do nothing: the service reads the status from its file."""

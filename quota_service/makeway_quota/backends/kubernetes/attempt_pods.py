@@ -102,6 +102,11 @@ class AttemptPods:
         """Return the pods of an attempt that are listed."""
         return list(self._by_key.get(key, {}).values())
 
+    def known(self, key: Key) -> list[JobPod]:
+        """Return the pods of an attempt that are listed, and the last states of those that are no more."""
+        left = self._left.get(key)
+        return [*self.of(key), *(left.pods.values() if left is not None else ())]
+
     def forget(self, key: Key) -> None:
         """Report an attempt no more; its pods are deleted."""
         if key in self._by_key:

@@ -21,13 +21,15 @@ from ..base import BackendError, BackendRefusal, BackendUnavailable, Key, NodeSe
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
-from .gang import create_shared, path_of
+from .creation import create_once
+from .gang import create_shared
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
+from .last_words import take_last_words
 from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, token_secret_of, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
-from .pod_states import JobPod, project_job_pod, seconds_of
+from .pod_states import JobPod, project_job_pod
 from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error
@@ -43,8 +45,6 @@ AT_ONCE = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
 AWAY_SECONDS = 10.0
 """How long nothing is asked of an API server that did not answer: each request that waits for it holds up a cycle."""
-SKEW = 120.0
-"""Seconds by which the clocks of the API server and of the service may differ."""
 LEFT_SECONDS = 300.0
 """How long a follower remembers pods that are gone, of attempts without a report: only the leader forgets them."""
 
@@ -89,6 +89,7 @@ class KubernetesBackend(RemoteBackend):
         self._document: Callable[[], Document] | None = None
         self._selected: Document | None = None
         self._selectors: tuple[NodeSelector, ...] = ()
+        self._create = partial(create_once, client, settings)
         self._creating = asyncio.Semaphore(AT_ONCE)
         self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
         self._removals = Removals(client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act())
@@ -174,7 +175,11 @@ class KubernetesBackend(RemoteBackend):
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        return self.attempt_pods.machines(usable, reported)
+        found = self.attempt_pods.machines(usable, reported)
+        if self._may_act():  # of ends that an earlier observation has seen: a report may be on its way
+            ended = [key for key in self._known.absent_since if key in found and not found[key].present]
+            await take_last_words(self.channel, ended, self.attempt_pods.known, reported)
+        return found
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""
@@ -315,29 +320,6 @@ class KubernetesBackend(RemoteBackend):
         )
         path, _ = self.channel.credentials(order.workload, order.attempt, number)
         return worker_pod(self.settings, order, number, path, tokens, given)
-
-    async def _create(self, manifest: Object, since: float | None = None) -> Object:
-        """Create an object; return the one that is there already, if it is of this installation.
-
-        A pod from before `since` is of an attempt that a restored database does not know: it is deleted.
-        """
-        path = path_of(manifest, self.settings.namespace)
-        try:
-            return await self._client.create(path, manifest)
-        except ApiRefusal as refusal:
-            if refusal.reason != "AlreadyExists":
-                raise
-        name = manifest["metadata"]["name"]
-        if manifest["kind"] != "Pod":  # it may belong to pods of an earlier try, and would go with them
-            await self._client.delete(f"{path}/{name}")
-            return await self._client.create(path, manifest)
-        found = await self._client.get(f"{path}/{name}")
-        if (found["metadata"].get("labels") or {}).get(INSTANCE) != self.settings.instance:
-            raise ApiRefusal(409, "AlreadyExists", f"{name} belongs to another installation")
-        if since is not None and seconds_of(found["metadata"].get("creationTimestamp")) < since - SKEW:
-            await self._client.delete(f"{path}/{name}", uid=found["metadata"]["uid"])
-            raise ApiRefusal(409, "Conflict", f"{name} is from an earlier time and is being removed")
-        return found
 
     def _broken_off(self, order: StartOrder, error: Exception, pods: int) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""

@@ -34,6 +34,8 @@ UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
 """Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
 OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
 """In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
+LONGEST_WORDS = 4096
+"""Characters of a termination message that are kept, as many as the kubelet keeps"""
 KILLED = 137
 """The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
 
@@ -61,6 +63,8 @@ class JobPod:
     exit_code: int | None = None
     tokens: str = ""
     """the Secret with its token"""
+    last_words: str = ""
+    """what its ended worker left as its termination message"""
 
     @property
     def present(self) -> bool:
@@ -109,6 +113,7 @@ def _with_containers(pod: JobPod, status: Object) -> JobPod:
             pod = replace(pod, waiting=waiting["reason"], message=waiting.get("message") or "")
         if one["name"] == WORKER and ended:
             pod = replace(pod, exit_code=ended.get("exitCode"), reason=pod.reason or ended.get("reason") or "")
+            pod = replace(pod, last_words=str(ended.get("message") or "")[:LONGEST_WORDS])
         elif ended.get("exitCode") and pod.phase == "Failed":
             said = ended.get("message") or ended.get("reason") or ""
             pod = replace(pod, message=pod.message or f"container {one['name']}: {said}".strip(": "))

@@ -1,0 +1,45 @@
+"""Read how a worker ended from its pod, where its launcher could not report it: the service was away for too long.
+
+What a pod says was written in its user's container. It is checked like a report of that worker, and counts as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from makeway_api.models.attempts import WorkerReportIn
+
+from ..base import Key
+from ..remote import Channel
+from ..workers import WorkerSeen
+from .pod_states import JobPod
+
+UNSENT = "its launcher did not reach the service any more: the end of its log, and its result, may be missing"
+
+
+async def take_last_words(
+    channel: Channel,
+    keys: Iterable[Key],
+    pods: Callable[[Key], Iterable[JobPod]],
+    reported: Mapping[Key, Mapping[int, WorkerSeen]],
+) -> None:
+    """Give the channel the ends that pods of these attempts tell, of workers that began and reported no end."""
+    for key in keys:
+        for pod in pods(key):
+            worker = reported.get(key, {}).get(pod.worker)
+            if worker is not None and not worker.ended and (report := report_of(pod)) is not None:
+                await channel.take((*key, pod.worker), report)
+
+
+def report_of(pod: JobPod) -> WorkerReportIn | None:
+    """Return the end of a worker as its pod tells it, None where it tells none, or something else."""
+    if not pod.last_words:
+        return None
+    try:
+        report = WorkerReportIn.model_validate_json(pod.last_words)
+    except ValueError:
+        return None
+    if report.exit is None:
+        return None
+    message = "; ".join(filter(None, [report.exit.message, UNSENT]))
+    return report.model_copy(update={"exit": report.exit.model_copy(update={"message": message})})

@@ -1,0 +1,133 @@
+"""How workers ended whose launchers could not tell the service: their pods say so, and nothing beyond that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import ApiServer, pod
+from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.remote import PATIENCE
+from makeway_quota.store.records import NewWorkload
+from makeway_quota.store.store import Store, open_store
+from pod_backend import Backend
+
+END = {"exit_code": 0, "ended_at": 1005.0, "message": "saved at step 9"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    found.add_workload(NewWorkload("j1", "job", "rnd", "gpu1", "ana", gpus=1000), now=0.0)
+    return found
+
+
+@pytest.fixture
+async def backend(store: Store) -> AsyncIterator[Backend]:
+    made = Backend(ApiServer(), store)
+    await made.open()
+    await made.nodes()
+    yield made
+    await made.close(stop_jobs=False)
+    store.close()
+
+
+def began(store: Store, workers: int = 1) -> None:
+    """Have the launchers of an attempt report that they began."""
+    for number in range(workers):
+        store.worker_reports.claim(("j1", 1, number), "a-launcher", 1.0)
+        store.worker_reports.write(("j1", 1, number), {"started_at": 2.0, "step": 4, "saved_at": 3.0}, 3.0)
+
+
+def words(exit: dict[str, Any], **more: Any) -> str:
+    return json.dumps({"started_at": 2.0, "step": 9, "saved_at": 1004.0, "noticed": False, **more, "exit": exit})
+
+
+async def outcome(backend: Backend) -> AttemptSeen:
+    """Return how the attempt ends when nothing more is heard of it."""
+    for _ in range(4):
+        await backend.observe()
+        backend.now += PATIENCE / 2
+    return await backend.seen("j1")
+
+
+async def test_a_pod_tells_that_its_worker_finished(backend: Backend, store: Store) -> None:
+    began(store)
+    backend.hear("ADDED", pod("j1"))
+    assert (await backend.seen("j1")).phase is Phase.RUNNING
+    backend.hear("MODIFIED", pod("j1", "Succeeded", words=words({**END, "completed": True}, tail="step 9")))
+    seen = await outcome(backend)
+    assert (seen.phase, seen.exit_code, seen.completed, seen.step) == (Phase.EXITED, 0, True, 9)
+    assert seen.message.startswith("saved at step 9; its launcher did not reach the service any more")
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_a_pod_tells_that_its_worker_saved_because_the_service_was_away(
+    backend: Backend, store: Store, deleted: bool
+) -> None:
+    began(store)
+    said = words({**END, "exit_code": 75, "acknowledged": True, "unheard": True}, noticed=True)
+    backend.hear("ADDED", pod("j1", "Failed", words=said))
+    if deleted:
+        backend.hear("DELETED", pod("j1", "Failed", words=said))
+    seen = await outcome(backend)
+    assert (seen.phase, seen.exit_code, seen.acknowledged, seen.node_lost) == (Phase.EXITED, 75, True, True)
+
+
+async def test_a_gang_is_over_when_all_of_its_pods_tell_so(backend: Backend, store: Store) -> None:
+    began(store, 2)
+    backend.hear("ADDED", pod("j1", "Succeeded", worker=0, of=2, words=words(END)))
+    backend.hear("ADDED", pod("j1", worker=1, of=2))
+    assert (await outcome(backend)).phase is Phase.RUNNING, "the other one goes on"
+    backend.hear("MODIFIED", pod("j1", "Succeeded", worker=1, of=2, words=words(END)))
+    assert (await outcome(backend)).phase is Phase.EXITED
+
+
+async def test_what_a_worker_reported_counts_more_than_its_pod(backend: Backend, store: Store) -> None:
+    began(store)
+    store.worker_reports.write(("j1", 1, 0), {"exit": {"exit_code": 3, "ended_at": 5.0, "message": "its own"}}, 5.0)
+    backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
+    seen = await outcome(backend)
+    assert (seen.exit_code, seen.message) == (3, "its own")
+
+
+async def test_a_follower_takes_no_ends_from_pods(backend: Backend, store: Store) -> None:
+    began(store)
+    backend.guard(lambda: False)
+    backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
+    assert (await outcome(backend)).phase is Phase.LOST
+
+
+async def test_a_pod_tells_nothing_of_a_worker_that_never_began(backend: Backend) -> None:
+    backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
+    assert (await outcome(backend)).phase is Phase.LOST
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "Segmentation fault",
+        "[" * 4000,
+        "null",
+        "[]",
+        "{}",
+        words({}),
+        words({**END, "exit_code": 10**30}),
+        words({**END, "exit_code": "0"[:0]}),
+        words({**END, "ended_at": float("nan")}),
+        words({**END, "message": {"a": "table"}}),
+        words(END, step=2**60),
+        words(END)[:-1],
+        words({**END, "message": "x" * 5000}),
+        json.dumps({"exit": [END]}),
+    ],
+)
+async def test_what_is_no_report_is_not_believed(backend: Backend, store: Store, said: str) -> None:
+    began(store)
+    backend.hear("ADDED", pod("j1", "Succeeded", words=said))
+    seen = await outcome(backend)
+    assert (seen.phase, seen.message) == (Phase.LOST, "its launcher ended with exit code 0 without a report")
