@@ -21,6 +21,8 @@ class ApiServer(ApiClient):
         self.connection = Connection("https://127.0.0.1:6443", ssl.create_default_context(), namespace="jobs")
         self.asked: list[str] = []
         self.lists: dict[str, list[Object]] = {"/api/v1/nodes": [node("n0")]}
+        self.graces: list[int | None] = []
+        """of what was deleted, in seconds; None: its own"""
         self.version = "10"
         self.events: list[Object] = []
         """of the next watch, which then says nothing more"""
@@ -43,6 +45,7 @@ class ApiServer(ApiClient):
 
     async def delete(self, path: str, *, uid: str = "", grace: int | None = None) -> bool:
         self._hear("DELETE", path)
+        self.graces.append(grace)
         return True
 
     @asynccontextmanager

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 from api_server import PODS, ApiServer, pod
-from makeway_quota.backends.base import BackendRefusal, BackendUnavailable
+from makeway_quota.backends.base import BackendRefusal, BackendUnavailable, NoticeOrder
+from makeway_quota.backends.kubernetes.backend import REMOVAL_GRACE
 from makeway_quota.backends.kubernetes.client import ApiRefusal, Object, together
 from makeway_quota.backends.kubernetes.removals import AT_ONCE
+from makeway_quota.backends.remote import PATIENCE
+from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.store.store import open_store
 from pod_backend import Backend, order
 
@@ -176,3 +179,35 @@ async def test_what_an_earlier_term_deletes_is_not_deleted_in_a_later_one(backen
     server.open.set()
     await backend.undone("j1")
     assert server.deleted() == [], "they may be the pods of the leader between"
+
+
+@pytest.mark.parametrize(
+    ("worker", "grace"),
+    [
+        (WorkerSeen(started_at=1.0), None),
+        (None, None),
+        (WorkerSeen(started_at=1.0, noticed=True), REMOVAL_GRACE),
+        (WorkerSeen(started_at=1.0, ended_at=2.0, exit_code=0), REMOVAL_GRACE),
+    ],
+    ids=["cut off", "never heard of", "noticed", "ended"],
+)
+async def test_a_pod_has_its_own_grace_unless_its_job_had_its_notice(
+    backend: Backend, worker: WorkerSeen | None, grace: int | None
+) -> None:
+    backend.hear("ADDED", pod("j1"))
+    backend.report("j1", *([worker] if worker else []))
+    await backend.notice("j1", 1, NoticeOrder("reclaim", None, None, None, at=100.0, deadline=130.0))
+    backend.now += 30.0 + PATIENCE - 1.0
+    await backend.observe()
+    assert backend.server.graces == []
+    backend.now += 1.0
+    await backend.observe()
+    await backend.remove("j1", 1)
+    assert backend.server.graces[-1] == grace
+
+
+async def test_a_pod_of_a_job_that_is_cancelled_has_no_grace(backend: Backend) -> None:
+    backend.hear("ADDED", pod("j1"))
+    await backend.kill("j1", 1)
+    await backend.observe()
+    assert backend.server.graces == [REMOVAL_GRACE]

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer, pod
-from makeway_quota.backends.base import AttemptSeen, Phase
+from makeway_quota.backends.base import AttemptSeen, NoticeOrder, Phase
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import Store, open_store
 from pod_backend import Backend
 
+NOTICE = NoticeOrder("reclaim", "rnd", "bo", "j2", at=100.0, deadline=130.0)
 END = {"exit_code": 0, "ended_at": 1005.0, "message": "saved at step 9"}
 
 
@@ -92,6 +93,22 @@ async def test_what_a_worker_reported_counts_more_than_its_pod(backend: Backend,
     backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
     seen = await outcome(backend)
     assert (seen.exit_code, seen.message) == (3, "its own")
+
+
+async def test_a_pod_that_is_deleted_after_its_notice_tells_that_its_worker_saved(
+    backend: Backend, store: Store
+) -> None:
+    """Its launcher was cut off from the service, and learned it by the deletion."""
+    began(store)
+    backend.hear("ADDED", pod("j1"))
+    await backend.notice("j1", 1, NOTICE)
+    backend.now += NOTICE.deadline - NOTICE.at + PATIENCE
+    assert (await backend.seen("j1")).phase is Phase.RUNNING
+    assert backend.server.graces == [None], "its own"
+    said = words({**END, "exit_code": 75, "acknowledged": True}, noticed=True)
+    backend.hear("DELETED", pod("j1", "Failed", words=said))
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.exit_code, seen.acknowledged, seen.step) == (Phase.EXITED, 75, True, 9)
 
 
 async def test_a_follower_takes_no_ends_from_pods(backend: Backend, store: Store) -> None:

@@ -135,9 +135,9 @@ class WorkerChannel:
         return given
 
     async def take(self, worker: WorkerKey, report: WorkerReportIn) -> None:
-        """Keep a report that a worker's machine has; a worker that never began has none."""
+        """Keep a report that a worker's machine has, and read it; a worker that never began has none."""
         await asyncio.to_thread(self._store.worker_reports.write, worker, self.kept(report), self._clock())
-        self._wake()
+        await self.refresh()
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""

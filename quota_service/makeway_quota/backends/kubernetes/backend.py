@@ -40,7 +40,7 @@ log = logging.getLogger("makeway.kubernetes")
 OPEN_SECONDS = 20.0
 """How long a service waits at its start for the first lists; then it begins without them."""
 REMOVAL_GRACE = 2
-"""Seconds that a pod gets which is removed: its launcher had its notice and its grace before."""
+"""Seconds that a pod gets which is removed and has nothing to save, or had its notice and its grace before."""
 AT_ONCE = 16
 """Pods that are created at the same time, of all attempts together: fewer than the client has connections."""
 AWAY_SECONDS = 10.0
@@ -176,8 +176,9 @@ class KubernetesBackend(RemoteBackend):
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
         found = self.attempt_pods.machines(usable, reported)
-        if self._may_act():  # of ends that an earlier observation has seen: a report may be on its way
-            ended = [key for key in self._known.absent_since if key in found and not found[key].present]
+        if self._may_act():  # of ends that an earlier observation has seen, as a report may be on its way
+            removed = [key for key, ending in self._known.endings.items() if ending.removed]
+            ended = {key for key in (*self._known.absent_since, *removed) if key in found and not found[key].present}
             await take_last_words(self.channel, ended, self.attempt_pods.known, reported)
         return found
 
@@ -249,9 +250,7 @@ class KubernetesBackend(RemoteBackend):
         self._sort()
         pods = self.attempt_pods.of((workload, attempt))
         try:
-            await self._removals.delete(
-                [(pod.name, pod.uid, REMOVAL_GRACE if pod.present else None) for pod in pods], self._check_reachable
-            )
+            await self._removals.delete([(pod.name, pod.uid, self._grace(pod)) for pod in pods], self._check_reachable)
         except (ApiRefusal, ApiUnreachable) as error:
             self._note(error)
             raise BackendUnavailable(str(error)) from error
@@ -267,6 +266,16 @@ class KubernetesBackend(RemoteBackend):
         self.attempt_pods.forget((workload, attempt))
 
     # -- inside
+
+    def _grace(self, pod: JobPod) -> int | None:
+        """Return the seconds that a pod gets when it is deleted; None: its own, in which its job saves.
+
+        A job that was to save and end, and whose launcher does not show that it knows, learns it by the deletion.
+        """
+        ending = self._known.endings.get(pod.key)
+        worker = self.channel.seen().get(pod.key, {}).get(pod.worker)
+        told = worker is not None and (worker.noticed or worker.ended)
+        return None if not pod.present or (ending is not None and ending.notice and not told) else REMOVAL_GRACE
 
     def _changed(self) -> None:
         self._wake()
