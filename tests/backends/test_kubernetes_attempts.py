@@ -528,3 +528,18 @@ async def test_a_refusal_is_a_sign_of_life_and_a_failure_is_none() -> None:
     server.answer = answer
     await falls_silent_and_answers_again(server)
     assert len(server.asked) >= 6
+
+
+async def test_a_launcher_that_reaches_no_service_is_named_with_the_address(backend: Backend) -> None:
+    """One of the gang does: whatever is in the way is on the way of the other one."""
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", worker=worker, of=2))
+    backend.report("j1", WorkerSeen(started_at=1.0))
+    assert (await backend.seen("j1")).phase is Phase.STARTING
+    backend.now += backend.report_within
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.node_lost) == (Phase.LOST, False)
+    assert seen.message == (
+        "the launcher of worker 1 on n0 did not reach http://10.0.0.1:1/services/makeway within 5 min: check "
+        "MAKEWAY_WORKER_URL and the network policies"
+    )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from makeway_quota.backends.base import Backend
 from makeway_quota.backends.kubernetes.backend import KubernetesBackend
 from makeway_quota.main import make_backend
 from makeway_quota.settings import load
@@ -23,17 +24,51 @@ def kubeconfig(folder: Path, server: str = "http://127.0.0.1:1") -> Path:
     return folder / "kubeconfig"
 
 
+def made(folder: Path, **given: str) -> Backend:
+    """Return the backend of these settings."""
+    environ = {
+        "MAKEWAY_STATE_DIR": str(folder),
+        "MAKEWAY_BACKEND": "kubernetes",
+        "MAKEWAY_KUBECONFIG": str(kubeconfig(folder)),
+        "MAKEWAY_KUBE_LAUNCHER_IMAGE": "makeway:1",
+        "MAKEWAY_WORKER_URL": "http://makeway.example:8765/services/makeway",
+        **given,
+    }
+    return make_backend(load(environ=environ))
+
+
 @pytest.mark.parametrize(("given", "seconds"), [({}, 3600.0), ({"MAKEWAY_LOST_AFTER_SECONDS": "600"}, 600.0)])
 def test_how_long_pods_go_on_without_the_service_is_a_setting(
     tmp_path: Path, given: dict[str, str], seconds: float
 ) -> None:
-    environ = {
-        "MAKEWAY_STATE_DIR": str(tmp_path),
-        "MAKEWAY_BACKEND": "kubernetes",
-        "MAKEWAY_KUBECONFIG": str(kubeconfig(tmp_path)),
-        "MAKEWAY_KUBE_LAUNCHER_IMAGE": "makeway:1",
-        **given,
-    }
-    backend = make_backend(load(environ=environ))
+    backend = made(tmp_path, **given)
     assert isinstance(backend, KubernetesBackend)
     assert backend.lost_after == seconds
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"MAKEWAY_WORKER_URL": ""},
+        {"MAKEWAY_WORKER_URL": "", "JUPYTERHUB_SERVICE_URL": "http://0.0.0.0:8765"},
+        {"MAKEWAY_WORKER_URL": "", "MAKEWAY_URL": "http://localhost:8765/services/makeway"},
+        {"MAKEWAY_WORKER_URL": "http://127.0.0.53:8765"},
+        {"MAKEWAY_WORKER_URL": "http://[::1]:8765"},
+        {"MAKEWAY_WORKER_URL": "http://[::]:8765"},
+        {"MAKEWAY_WORKER_URL": "http://me.localhost:8765"},
+        {"MAKEWAY_WORKER_URL": "makeway.example:8765"},
+        {"MAKEWAY_WORKER_URL": "/services/makeway"},
+    ],
+)
+def test_an_address_that_leads_pods_to_themselves_is_refused(tmp_path: Path, given: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"do not reach the service at .*: set MAKEWAY_WORKER_URL to its address"):
+        made(tmp_path, **given)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.1:8765", "https://[fd00::1]/services/makeway", "http://makeway.jobs.svc:8765/x"]
+)
+def test_an_address_in_the_cluster_is_what_pods_are_given(tmp_path: Path, url: str) -> None:
+    backend = made(tmp_path, MAKEWAY_WORKER_URL=url)
+    assert isinstance(backend, KubernetesBackend)
+    assert backend.settings.address == url

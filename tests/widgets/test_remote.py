@@ -13,14 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from makeway.launcher import log_sender, remote
+from makeway.launcher import log_sender, outage, remote
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.last_words import MOST, write_last_words
 from makeway.launcher.log import Log
@@ -172,7 +172,9 @@ def quota() -> Iterator[Quota]:
     thread.join()
 
 
-def launch(quota: Quota, home: Path, *command: str, launcher: Path = FOLDER, **env: str) -> subprocess.Popen[bytes]:
+def launch(
+    quota: Quota, home: Path, *command: str, launcher: Path = FOLDER, errors: int | None = None, **env: str
+) -> subprocess.Popen[bytes]:
     """Start a launcher that knows an address and a token."""
     quota.command = list(command) or quota.command
     environ = {
@@ -183,8 +185,8 @@ def launch(quota: Quota, home: Path, *command: str, launcher: Path = FOLDER, **e
         **env,
     }
     command = (sys.executable, "-I", "-S", str(launcher), "--remote")
-    with open(home / "errors", "wb") as errors:
-        return subprocess.Popen(command, env=environ, stderr=errors)
+    with open(home / "errors", "wb") as file:
+        return subprocess.Popen(command, env=environ, stderr=file if errors is None else errors)
 
 
 def until(quota: Quota, what: Any) -> None:
@@ -445,6 +447,53 @@ def attempt(tmp_path: Path, **order: Any) -> Attempt:
     made = Attempt({"attempt": 1, "directory": str(tmp_path), **order})
     assert made.claim()
     return made
+
+
+def test_a_service_that_is_not_reached_is_named_at_once_and_then_once_a_minute(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(outage.time, "monotonic", lambda: now[0])
+    found = outage.Outage("http://makeway:8765")
+    for _ in range(1200):
+        found.failed("[Errno 111] Connection\nrefused" + "!" * 1000)
+        now[0] += 0.1
+    found.over()
+    found.over()
+    lines = capfdbinary.readouterr().err.decode().splitlines()
+    told = "launcher: the service at http://makeway:8765 was not reached: [Errno 111] Connection refused!!!"
+    assert [told in line for line in lines] == [True, True, False]
+    assert lines[2].endswith("launcher: the service at http://makeway:8765 is reached again")
+    assert max(map(len, lines)) < 500
+
+
+def test_a_launcher_says_which_service_it_does_not_reach_and_not_its_token(quota: Quota, tmp_path: Path) -> None:
+    quota.down.set()
+    process = launch(quota, tmp_path, "true")
+    until(quota, lambda: b"not reached" in (tmp_path / "errors").read_bytes())
+    quota.down.clear()
+    assert process.wait(60) == 0
+    first, second = (tmp_path / "errors").read_text().splitlines()
+    assert f"launcher: the service at http://127.0.0.1:{quota.server_port} was not reached: Remote end closed" in first
+    assert second.endswith("is reached again")
+    assert "j-1" not in first, "what it has to itself is for its own eyes"
+
+
+def test_a_reader_of_standard_error_that_sleeps_holds_nothing_up(quota: Quota, tmp_path: Path) -> None:
+    """Standard error is a pipe without a reader, and full."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    os.set_blocking(writing, True)
+    quota.down.set()
+    process = launch(quota, tmp_path, "true", errors=writing)
+    time.sleep(1.0)
+    quota.down.clear()
+    assert process.wait(60) == 0
+    os.close(writing)
+    os.close(reading)
 
 
 @contextmanager

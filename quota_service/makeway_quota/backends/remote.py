@@ -154,6 +154,10 @@ class RemoteBackend(ABC):
     async def remove(self, workload: str, attempt: int) -> None:
         """Remove an attempt's machines with everything on them; a repetition does nothing."""
 
+    def unreported(self, key: Key, worker: int) -> str:
+        """Return that a worker whose machine is there did not report in time."""
+        return f"worker {worker} did not report within {duration(self.report_within)}"
+
     # -- the protocol
 
     def connect(self, channel: Channel) -> None:
@@ -312,8 +316,8 @@ class RemoteBackend(ABC):
             if len(workers) >= machines.workers or machines.waiting_reason:
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
-                message = f"not all of its workers reported within {duration(self.report_within)}"
-                return self._lose(key, seen, message, node_lost=False)
+                first = min(set(range(machines.workers)) - workers.keys(), default=0)
+                return self._lose(key, seen, self.unreported(key, first), node_lost=False)
         if silent is not None:
             message = f"worker {silent} was not heard of for {duration(self.lost_after)}"
             # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.

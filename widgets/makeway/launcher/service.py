@@ -12,6 +12,8 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from .outage import Outage
+
 TIMEOUT = 20.0
 """Seconds for one answer"""
 POLL_MARGIN = 5.0
@@ -19,6 +21,10 @@ POLL_MARGIN = 5.0
 notice that another one has meanwhile must reach the work"""
 LONGEST_WAIT = 60.0
 """Seconds after which a request is tried again, whatever the answer asked for"""
+
+
+TOO_FAST = 429
+"""The status of an answer that only asks for patience"""
 
 
 class Unavailable(OSError):
@@ -65,6 +71,7 @@ class Service:
         self._secure = parts.scheme == "https"
         self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/")
+        self._outage = Outage(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
         self._threads = threading.local()
         self.token = token
         self.expired = False
@@ -123,10 +130,12 @@ class Service:
                 reply = self._exchange(method, path, body, headers, timeout)
                 if 200 <= reply.status < 300:
                     self._heard_at, self._void_since = max(self._heard_at, sent_at), None
+                    self._outage.over()
                 return reply
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.close()
                 if not (kept and isinstance(error, (ConnectionError, http.client.RemoteDisconnected))):
+                    self._outage.failed(str(error) or type(error).__name__)
                     raise Unavailable(f"the service does not answer: {error or type(error).__name__}") from error
                 kept = False
 
@@ -172,10 +181,13 @@ class Service:
             raise AttemptEnded(detail)
         if reply.status == 401 and code:
             self._void_since = clock() if self._void_since is None else self._void_since
+            self._outage.failed(detail)
             raise Void(detail)
         if reply.status in (400, 404, 409, 413, 422) and code:
             raise Rejected(reply.status, code, detail, numbers)
         # Others may come from a proxy while the service is unavailable.
+        if reply.status != TOO_FAST:
+            self._outage.failed(detail)
         raise Unavailable(detail, reply.wait)
 
 

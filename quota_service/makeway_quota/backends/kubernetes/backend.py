@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
+from makeway_api.durations import duration
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
 from ...engine.snapshot import GPU
@@ -264,6 +265,14 @@ class KubernetesBackend(RemoteBackend):
         """Delete the pods, and report the attempt no more."""
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
+
+    def unreported(self, key: Key, worker: int) -> str:
+        """Return which address a launcher did not reach, from which node, and what to check."""
+        node = next((pod.node for pod in self.attempt_pods.of(key) if pod.worker == worker), "an unknown node")
+        return (
+            f"the launcher of worker {worker} on {node} did not reach {self.settings.address} within "
+            f"{duration(self.report_within)}: check MAKEWAY_WORKER_URL and the network policies"
+        )
 
     # -- inside
 

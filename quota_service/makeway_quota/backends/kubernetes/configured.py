@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from ..base import Backend
 
@@ -27,6 +29,22 @@ class KubernetesSettings:
     lost_after: float
 
 
+def check_worker_url(url: str) -> None:
+    """Raise ValueError for an address that leads pods nowhere, or to themselves."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        address = ip_address(host)
+        own = address.is_loopback or address.is_unspecified
+    except ValueError:  # a name
+        own = host == "localhost" or host.endswith(".localhost")
+    if own or not host or parts.scheme not in ("http", "https"):
+        raise ValueError(
+            f"The launchers of jobs do not reach the service at {url!r} from their pods: set MAKEWAY_WORKER_URL to its "
+            "address in the cluster, with the prefix, such as http://makeway.example:8765/services/makeway."
+        )
+
+
 def backend_of(found: KubernetesSettings) -> Backend:
     """Return the backend; ValueError where a setting is missing or wrong."""
     from .backend import KubernetesBackend
@@ -37,6 +55,7 @@ def backend_of(found: KubernetesSettings) -> Backend:
 
     if not found.launcher_image:
         raise ValueError("Pods copy their launcher from an image with Makeway: name it in MAKEWAY_KUBE_LAUNCHER_IMAGE.")
+    check_worker_url(found.worker_url)
     cluster = connection(found.kubeconfig, found.context)
     pods = PodSettings(
         namespace=found.namespace or cluster.namespace,

@@ -1,0 +1,53 @@
+"""Write on standard error that the service is not reached, for whoever reads what the machine keeps of it."""
+
+from __future__ import annotations
+
+import select
+import sys
+import threading
+import time
+
+EVERY = 60.0
+"""Seconds between two lines of one outage"""
+LONGEST = 300
+"""Characters of a cause"""
+
+
+class Outage:
+    """The time in which a service is not reached, for several threads; the first failure is written, and one a minute.
+
+    What would have to wait for a reader of standard error is left out: nothing may hold up the work.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._said_at: float | None = None
+
+    def failed(self, why: str) -> None:
+        """Write the cause of a failure, unless a line of the last minute has one."""
+        now = time.monotonic()
+        with self._lock:
+            if self._said_at is None or now - self._said_at >= EVERY:
+                self._said_at = now
+                _say(f"the service at {self._address} was not reached: {' '.join(why.split())[:LONGEST]}")
+
+    def over(self) -> None:
+        """Write that the service is reached again, if it was not."""
+        if self._said_at is not None:
+            with self._lock:
+                if self._said_at is not None:
+                    self._said_at = None
+                    _say(f"the service at {self._address} is reached again")
+
+
+def _say(sentence: str) -> None:
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} launcher: {sentence}\n".encode()
+    try:
+        room = select.poll()
+        room.register(sys.stderr.fileno(), select.POLLOUT)
+        if any(event & select.POLLOUT for _, event in room.poll(0)):
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+    except (OSError, ValueError, AttributeError):
+        pass
