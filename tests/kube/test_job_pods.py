@@ -94,6 +94,8 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
         await serving.reaches(owner, "running", "succeeded")
         evicted = await serving.reaches(second, "starting", "running", "pending", attempt=1)
         assert evicted.preemptions == 1
+        shown = serving.cluster.api.text(f"{PODS}/makeway-{first.id}-1-0/log", container="worker")
+        assert "step 100" in shown, "people see it by kubectl, too"
         assert (await serving.reaches(first, "running", "succeeded")).preemptions == 0
         await serving.reaches(owner, "succeeded")
         done = await serving.reaches(second, "succeeded", "failed", attempt=2)
@@ -237,6 +239,10 @@ async def test_jobs_that_end_while_the_service_is_away_for_long_have_ended(servi
         return set(serving.pods().values()) == {"Failed"}
 
     await serving.until(ended, lambda: "the pods have ended")
+    for job, output in ((finished, "up\nonce\n"), (saved, "up\nmakeway: notice: the service was not reached for ")):
+        shown = serving.cluster.api.text(f"{PODS}/makeway-{job.id}-1-0/log", container="worker")
+        assert output in shown, "what happened is told by kubectl, too"
+        assert f"the service at {serving.url.removesuffix('/services/makeway')} was not reached" in shown
     async with serving.running() as service:
         done = await serving.reaches(finished, "succeeded", "failed")
         assert (done.state.value, len(done.attempts), done.failures) == ("succeeded", 1, 0), done

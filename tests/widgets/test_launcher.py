@@ -151,6 +151,12 @@ def test_a_plain_sigterm_is_a_notice(container: Container) -> None:
     assert stop["deadline"] - stop["at"] == pytest.approx(5.0)
 
 
+def test_the_output_of_a_local_job_is_in_its_log_alone(container: Container, capfd: pytest.CaptureFixture[str]) -> None:
+    assert container.run("echo", "for the log") == 0
+    assert container.file("log").read_text() == "for the log\n"
+    assert capfd.readouterr().out == ""
+
+
 def test_a_plain_sigterm_has_a_deadline_too(container: Container) -> None:
     process = container.start("sh", "-c", "trap '' TERM; echo up; sleep 60", grace=0.3)
     container.until("log", "up")

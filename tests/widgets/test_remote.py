@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from makeway.launcher import log_sender, outage, remote
+from makeway.launcher import log_sender, outage, output_copy, remote
 from makeway.launcher.attempt import Attempt
 from makeway.launcher.last_words import MOST, write_last_words
 from makeway.launcher.log import Log
@@ -173,7 +173,14 @@ def quota() -> Iterator[Quota]:
 
 
 def launch(
-    quota: Quota, home: Path, *command: str, launcher: Path = FOLDER, errors: int | None = None, **env: str
+    quota: Quota,
+    home: Path,
+    *command: str,
+    launcher: Path = FOLDER,
+    starter: tuple[str, ...] = (),
+    output: int = subprocess.DEVNULL,
+    errors: int | None = None,
+    **env: str,
 ) -> subprocess.Popen[bytes]:
     """Start a launcher that knows an address and a token."""
     quota.command = list(command) or quota.command
@@ -184,9 +191,9 @@ def launch(
         "MAKEWAY_JOB_DIR": str(home),
         **env,
     }
-    command = (sys.executable, "-I", "-S", str(launcher), "--remote")
+    command = starter or (sys.executable, "-I", "-S", str(launcher), "--remote")
     with open(home / "errors", "wb") as file:
-        return subprocess.Popen(command, env=environ, stderr=file if errors is None else errors)
+        return subprocess.Popen(command, env=environ, stdout=output, stderr=file if errors is None else errors)
 
 
 def until(quota: Quota, what: Any) -> None:
@@ -447,6 +454,63 @@ def attempt(tmp_path: Path, **order: Any) -> Attempt:
     made = Attempt({"attempt": 1, "directory": str(tmp_path), **order})
     assert made.claim()
     return made
+
+
+def test_the_output_is_copied_to_the_machine(quota: Quota, tmp_path: Path) -> None:
+    """In the words of the log; a remote launcher has nothing else to say there."""
+    with open(tmp_path / "copy", "wb") as copy:
+        process = launch(quota, tmp_path, "sh", "-c", "echo one; echo two >&2; exit 75", output=copy.fileno())
+        assert process.wait(60) == 75
+    assert (tmp_path / "copy").read_bytes() == quota.outputs["log"] == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("reader", ["sleeps", "is gone", "was never there"])
+def test_a_reader_of_the_copy_holds_no_job_up(quota: Quota, tmp_path: Path, reader: str) -> None:
+    quota.start = {"log_limit": 100 * 2**20}
+    reading, writing = os.pipe()
+    if reader == "is gone":
+        os.close(reading)
+    code = "import os; print('last' if os.write(1, b'x' * 3_000_000) else '')"
+    shell = f'exec {sys.executable} -c "{code}"'
+    launcher = ("sh", "-c", f"exec >&-; exec {sys.executable} -I -S {FOLDER} --remote") if "never" in reader else ()
+    process = launch(quota, tmp_path, "sh", "-c", shell, output=writing, starter=launcher)
+    assert process.wait(60) == 0
+    assert quota.outputs["log"] == b"x" * 3_000_000 + b"last\n"
+    os.close(writing)
+    if reader != "is gone":
+        os.close(reading)
+
+
+def test_the_copy_has_a_gap_where_its_reader_was_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_copy, "HELD", 200_000)
+    reading, writing = os.pipe()
+    copy = output_copy.OutputCopy(writing, 1_000_000)
+    for _ in range(100):
+        copy.write(b"a" * 9_999 + b"\n")  # a pipe holds 64 KiB
+    found = os.read(reading, 100_000)
+    ends = time.monotonic() + 60
+    while found.count(b"a") < 200_000 - 10_000 - 20 and time.monotonic() < ends:
+        found += os.read(reading, 100_000)
+    copy.write(b"the end\n")
+    copy.close()
+    os.close(writing)
+    while data := os.read(reading, 100_000):
+        found += data
+    os.close(reading)
+    lines = found.splitlines()
+    assert lines[-3:] == [b"", b"makeway: 800000 bytes are missing here, which were not read in time", b"the end"]
+    assert lines[:-3] == [b"a" * 9_999] * 20
+
+
+def test_the_copy_ends_at_the_limit_of_the_log() -> None:
+    reading, writing = os.pipe()
+    copy = output_copy.OutputCopy(writing, 10)
+    for _ in range(3):
+        copy.write(b"seven..")
+    copy.close()
+    os.close(writing)
+    assert os.read(reading, 1000) == b"seven..sev\nmakeway: the rest of the output is not copied here\n"
+    os.close(reading)
 
 
 def test_a_service_that_is_not_reached_is_named_at_once_and_then_once_a_minute(

@@ -8,6 +8,7 @@ import threading
 import time
 
 from .attempt import Attempt
+from .output_copy import OutputCopy
 
 LIMIT = 64 * 2**20
 """The default limit in bytes."""
@@ -21,8 +22,9 @@ class Log:
     `log` is the head; `log.OFFSET` are pieces of the tail, named by the offset of their first byte.
     """
 
-    def __init__(self, attempt: Attempt, limit: int) -> None:
+    def __init__(self, attempt: Attempt, limit: int, copy: OutputCopy | None = None) -> None:
         self._attempt = attempt
+        self._copy = copy
         self._head, self._piece = limit // 2, limit // 4
         self._lock = threading.Lock()
         self._file = open(attempt.path("log"), "ab", buffering=0)  # noqa: SIM115
@@ -38,6 +40,8 @@ class Log:
 
     def _write(self, data: bytes) -> None:
         self._newest = (self._newest + data)[-4096:]
+        if self._copy is not None:
+            self._copy.write(data)
         with contextlib.suppress(OSError):
             while data:
                 if self._room <= 0:

@@ -15,9 +15,11 @@ import time
 from typing import Any
 
 from .attempt import Attempt, read_json, write_json
+from .causes import end_of, reason_of
 from .children import Children
 from .durations import duration
 from .log import LIMIT, Log
+from .output_copy import OutputCopy
 from .transport import Beside, Transport
 
 SAVED_AND_LEFT = 75
@@ -93,7 +95,18 @@ def _run_remote() -> int:
     except (OSError, ValueError) as error:
         print(f"launcher: {error}", file=sys.stderr)
         return 1
-    return Run(attempt, remote, None).run() if attempt.claim() else 0
+    if not attempt.claim():
+        return 0
+    copy = OutputCopy(sys.stdout.fileno(), _log_limit(attempt.order)) if sys.stdout else None
+    try:
+        return Run(attempt, remote, None, copy).run()
+    finally:
+        if copy is not None:
+            copy.close()
+
+
+def _log_limit(order: dict[str, Any]) -> int:
+    return int(order.get("log_limit") or LIMIT)
 
 
 def _detach() -> int:
@@ -117,12 +130,14 @@ def _close_standard_streams() -> None:
 class Run:
     """One running attempt: its processes, its notice, and the report at the end."""
 
-    def __init__(self, attempt: Attempt, transport: Transport, started: int | None) -> None:
+    def __init__(
+        self, attempt: Attempt, transport: Transport, started: int | None, copy: OutputCopy | None = None
+    ) -> None:
         self.attempt = attempt
         self.order = attempt.order
         self.transport = transport
         self.started = started
-        self.log = Log(attempt, int(self.order.get("log_limit") or LIMIT))
+        self.log = Log(attempt, _log_limit(self.order), copy)
         self.began = time.time()
         self.grace = float(self.order.get("grace", 30))
         self.signal = _signal_named(str(self.order.get("signal", "SIGTERM")))
@@ -145,7 +160,7 @@ class Run:
             self.children.kill_everything()
             if error.errno == errno.EINTR:
                 self.notice = self._own_notice("the machine is stopping")
-            sentence = "could not start: " + _why(error)
+            sentence = "could not start: " + reason_of(error)
             self.log.note(sentence)
             return self._report(126 if error.errno in (errno.EACCES, errno.ENOEXEC) else 127, sentence)
         finally:
@@ -309,7 +324,7 @@ class Run:
         if code in (0, SAVED_AND_LEFT) or self._acknowledged(code):
             return saved
         lines = self.log.last_lines(1)
-        return _how(code) + (f": {lines[0].strip()[:500]}" if lines else "")
+        return end_of(code) + (f": {lines[0].strip()[:500]}" if lines else "")
 
 
 def _signal_named(name: str) -> int:
@@ -317,25 +332,6 @@ def _signal_named(name: str) -> int:
         return signal.Signals[name]
     except KeyError:
         return signal.SIGTERM
-
-
-def _why(error: OSError) -> str:
-    name = f"{error.filename!r}" if error.filename else ""
-    known: dict[int | None, tuple[str, str]] = {
-        errno.ENOENT: ("no such file or program", ""),
-        errno.EACCES: ("not allowed to run or open", ""),
-        errno.ENOEXEC: ("not a program", " (a script needs a first line like #!/bin/sh)"),
-        errno.ENOSPC: ("the disk is full", ""),
-    }
-    what, hint = known.get(error.errno, ((error.strerror or str(error)).lower(), ""))
-    return " ".join(filter(None, [what, name])) + hint
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-code).name}{hint}"
 
 
 def _time_left(notice: dict[str, Any], grace: float) -> float:
