@@ -24,6 +24,7 @@ T = TypeVar("T")
 REQUEST_SECONDS = 30.0
 TOKEN_SECONDS = 60.0
 """How long a token is used before its file is read again."""
+UNAUTHORIZED = 401
 GONE = 410
 SILENT = "the Kubernetes API server does not answer"
 
@@ -136,7 +137,7 @@ class ApiClient:
                 "GET", path, params=dict(query), headers=self._headers(), timeout=timeout
             ) as answer:
                 if answer.status_code >= 400:
-                    raise refusal_of(answer.status_code, await answer.aread(), answer.headers.get("Retry-After"))
+                    raise self._refusal(answer, await answer.aread())
                 yield self._lines(answer)
         except httpx2.HTTPError as error:
             raise ApiUnreachable(_why(error)) from error
@@ -171,7 +172,7 @@ class ApiClient:
             self._limits.discard(limit)
         self.bytes_read += len(answer.content)
         if answer.status_code >= 400:
-            raise refusal_of(answer.status_code, answer.content, answer.headers.get("Retry-After"))
+            raise self._refusal(answer, answer.content)
         try:
             found = orjson.loads(answer.content)
         except ValueError:
@@ -179,6 +180,13 @@ class ApiClient:
         if not isinstance(found, dict):
             raise ApiUnreachable("the Kubernetes API server answered what is not JSON: is there a proxy in between?")
         return found
+
+    def _refusal(self, answer: httpx2.Response, content: bytes) -> ApiRefusal:
+        """Return the refusal that an answer is, with what to do about credentials that are not accepted."""
+        found = refusal_of(answer.status_code, content, answer.headers.get("Retry-After"))
+        if found.status != UNAUTHORIZED:
+            return found
+        return ApiRefusal(found.status, found.reason, f"{found.message}; {self.connection.renewal}", found.retry_after)
 
     def _headers(self) -> dict[str, str]:
         if (file := self.connection.token_file) is not None and self._clock() - self._token_read >= TOKEN_SECONDS:

@@ -40,6 +40,8 @@ class Connection:
     token_file: Path | None = None
     """read again from time to time: the kubelet replaces the tokens of service accounts"""
     namespace: str = "default"
+    renewal: str = "its credentials have expired or were revoked"
+    """what to do where the API server knows these credentials no more"""
 
 
 def connection(
@@ -70,6 +72,7 @@ def from_pod(environ: Mapping[str, str], folder: Path = IN_CLUSTER) -> Connectio
         context=_context(authority.read_text(encoding="utf-8"), str(authority)),
         token_file=token,
         namespace=namespace.read_text(encoding="utf-8").strip() if namespace.exists() else "default",
+        renewal="the token of this pod's service account was revoked, or the account deleted: restart the pod",
     )
 
 
@@ -104,7 +107,27 @@ def from_kubeconfig(file: Path, context: str = "") -> Connection:
         token=str(user.get("token") or ""),
         token_file=file.parent / token_file if token_file else None,
         namespace=str(chosen.get("namespace") or "default"),
+        renewal=_renewal(user),
     )
+
+
+def _renewal(user: Mapping[str, Any]) -> str:
+    """Return what to do where credentials of a kubeconfig have expired."""
+    if user.get("tokenFile"):
+        return (
+            "the token that the kubeconfig names has expired or was revoked: write a new one into its file (tokenFile)"
+        )
+    if user.get("token"):
+        return (
+            "the token in the kubeconfig has expired or was revoked: make a new one by `kubectl create token`, put it "
+            "there, and restart the service"
+        )
+    if user.get("client-certificate") or user.get("client-certificate-data"):
+        return (
+            "the client certificate in the kubeconfig has expired or is not accepted: put a new one there, and restart "
+            "the service"
+        )
+    return "the kubeconfig has no credentials for its context: add a token or a client certificate, and restart"
 
 
 @dataclass(frozen=True, slots=True)
