@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from makeway_quota.backends.base import StartOrder, WorkerPlace
+from makeway_quota.backends.base import BackendError, StartOrder, WorkerPlace
 from makeway_quota.backends.kubernetes.gang import network_policy, service
 from makeway_quota.backends.kubernetes.manifest import (
     PATIENCE,
@@ -18,6 +18,7 @@ from makeway_quota.backends.kubernetes.manifest import (
     worker_pod,
 )
 from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.kubernetes.pod_requests import pod_requests
 from makeway_quota.backends.kubernetes.pod_states import JobPod, gone, machines_of, project_job_pod
 from makeway_quota.backends.kubernetes.template import merged
 from makeway_quota.backends.remote import Machines
@@ -185,6 +186,41 @@ def test_a_template_adds_to_the_pod() -> None:
         "/data",
     ]
     assert beside["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def with_beside(**resources: Any) -> WorkerResources:
+    """Return what a profile gives whose template has a container and a sidecar with the same resources."""
+    beside = {"image": "beside:1", "resources": resources}
+    sidecar = {"name": "sidecar", "restartPolicy": "Always", **beside}
+    first = {"name": "first", "image": "first:1", "resources": {"requests": {"cpu": "9", "memory": "9Gi"}}}
+    template = {"spec": {"containers": [{"name": "beside", **beside}], "initContainers": [sidecar, first]}}
+    return replace(GIVEN, template=template)
+
+
+def test_a_pod_requests_in_all_what_was_planned() -> None:
+    given = with_beside(requests={"cpu": "100m"}, limits={"memory": "100M"})
+    spec = worker_pod(SETTINGS, order(cpu=2500, memory=4096), 0, PATH, "tokens", given)["spec"]
+    assert spec["containers"][0]["resources"] == {
+        "requests": {"cpu": "2300m", "memory": "3904Mi", GPU: "1"},
+        "limits": {"memory": "3904Mi", GPU: "1"},
+    }
+    running = [one for one in spec["initContainers"] if "restartPolicy" in one]
+    asked = pod_requests({"containers": [*spec["containers"], *running]})
+    assert asked == {"cpu": 2500, "memory": 4096, GPU: 1}
+    spec = worker_pod(SETTINGS, order(), 0, PATH, "tokens", given)["spec"]
+    assert spec["containers"][0]["resources"] == {"requests": {GPU: "1"}, "limits": {GPU: "1"}}, "nothing was planned"
+
+
+@pytest.mark.parametrize(
+    ("resource", "said"),
+    [
+        ({"cpu": "1250m"}, "request 2.5 CPU, and the profile has 2.5 CPU for the whole pod: raise cpu in the profile"),
+        ({"memory": "3Gi"}, "request 6 GiB, and the profile has 4 GiB for the whole pod: raise memory in the profile"),
+    ],
+)
+def test_a_job_that_the_containers_beside_it_leave_nothing_cannot_start(resource: dict[str, str], said: str) -> None:
+    with pytest.raises(BackendError, match=said):
+        worker_pod(SETTINGS, order(cpu=2500, memory=4096), 0, PATH, "tokens", with_beside(requests=resource))
 
 
 def test_a_template_is_merged_as_a_strategic_patch() -> None:

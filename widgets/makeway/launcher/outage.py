@@ -1,4 +1,4 @@
-"""Write on standard error that the service is not reached, for whoever reads what the machine keeps of it."""
+"""Write on standard error that the service is not reached, for people who read the log of the machine."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Copy a job's output to a file descriptor, such as the launcher's own standard output in a pod.
 
-Used for remote workers only. Whoever reads there may be slow, or not read at all: that never holds up the job.
+Used for remote workers only. Its reader may be slow, or not read at all: that never holds up the job.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ async def take_last_words(
     pods: Callable[[Key], Iterable[JobPod]],
     reported: Mapping[Key, Mapping[int, WorkerSeen]],
 ) -> None:
-    """Give the channel the ends that pods of these attempts tell, of workers that began and reported no end."""
+    """Hand the channel the ends that pods of these attempts tell, of workers that began and reported no end."""
     for key in keys:
         for pod in pods(key):
             worker = reported.get(key, {}).get(pod.worker)

@@ -18,6 +18,7 @@ from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, OWNER, PROFILE
 from ...policy.pod_template import WORKER
 from ..base import Key, StartOrder
 from .client import Object
+from .compute import share_compute
 from .nodes import Toleration
 from .pod_requests import ATTEMPT, JOB
 from .template import merged
@@ -119,6 +120,7 @@ def worker_pod(
     """Return the pod of one worker.
 
     `path` is that of the worker below the service's address, `tokens` the name of the Secret with its token.
+    BackendError where its order has no CPU or memory left for it.
     """
     key = (order.workload, order.attempt)
     name = attempt_name(*key)
@@ -158,6 +160,7 @@ def worker_pod(
         },
     }
     pod = merged(pod, given.template)
+    share_compute(pod, order)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
         container["securityContext"] = {**_container_security(), **(container.get("securityContext") or {})}
         _hide_gpus(container, given)
@@ -251,7 +254,7 @@ def _worker_container(
             *({"name": name, "value": value} for name, value in variables.items()),
             {"name": TOKEN, "valueFrom": token},
         ],
-        "resources": _resources(order, given),
+        "resources": _resources(given),
         "terminationMessagePolicy": "File",
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
@@ -280,14 +283,9 @@ def _rendezvous(settings: PodSettings, order: StartOrder, number: int) -> dict[s
     return {"RANK": str(number), "WORLD_SIZE": str(size), "MASTER_ADDR": first, "MASTER_PORT": str(MASTER_PORT)}
 
 
-def _resources(order: StartOrder, given: WorkerResources) -> Object:
-    """Return what a worker requests; CPU and memory that its order does not have are the namespace's defaults."""
+def _resources(given: WorkerResources) -> Object:
     requests: Object = {}
     limits: Object = {}
-    if order.cpu:
-        requests["cpu"] = f"{order.cpu}m"
-    if order.memory:
-        requests["memory"] = limits["memory"] = f"{order.memory}Mi"
     if given.devices:
         requests[given.resource] = limits[given.resource] = str(given.devices)
     return {"requests": requests, "limits": limits}
