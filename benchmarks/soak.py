@@ -108,10 +108,10 @@ class FolderBackend(MemoryBackend):
         await super().forget(workload, attempt)
         self.forgotten.pop((workload, attempt), None)
 
-    async def purge(self, workload: str) -> None:
+    async def purge(self, workload: str, team: str = "") -> bool:
         """Remove the folder."""
-        await super().purge(workload)
         shutil.rmtree(self.folder / workload, ignore_errors=True)
+        return await super().purge(workload, team)
 
 
 async def live(

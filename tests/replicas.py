@@ -53,6 +53,7 @@ class RemoteBackend:
 
     name = "remote"
     shared = True
+    durable_checkpoints = True
 
     def __init__(self, path: str, replica: str) -> None:
         self._path = path
@@ -88,8 +89,8 @@ class RemoteBackend:
     async def forget(self, workload: str, attempt: int) -> None:
         await self._call("forget", workload, attempt)
 
-    async def purge(self, workload: str) -> None:
-        await self._call("purge", workload)
+    async def purge(self, workload: str, team: str) -> bool:
+        return bool(await self._call("purge", workload, team))
 
     async def log(self, workload: str, attempt: int, offset: int, size: int) -> tuple[bytes, int]:
         found: tuple[bytes, int] = await self._call("log", workload, attempt, offset, size)

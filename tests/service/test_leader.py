@@ -202,9 +202,9 @@ class Recorder(MemoryBackend):
         self.orders.append("forget")
         await super().forget(workload, attempt)
 
-    async def purge(self, workload: str) -> None:
+    async def purge(self, workload: str, team: str = "") -> bool:
         self.orders.append("purge")
-        await super().purge(workload)
+        return await super().purge(workload, team)
 
 
 @pytest.mark.covers("N24")
@@ -238,7 +238,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     with pytest.raises(NotLeading):
         await actuator.begin([row(6, "starting")], 2.0, Started())
     with pytest.raises(NotLeading):
-        await actuator.purge(over.id)
+        await actuator.purge(over.id, "rnd")
     assert backend.orders == []
     assert await leader.acquire()
     with pytest.raises(NotLeading):
@@ -248,7 +248,7 @@ async def test_no_order_of_any_kind_leaves_a_replica_that_does_not_lead(tmp_path
     actuator.restart(leader.check())
     assert actuator.may_act()
     await actuator.give({starting.id: starting, **rows}, seen, 2.0, Started())
-    await actuator.purge(over.id)
+    assert await actuator.purge(over.id, "rnd")
     assert sorted(backend.orders) == ["forget", "kill", "notice", "purge", "start"]
     await leader.close()
     store.close()

@@ -135,7 +135,8 @@ async def test_the_retention_scans_and_sorts_no_long_table(sqlite_url: str) -> N
     store = open_store(sqlite_url)
     fill(store, 100)
 
-    async def purge(id: str) -> None: ...
+    async def purge(id: str, team: str) -> bool:
+        return True
 
     keeper = Retention(store, Keep(workloads=1.0, decisions=1.0, events=1.0), purge, lambda: None, rest=0.0)
     with statements(store) as found:

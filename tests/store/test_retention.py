@@ -28,14 +28,15 @@ class Folders:
         self.purged: list[str] = []
         self.stuck: set[str] = set()
 
-    async def purge(self, id: str) -> None:
+    async def purge(self, id: str, team: str) -> bool:
         if id in self.stuck:
             raise BackendError("the disk is read-only")
         self.purged.append(id)
+        return True
 
 
 def retention(
-    store: Store, now: float, keep: Keep, purge: Callable[[str], Awaitable[None]], term: int | None = None
+    store: Store, now: float, keep: Keep, purge: Callable[[str, str], Awaitable[bool]], term: int | None = None
 ) -> Retention:
     """Return a retention that believes a fake clock at once and never rests."""
     if term is None:
@@ -87,6 +88,8 @@ def test_no_transaction_removes_more_than_it_may_though_all_are_equally_old(stor
         store.add_workload(job(f"j{number}"), key=key, now=1.0)
         store.commit([Change(f"j{number}", {"state": "failed", "ended_at": 1.0})], now=1.0)
     assert store.pruning.forget_workloads(2.0, 10) == 5
+    assert store.pruning.forget_removals(3.0, 2) == 0, "their folders are not purged yet"
+    store.pruning.purged([f"j{number}" for number in range(5)])
     for forget in (store.pruning.forget_removals, store.pruning.forget_keys):
         assert [forget(3.0, 2) for _ in range(4)] == [2, 2, 1, 0]
 
@@ -127,13 +130,36 @@ async def test_a_folder_that_cannot_be_removed_is_noted_tried_again_and_hinders_
     keeper = retention(store, 1000.0, Keep(workloads=10.0), folders.purge)
     sweep = await keeper.sweep()
     assert (folders.purged, sweep.report["folders_failed"]) == (["a", "c"], 1)
-    assert store.pruning.to_purge(10) == ["b"]
+    assert store.pruning.to_purge(10) == [("b", "rnd")]
     with pytest.raises(Conflict):
         store.add_workload(job("b"), now=2.0)
     folders.stuck.clear()
     assert (await keeper.sweep()).report["folders_failed"] == 0
     assert folders.purged == ["a", "c", "b"]
     assert store.pruning.to_purge(10) == []
+
+
+async def test_a_folder_that_is_not_gone_yet_is_asked_for_again_with_its_team_however_long_it_takes(
+    store: Store, job
+) -> None:
+    for id, team in (("a", "rnd"), ("b", "devops")):
+        store.add_workload(job(id, team=team), now=0.0)
+        store.commit([Change(id, {"state": "failed", "ended_at": 1.0})], now=1.0)
+    asked: list[tuple[str, str]] = []
+
+    async def purge(id: str, team: str) -> bool:
+        asked.append((id, team))
+        return id == "a" or len(asked) > 6
+
+    for now in (100.0, 1e3, 1e6, 1e9):
+        sweep = await retention(store, now, Keep(workloads=10.0), purge).sweep()
+        assert (sweep.report["removed"]["folders"], sweep.report["folders_failed"]) == (int(now == 100.0), 0)
+    assert asked == [("a", "rnd"), *[("b", "devops")] * 4]
+    assert (store.pruning.removed("a"), store.pruning.removed("b")) == (None, ("job", "ana", "devops"))
+    asked += [("x", "")] * 2
+    await retention(store, 2e9, Keep(workloads=10.0), purge).sweep()
+    await retention(store, 2e9, Keep(workloads=10.0), purge).sweep()
+    assert (store.pruning.to_purge(10), store.pruning.removed("b")) == ([], None)
 
 
 async def test_a_deposed_service_removes_nothing(store: Store, job) -> None:
@@ -159,9 +185,10 @@ async def test_a_replica_removes_only_while_it_leads(store: Store, job, monkeypa
         asked.append(None if len(asked) < 5 else term)
         return asked[-1]
 
-    async def purge(id: str) -> None:
+    async def purge(id: str, team: str) -> bool:
         assert asked[:5] == [None] * 5
         purged.set()
+        return True
 
     running = asyncio.create_task(Retention(store, Keep(), purge, leads, rest=0.0).run())
     async with asyncio.timeout(90):
@@ -200,10 +227,11 @@ from pathlib import Path
 from makeway_quota.history.retention import Keep, Retention
 from makeway_quota.store import open_store
 
-async def purge(id):
+async def purge(id, team):
     (Path(sys.argv[2]) / id).unlink(missing_ok=True)
     print(id, flush=True)
     sys.stdin.readline()
+    return True
 
 store = open_store(sys.argv[1])
 keep = Keep(10.0, 10.0, 10.0)

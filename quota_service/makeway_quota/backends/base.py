@@ -210,6 +210,8 @@ class Backend(Protocol):
     name: str
     shared: bool
     """whether every replica's backend shows the same attempts, and observing them changes nothing"""
+    durable_checkpoints: bool
+    """whether an attempt finds the checkpoints of the one before"""
 
     def on_change(self, wake: Callable[[], None]) -> None:
         """Call `wake` (thread-safe, cheap) whenever `observe` would return something new."""
@@ -257,5 +259,8 @@ class Backend(Protocol):
     async def error(self, workload: str, attempt: int) -> bytes | None:
         """Return the JSON about the job's exception ($MAKEWAY_ERROR_FILE), or None."""
 
-    async def purge(self, workload: str) -> None:
-        """Remove everything kept for a workload: logs, results, checkpoints, files."""
+    async def purge(self, workload: str, team: str) -> bool:
+        """Remove everything kept for a workload: logs, results, checkpoints, files; return whether all is gone.
+
+        False where that takes longer, or could not be done by now: it is to be ordered again later.
+        """

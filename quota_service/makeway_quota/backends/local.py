@@ -36,6 +36,7 @@ class LocalBackend:
 
     name = "local"
     shared = False
+    durable_checkpoints = True
 
     def __init__(
         self,
@@ -148,7 +149,7 @@ class LocalBackend:
         """Read the JSON about the job's exception, or None."""
         return await self._read(workload, attempt, lambda files: files.read("error.json", 2**20))
 
-    async def purge(self, workload: str) -> None:
+    async def purge(self, workload: str, team: str = "") -> bool:
         """Remove everything kept for a workload; what still runs of it is killed first."""
         mine = [attempt for attempt in self._attempts.values() if attempt.workload == workload]
         for attempt in mine:
@@ -157,6 +158,7 @@ class LocalBackend:
             await asyncio.sleep(0.02)
             await self.observe()
         await asyncio.to_thread(self._layout.purge, workload)
+        return True
 
     # -- in the one thread that touches attempts ----------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class MemoryBackend:
 
     name = "memory"
     shared = False
+    durable_checkpoints = True
 
     def __init__(
         self,
@@ -175,11 +176,12 @@ class MemoryBackend:
         entry = self._any(workload, attempt)
         return entry.error if entry else None
 
-    async def purge(self, workload: str) -> None:
+    async def purge(self, workload: str, team: str = "") -> bool:
         """Remove everything kept for a workload."""
         for kept in (self.attempts, self.forgotten):
             for key in [key for key in kept if key[0] == workload]:
                 del kept[key]
+        return True
 
     # -- what a test or the simulator makes happen --------------------------------------------------------------
 

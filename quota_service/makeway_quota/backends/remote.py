@@ -70,6 +70,16 @@ class Channel(Protocol):
         """Return bytes of a result or an exception and the size of the whole; None without one."""
 
 
+class Folders(Protocol):
+    """The folders of checkpoints on a volume that outlives machines."""
+
+    def purge(self, workload: str, team: str) -> bool:
+        """Return as `Backend.purge`."""
+
+    async def close(self) -> None:
+        """Stop removing; a later order finds what is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machines:
     """The machines of one attempt as a subclass sees them."""
@@ -100,6 +110,7 @@ class RemoteBackend(ABC):
 
     name = "remote"
     shared = True
+    durable_checkpoints = True
 
     def __init__(
         self,
@@ -122,6 +133,7 @@ class RemoteBackend(ABC):
         """attempts to look at again at the next observation"""
         self._may_act: Callable[[], bool] = lambda: True
         self.channel: Channel
+        self.folders: Folders | None = None
 
     @property
     def problem(self) -> str:
@@ -185,8 +197,10 @@ class RemoteBackend(ABC):
         """Read what workers reported to an earlier process."""
         await self.channel.refresh()
 
-    async def close(self, *, stop_jobs: bool) -> None:  # noqa: B027 (nothing to close here)
+    async def close(self, *, stop_jobs: bool) -> None:
         """Stop observing; workers go on without this replica."""
+        if self.folders is not None:
+            await self.folders.close()
 
     async def observe(self, since: int | None = None) -> Seen:
         """Return the nodes, and the attempts that have machines or that a worker reported about."""
@@ -264,8 +278,9 @@ class RemoteBackend(ABC):
         """Return the JSON about the exception that a worker sent, or None."""
         return await self._whole(workload, attempt, "error")
 
-    async def purge(self, workload: str) -> None:  # noqa: B027 (not every backend keeps something itself)
-        """Remove nothing: what workers sent goes with the workload's row."""
+    async def purge(self, workload: str, team: str) -> bool:
+        """Remove the folder of checkpoints where there is one; what workers sent goes with the workload's row."""
+        return self.folders is None or self.folders.purge(workload, team)
 
     # -- inside
 

@@ -156,10 +156,10 @@ class Actuator:
         self.retries.keep(started.postponed)
         return change_set
 
-    async def purge(self, workload: str) -> None:
-        """Remove everything that the backend keeps for a workload, which is over in every term."""
+    async def purge(self, workload: str, team: str) -> bool:
+        """Remove everything that the backend keeps for a workload, which is over in every term; return as it does."""
         async with self._leader.acting():
-            await self._backend.purge(workload)
+            return await self._backend.purge(workload, team)
 
     async def _order(self, order: Callable[[], Awaitable[None]]) -> None:
         """Send one order of a cycle. NotLeading unless this replica leads in the term that the cycle took over."""

@@ -105,13 +105,13 @@ class AgeClock:
 
 
 class Retention:
-    """The passes over one store. `purge` removes a job's folder; `term` is None while another replica leads."""
+    """The passes over one store. `purge` is a backend's; `term` is None while another replica leads."""
 
     def __init__(
         self,
         store: Store,
         keep: Keep,
-        purge: Callable[[str], Awaitable[None]],
+        purge: Callable[[str, str], Awaitable[bool]],
         term: Callable[[], int | None],
         *,
         clock: Callable[[], float] = time.time,
@@ -229,15 +229,15 @@ class Retention:
         return self._store.pruning.forget_blobs(digests, term)
 
     async def _purge_folders(self, term: int | None) -> int:
-        """Purge the folders of removed jobs; one that cannot be purged is tried again in the next pass."""
+        """Purge the folders of removed jobs; return how many are gone. The next pass asks again for all others."""
         pruning, total, after = self._store.pruning, 0, ""
         failing: set[str] = set()
-        while ids := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
-            after, done = ids[-1], []
-            for id in ids:
+        while found := await self._call(pruning.to_purge, PURGED_AT_ONCE, after):
+            after, done = found[-1].workload, []
+            for id, team in found:
                 try:
-                    await self._purge(id)
-                    done.append(id)
+                    if await self._purge(id, team):
+                        done.append(id)
                 except (BackendError, OSError) as error:
                     failing.add(id)
                     if id not in self._failing:

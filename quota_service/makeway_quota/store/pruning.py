@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Table, delete, exists, func, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, delete, exists, func, insert, select, tuple_
 
 from . import rows, writes
 from .database import Database
@@ -37,6 +37,13 @@ class Removal(NamedTuple):
     kind: str
     owner: str
     team: str | None
+
+
+class ToPurge(NamedTuple):
+    """A workload without rows whose folder may still be there."""
+
+    workload: str
+    team: str
 
 
 class Pruning:
@@ -72,15 +79,21 @@ class Pruning:
         return None if found is None else Removal(*found)
 
     def forget_removals(self, before: float, limit: int, term: int | None = None) -> int:
-        """Remove the oldest notes of removals from before a time."""
+        """Remove the oldest notes of removals from before a time, but none whose folder is still to be purged."""
         with self._writing(term) as connection:
-            return _older(connection, removals, before, limit)
+            return _older(connection, removals, before, limit, ~exists().where(purges.c.workload == R.workload))
 
-    def to_purge(self, limit: int, after: str = "") -> list[str]:
+    def to_purge(self, limit: int, after: str = "") -> list[ToPurge]:
         """Return workloads without rows whose folders may still be there, by id, beginning after an id."""
-        query = select(purges.c.workload).where(purges.c.workload > after).order_by(purges.c.workload).limit(limit)
+        query = (
+            select(purges.c.workload, func.coalesce(R.team, ""))
+            .select_from(purges.outerjoin(removals, R.workload == purges.c.workload))
+            .where(purges.c.workload > after)
+            .order_by(purges.c.workload)
+            .limit(limit)
+        )
         with self._database.read() as connection:
-            return list(connection.execute(query).scalars())
+            return [ToPurge(*row) for row in connection.execute(query)]
 
     def purged(self, ids: Sequence[str], term: int | None = None) -> None:
         """Forget that these folders were to be purged."""
@@ -168,10 +181,10 @@ class Pruning:
             yield connection
 
 
-def _older(connection: Connection, table: Table, before: float, limit: int) -> int:
+def _older(connection: Connection, table: Table, before: float, limit: int, *where: ColumnElement[bool]) -> int:
     """Remove at most `limit` rows of a table from before a time, the oldest first; return how many."""
     key = list(table.primary_key)
-    first = select(*key).where(table.c.at < before).order_by(table.c.at).limit(limit)
+    first = select(*key).where(table.c.at < before, *where).order_by(table.c.at).limit(limit)
     return connection.execute(delete(table).where(tuple_(*key).in_(first))).rowcount
 
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 from makeway_api.durations import duration
@@ -21,6 +20,7 @@ from ...policy import Document
 from ..base import BackendError, BackendRefusal, BackendUnavailable, Key, NodeSeen, StartOrder
 from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
+from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .creation import create_once
 from .gang import create_shared
@@ -77,12 +77,11 @@ class KubernetesBackend(RemoteBackend):
         """until when the API server is not asked, as it did not answer (monotonic)"""
         self._wake: Callable[[], None] = lambda: None
         self.inventory = KubernetesInventory(client, (), settings.instance, self._changed, timing)
-        labels = f"{MANAGED_BY}={MANAGER},{INSTANCE}={settings.instance},{JOB}"
         self.pods: Informer[JobPod] = Informer(
             client,
             f"{self._namespace}/pods",
             project_job_pod,
-            query={"labelSelector": labels},
+            query={"labelSelector": f"{MANAGED_BY}={MANAGER},{INSTANCE}={settings.instance},{JOB}"},
             wake=self._changed,
             gone=self.attempt_pods.gone,
             timing=timing,
@@ -94,6 +93,8 @@ class KubernetesBackend(RemoteBackend):
         self._creating = asyncio.Semaphore(AT_ONCE)
         self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
         self._removals = Removals(client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act())
+        self.folders = CheckpointFolders(client, settings, tolerations, lambda: self._may_act(), monotonic)
+        self.durable_checkpoints = bool(settings.checkpoint_claim)
         self._pulse = Pulse(client, self._answers, beat)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -149,8 +150,7 @@ class KubernetesBackend(RemoteBackend):
         await self._removals.close()
         for task in self._tasks:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, super().close(stop_jobs=stop_jobs), return_exceptions=True)
         await self._client.close()
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
@@ -249,9 +249,9 @@ class KubernetesBackend(RemoteBackend):
     async def remove(self, workload: str, attempt: int) -> None:
         """Delete the pods of an attempt; what belongs to them goes with them."""
         self._sort()
-        pods = self.attempt_pods.of((workload, attempt))
+        pods = [(pod.name, pod.uid, self._grace(pod)) for pod in self.attempt_pods.of((workload, attempt))]
         try:
-            await self._removals.delete([(pod.name, pod.uid, self._grace(pod)) for pod in pods], self._check_reachable)
+            await self._removals.delete(pods, self._check_reachable)
         except (ApiRefusal, ApiUnreachable) as error:
             self._note(error)
             raise BackendUnavailable(str(error)) from error

@@ -97,6 +97,11 @@ def attempt_name(workload: str, attempt: int) -> str:
     return f"makeway-{workload}-{attempt}"
 
 
+def claim_of(settings: PodSettings, team: str) -> str:
+    """Return the claim with the checkpoints of a team's jobs; "" where they end with their pods."""
+    return settings.checkpoint_claim.replace("{team}", label_value(team).lower())
+
+
 def token_key(workload: str, attempt: int, worker: int) -> str:
     """Return the key of a worker's token in its Secret."""
     return f"{workload}.{attempt}.{worker}"
@@ -149,8 +154,8 @@ def worker_pod(
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": math.ceil(order.grace) + PATIENCE,
             "affinity": _affinity_to(node),
-            "tolerations": [*(_toleration(one) for one in given.tolerations), *STAYS],
-            "securityContext": _pod_security(settings),
+            "tolerations": [*(toleration_of(one) for one in given.tolerations), *STAYS],
+            "securityContext": pod_security(settings),
             "initContainers": [_launcher_container(settings, order)],
             "containers": [_worker_container(settings, order, number, path, tokens, given)],
             "volumes": _volumes(settings, order),
@@ -162,7 +167,7 @@ def worker_pod(
     pod = merged(pod, given.template)
     share_compute(pod, order)
     for container in (*pod["spec"]["initContainers"], *pod["spec"]["containers"]):
-        container["securityContext"] = {**_container_security(), **(container.get("securityContext") or {})}
+        container["securityContext"] = {**container_security(), **(container.get("securityContext") or {})}
         _hide_gpus(container, given)
     return pod
 
@@ -187,7 +192,8 @@ def _affinity_to(node: str) -> Object:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 
 
-def _toleration(one: Toleration) -> Object:
+def toleration_of(one: Toleration) -> Object:
+    """Return a toleration as a pod has it."""
     found: Object = {"operator": one.operator}
     for name in ("key", "value", "effect"):
         if getattr(one, name):
@@ -195,7 +201,8 @@ def _toleration(one: Toleration) -> Object:
     return found
 
 
-def _pod_security(settings: PodSettings) -> Object:
+def pod_security(settings: PodSettings) -> Object:
+    """Return what passes the restricted standard, as the user of jobs."""
     user, group = settings.run_as
     return {
         "runAsNonRoot": True,
@@ -207,7 +214,8 @@ def _pod_security(settings: PodSettings) -> Object:
     }
 
 
-def _container_security() -> Object:
+def container_security() -> Object:
+    """Return what the restricted standard wants of each container."""
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -292,7 +300,7 @@ def _resources(given: WorkerResources) -> Object:
 
 
 def _volumes(settings: PodSettings, order: StartOrder) -> list[Object]:
-    claim = settings.checkpoint_claim.replace("{team}", label_value(order.team).lower())
+    claim = claim_of(settings, order.team)
     durable: Object = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
     shared: Object = {"emptyDir": {"medium": "Memory"}}
     return [{"name": "makeway", "emptyDir": {}}, {"name": "checkpoints", **durable}, {"name": "shm", **shared}]
