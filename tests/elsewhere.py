@@ -46,7 +46,7 @@ class Processes(RemoteBackend):
         if home.exists():
             return
         home.mkdir(parents=True)
-        checkpoints = self.root / "volume" / order.workload
+        checkpoints = self.root / "volume" / order.workload if self.durable_checkpoints else home / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         path, token = self.channel.credentials(order.workload, order.attempt, number)
         env = {

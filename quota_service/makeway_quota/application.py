@@ -180,13 +180,18 @@ async def _components(
     await backend.open()
     seen = await backend.observe()
     document, version = await asyncio.to_thread(current_policy, store, settings, clock(), partial(sizes, seen.nodes))
-    world = World(store, document, version, clock, settings.start_deadline_seconds)
+    world = World(store, document, version, clock, settings.start_deadline_seconds, backend.durable_checkpoints)
     if isinstance(backend, RemoteBackend):
         backend.follow_policy(lambda: world.document)
     world.see(seen)
     servers = None if hub is None else HubServers(hub)
     leases = Leases(settings.lease_seconds, servers)
     feed = ChangeFeed(store, world, leases, leader, channel, last, clock) if store.shared else None
+    if not backend.durable_checkpoints:
+        log.warning(
+            "Checkpoints of jobs end with their pods, so that a job which makes way starts from the beginning: name a "
+            "PersistentVolumeClaim for them in MAKEWAY_KUBE_CHECKPOINT_CLAIM"
+        )
     if not store.shared:
         log.info("SQLite: this is the only replica; PostgreSQL serves several (MAKEWAY_DB_URL)")
     return Components(settings, store, backend, world, leases, leader, channel, servers, feed, clock)
@@ -209,7 +214,7 @@ async def world_now(settings: ServiceSettings, store: Store, backend: Backend, n
     finally:
         if remote is not None:
             await remote.close(stop_jobs=False)
-    world = World(store, document, version)
+    world = World(store, document, version, durable_checkpoints=backend.durable_checkpoints)
     world.see(seen)
     return world
 

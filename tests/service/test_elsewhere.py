@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from elsewhere import Processes
-from makeway_api.models import Job
+from makeway_api.models import Job, JobRequest
 from makeway_quota.services import attempts
 from running import Running, python, running
 from web.portal import serving
@@ -62,8 +62,11 @@ class Far:
 
 
 @asynccontextmanager
-async def far(folder: Path, *, lost_after: float = 120.0, **settings: object) -> AsyncIterator[Far]:
+async def far(
+    folder: Path, *, lost_after: float = 120.0, durable: bool = True, **settings: object
+) -> AsyncIterator[Far]:
     backend = Processes(folder / "machines", "", lost_after=lost_after)
+    backend.durable_checkpoints = durable
     backend.root.mkdir(parents=True)
     settings = {"MAKEWAY_TICK_SECONDS": "0.2", "MAKEWAY_TICKET_SECRET": "s" * 32, **settings}
     async with running(folder / "state", backend=backend, **settings) as run:
@@ -131,6 +134,43 @@ async def test_a_notice_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> No
         assert job.checkpoint.step == 5
         await service.run.client("ana").cancel(job.id)
         assert (await service.ended(job)).state.value == "cancelled"
+
+
+async def test_without_a_place_for_checkpoints_a_job_is_told_that_it_starts_from_the_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with far(tmp_path, durable=False) as service:
+        assert caplog.text.count("in MAKEWAY_KUBE_CHECKPOINT_CLAIM") == 1
+        job = await service.train(SAVES)
+        await service.said(job, "from 0")
+        await service.run.client("ana").preempt_test(job.id)
+        await service.said(job, "from 0", attempt=2)
+        decisions = await service.run.client("ana").job_events(job.id)
+        (said,) = [each.message for each in decisions if each.verb == "requeue"]
+        assert said == (
+            "“far” of ana made way for a test of preemption; saved at step 5. "
+            "It waits for GPUs again; its checkpoint ended with its pod: it starts from the beginning."
+        )
+        found = await service.run.job(job.id, "running")
+        assert (found.durable_checkpoints, found.checkpoint) == (False, None)
+        first = found.attempts[0]
+        assert first.ended_at is not None
+        assert first.checkpoint is not None
+        assert first.lost_seconds is not None
+        assert 0 < first.lost_seconds <= (first.ended_at - first.started_at).total_seconds()
+        wanted = JobRequest(command=["true"], profile="gpu1", dry_run=True)
+        for _ in range(4):  # until the reservation is used up
+            dry = await service.run.client("ana").dry_run(wanted)
+            if dry.risk:
+                break
+            await service.train("import time; time.sleep(600)")
+        assert dry.risk.endswith("and then starts from the beginning: here checkpoints end with a job's pod.")
+        over = await service.train("import time; time.sleep(600)")
+        assert over.reason is not None
+        assert "(its checkpoints end with its pod: it starts from the beginning then)" in over.reason.message
+        for each in (await service.run.client("ana").jobs(limit=50)).jobs:
+            await service.run.client("ana").cancel(each.id)
+            await service.ended(each)
 
 
 async def test_a_sigterm_is_a_notice_and_the_job_is_not_to_blame(tmp_path: Path) -> None:

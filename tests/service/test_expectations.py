@@ -264,6 +264,16 @@ policies: [{name: rnd, groups: [rnd], quotas: [{reserved: 2}]}]
     assert {node.name for node in view.nodes()} - set(shown.avoid) == {"n2/a", "n2/b"}
 
 
+@pytest.mark.parametrize(("durable", "cost_since"), [(True, 90.0), (False, None)])
+def test_checkpoints_that_end_with_their_pod_make_no_victim_cheaper(durable: bool, cost_since: float | None) -> None:
+    job = row(state="running", checkpoint_step=9, checkpoint_at=90.0)
+    document = policy.read("{version: 1, pools: [], profiles: [], policies: []}")
+    view = EngineView(Durations(), durable)
+    view.show({job.id: job}, divide(NODES, document), document, 100.0)
+    (shown,) = view.workloads()
+    assert shown.last_checkpoint_at == cost_since
+
+
 def test_a_job_says_why_its_attempt_is_still_starting() -> None:
     job = row()
     seen = AttemptSeen(*KEY, Phase.STARTING, waiting_reason="image_pull", message="The image is pulled.", since=12.0)

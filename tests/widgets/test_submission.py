@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
 from makeway import options, payload, snapshot
 from makeway.problems import Refused
-from makeway.submission import Submission, submit
+from makeway.submission import Submission, risk, submit
+from makeway.training import Job
 
 
 @pytest.fixture
@@ -181,3 +183,11 @@ def test_outside_of_a_makeway_notebook_the_message_says_what_to_set(monkeypatch:
     assert "MAKEWAY_TOKEN" in message
     monkeypatch.setenv("MAKEWAY_URL", "portal")
     assert "must start with http" in refused(submit, "1")
+
+
+@pytest.mark.covers("F44")
+def test_the_risk_over_quota_is_to_begin_anew_where_checkpoints_end_with_their_pod() -> None:
+    wanted = Submission(source="from makeway import checkpoint")
+    for durable, ends in ((True, "`%job` shows the newest one."), (False, "here checkpoints end with a job's pod.")):
+        over = samples.job(over_quota=True, durable_checkpoints=durable)
+        assert " ".join(risk(Job(over), wanted).split()).endswith(ends)

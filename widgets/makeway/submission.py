@@ -145,8 +145,12 @@ def risk(job: Job, submission: Submission) -> str:
     lender = f"GPUs of {listed(data.borrowed_from)}" if data.borrowed_from else "idle GPUs of other teams"
     text = (
         f"Over quota: {data.team}'s reservation does not cover this job's {gpus(data.gpus)}. It runs on {lender} until "
-        "their owner needs them; then it gets a notice, saves, makes way, and resumes later by itself. "
+        "their owner needs them; then it gets a notice, "
     )
+    if not data.durable_checkpoints:
+        text += "makes way, and later starts from the beginning by itself: here checkpoints end with a job's pod."
+        return textwrap.fill(text, 100)
+    text += "saves, makes way, and resumes later by itself. "
     if submission.source and not any("checkpoint" in code for code in _code(submission)):
         text += "The cell does not use makeway.checkpoint: after making way it would start from the beginning."
     else:

@@ -154,6 +154,7 @@ class Job(Wire):
     clone_of: str | None = None
     image: str | None = Field(None, description="of its pods; none: that of the site")
     virtual: bool = False
+    durable_checkpoints: bool = Field(True, description="whether an attempt finds the checkpoints of the one before")
     version: int = 0
 
 

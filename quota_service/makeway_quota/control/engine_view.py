@@ -47,8 +47,10 @@ class Unread:
 class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
-    def __init__(self, durations: Durations) -> None:
+    def __init__(self, durations: Durations, durable_checkpoints: bool = True) -> None:
+        """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
+        self._durable_checkpoints = durable_checkpoints
         self.stale: set[str] = set()
         self.stale_machines: set[str] = set()
         self._document: Document | None = None
@@ -135,6 +137,8 @@ class EngineView:
         if assignment.divided and (profile := document.profile(row.profile)) is not None:
             pools = profile.pools  # on a divided machine work without GPUs is in the pool that its profile prefers
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
+        if not self._durable_checkpoints:
+            shown = replace(shown, last_checkpoint_at=None)
         if shown.avoid:
             shown = replace(shown, avoid=_in_any_pool(shown.avoid, document))
         self._expect(shown)

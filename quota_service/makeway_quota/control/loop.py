@@ -211,7 +211,10 @@ class Loop:
         rows = await self.world.rows_as_of_now()
         names = self._names(rows)
         seen, document = work_queue.seen(now), self.world.document
-        reconciled = reconcile(rows, seen, now=now, lost_budget=self.lost_budget, names=names, document=document)
+        durable = self.world.durable_checkpoints
+        reconciled = reconcile(
+            rows, seen, now=now, lost_budget=self.lost_budget, names=names, document=document, durable=durable
+        )
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
@@ -291,8 +294,16 @@ class Loop:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
                 now, names, budget, document = self.clock(), self._names(rows), self.lost_budget, self.world.document
+                durable = self.world.durable_checkpoints
                 ended = reconcile(
-                    rows, seen, now=now, lost_budget=budget, names=names, document=document, stopping=True
+                    rows,
+                    seen,
+                    now=now,
+                    lost_budget=budget,
+                    names=names,
+                    document=document,
+                    durable=durable,
+                    stopping=True,
                 )
                 await self._commit(ended, now)
                 await self.world.rows()

@@ -31,15 +31,17 @@ def reconcile(
     lost_budget: int,
     names: Names = IDS,
     document: Document = NO_DOCUMENT,
+    durable: bool = True,
     stopping: bool = False,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
     `lost_budget` is how many losses that count a job survives (`Losses.counts`); `document` says which nodes it may go
-    to. `stopping`: the service has just stopped all jobs, because it ends itself.
+    to; `durable`: an attempt leaves its checkpoints to the next one. `stopping`: the service has just stopped all jobs,
+    because it ends itself.
     """
     change_set = ChangeSet()
-    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget, document), stopping)
+    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget, document), durable, stopping)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
@@ -97,6 +99,7 @@ class _Reports:
     now: float
     names: Names
     losses: Losses
+    durable: bool
     stopping: bool
 
     def ended(self, row: Workload, seen: AttemptSeen) -> None:
@@ -139,7 +142,7 @@ class _Reports:
             "over_quota": False,
             "borrowed_from": (),
             "ran": _ran(row, seen, self.now),
-        } | _progress(row, seen)
+        } | self._checkpoint(row, seen)
         if state == "failed":
             fields["failures"] = row.failures + 1
         close = _close(row, seen, self.now, state, None)
@@ -149,7 +152,7 @@ class _Reports:
         )
 
     def _evicted(self, row: Workload, seen: AttemptSeen, notice: Notice) -> None:
-        progress = _saved(row, seen, self.now)
+        progress = self._saved(row, seen)
         if seen.killed:
             message = outcomes.killed_at_deadline(_job(row), row.grace, progress)
         else:
@@ -165,7 +168,7 @@ class _Reports:
 
     def _stopped(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that got a notice which is in no row; it counts as a loss unless Makeway itself stops."""
-        progress = _saved(row, seen, self.now)
+        progress = self._saved(row, seen)
         if self.stopping:
             message = outcomes.stopped_with_makeway(_job(row), progress)
             self._requeue(row, seen, "preempted", "made_way", message, {}, progress.lost)
@@ -178,7 +181,7 @@ class _Reports:
         """Requeue a job that was lost."""
         job, nodes, cause = _job(row), _nodes(row), _cause(seen)
         began = row.state != "starting" or seen.started_at is not None
-        message = outcomes.lost(job, nodes, cause, _saved(row, seen, self.now) if began else None)
+        message = outcomes.lost(job, nodes, cause, self._saved(row, seen) if began else None)
         self._count(row, seen, message, outcomes.lost_for_good(job, nodes, cause, row.infra_failures + 1))
 
     def _count(self, row: Workload, seen: AttemptSeen, message: str, for_good: str) -> None:
@@ -190,7 +193,7 @@ class _Reports:
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
             self._finish(row, seen, "failed", for_good)
         else:
-            lost = _saved(row, seen, self.now).lost
+            lost = self._saved(row, seen).lost
             self._requeue(row, seen, "lost", "node_failed", message, fields, lost)
 
     def _requeue(
@@ -222,9 +225,27 @@ class _Reports:
         }
         close = _close(row, seen, self.now, outcome, lost)
         self.change_set.add(
-            Change(row.id, change | _progress(row, seen) | fields, expect_states=ADMITTED, close_attempt=close),
+            Change(row.id, change | self._checkpoint(row, seen) | fields, expect_states=ADMITTED, close_attempt=close),
             decide(row, "requeue", code, message, attempt=row.attempt, exit_code=seen.exit_code, lost_seconds=lost),
         )
+
+    def _saved(self, row: Workload, seen: AttemptSeen) -> outcomes.SavedWork:
+        """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
+        step = seen.step if seen.step is not None else row.checkpoint_step
+        saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
+        ended = seen.ended_at or self.now
+        began = row.started_at or ended
+        if not self.durable:
+            return outcomes.SavedWork(saved, step, max(0.0, ended - began), durable=False)
+        since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, began)
+        lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
+        return outcomes.SavedWork(saved, step, lost)
+
+    def _checkpoint(self, row: Workload, seen: AttemptSeen) -> dict[str, object]:
+        """Return the changes of the checkpoint that the next attempt would find."""
+        if self.durable:
+            return _progress(row, seen)
+        return {"checkpoint_step": None, "checkpoint_at": None}
 
 
 def _close(row: Workload, seen: AttemptSeen, now: float, outcome: str, lost: float | None) -> dict[str, object]:
@@ -245,16 +266,6 @@ def _ran(row: Workload, seen: AttemptSeen, now: float) -> float:
     if row.started_at is None:
         return row.ran
     return row.ran + max(0.0, (seen.ended_at or now) - row.started_at)
-
-
-def _saved(row: Workload, seen: AttemptSeen, now: float) -> outcomes.SavedWork:
-    """Return what is saved, and the seconds of work since; 0 where it saved on notice."""
-    step = seen.step if seen.step is not None else row.checkpoint_step
-    saved = step is not None or bool(seen.checkpoint_at or row.checkpoint_at or seen.acknowledged)
-    ended = seen.ended_at or now
-    since = max(seen.checkpoint_at or 0.0, row.checkpoint_at or 0.0, row.started_at or ended)
-    lost = 0.0 if seen.acknowledged and seen.checkpoint_at else max(0.0, ended - since)
-    return outcomes.SavedWork(saved, step, lost)
 
 
 def _cause(seen: AttemptSeen) -> str:

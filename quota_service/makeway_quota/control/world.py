@@ -42,6 +42,7 @@ class World:
         policy_version: int,
         clock: Callable[[], float] = time.time,
         start_deadline: float = START_DEADLINE,
+        durable_checkpoints: bool = True,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -60,7 +61,9 @@ class World:
         self.work_queue = WorkQueue(self._active, self.observed, Expectations(start_deadline))
         self.durations = Durations()
         self.accounting = Accounting()
-        self._view = EngineView(self.durations)
+        self.durable_checkpoints = durable_checkpoints
+        """Whether an attempt finds the checkpoints of the one before."""
+        self._view = self._new_view()
         self._followers = Followers()
         self._kept: tuple[Mapping[str, float], float] = {}, 0.0
         """The histories as they were read, and their age in seconds."""
@@ -228,7 +231,7 @@ class World:
 
     def snapshot(self, rows: Mapping[str, Workload], now: float) -> Snapshot:
         """Return the world as the engine sees it."""
-        known = self._view if self._active.are_current(rows) else EngineView(self.durations)
+        known = self._view if self._active.are_current(rows) else self._new_view()
         return _with(self._snapshot(rows, now, known), known)
 
     def proposed(self, rows: Mapping[str, Workload], now: float, document: Document) -> Callable[[], Snapshot]:
@@ -236,7 +239,7 @@ class World:
 
         The function looks at every row and node, so it must not run on the event loop.
         """
-        nodes, view = tuple(self._nodes.values()), EngineView(self.durations)
+        nodes, view = tuple(self._nodes.values()), self._new_view()
         policies = self.accounting.applied(document.policies, document.settings.history_half_life)
 
         def make() -> Snapshot:
@@ -249,6 +252,9 @@ class World:
         """Return everything but the workloads and nodes, which the view then has."""
         view.show(rows, self.assignment, self.document, now, self._placed_on if view is self._view else None)
         return _plain(self.document, self.accounting.policies(), now)
+
+    def _new_view(self) -> EngineView:
+        return EngineView(self.durations, self.durable_checkpoints)
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

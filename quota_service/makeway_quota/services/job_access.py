@@ -73,7 +73,9 @@ class JobAccess:
     def view(self, caller: Caller, row: Workload, attempts: Sequence[Attempt] = ()) -> Job:
         """Return a job as the caller may see it, from what was read of it."""
         context = self._context
-        job = views.job(row, virtual=context.world.virtual, attempts=attempts, now=context.clock())
+        world = context.world
+        durable = world.durable_checkpoints
+        job = views.job(row, virtual=world.virtual, durable=durable, attempts=attempts, now=context.clock())
         if self.may_read(caller, row):
             return job
         return job.model_copy(update={"command": [], "source": "", "private": True})

@@ -172,7 +172,10 @@ class SubmissionService:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
         risk = ""
         if not in_quota:
-            risk = "It would run over quota: it makes way when the owners need their GPUs, so save checkpoints often."
+            durable = self._context.world.durable_checkpoints
+            again = "and then starts from the beginning: here checkpoints end with a job's pod"
+            then = "so save checkpoints often" if durable else again
+            risk = f"It would run over quota: it makes way when the owners need their GPUs, {then}."
         return DryRun(offer=offer, command=request.command, files=len(request.files), bytes=size, risk=risk)
 
 

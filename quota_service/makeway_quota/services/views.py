@@ -72,8 +72,8 @@ def checkpoint(step: int | None, saved_at: float | None) -> Checkpoint | None:
     return None if saved_at is None and step is None else Checkpoint(step=step, saved_at=when(saved_at))
 
 
-def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), now: float = 0.0) -> Job:
-    """Return a job; `now` (Unix seconds) gives the age of its checkpoint."""
+def job(row: Workload, *, virtual: bool, durable: bool, attempts: Sequence[AttemptRow] = (), now: float = 0.0) -> Job:
+    """Return a job; `now` (Unix seconds) gives the age of its checkpoint, `durable`: the next attempt finds it."""
     return Job(
         id=row.id,
         name=row.name,
@@ -84,7 +84,7 @@ def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), no
         workers=len(row.placement) or row.workers,
         priority=Priority(row.priority),
         state=State(row.state),
-        reason=_job_reason(row, now),
+        reason=_job_reason(row, now, durable),
         over_quota=row.over_quota,
         borrowed_from=list(row.borrowed_from),
         attempt=row.attempt,
@@ -105,11 +105,12 @@ def job(row: Workload, *, virtual: bool, attempts: Sequence[AttemptRow] = (), no
         clone_of=row.clone_of,
         image=row.image,
         virtual=virtual,
+        durable_checkpoints=durable,
         version=row.version,
     )
 
 
-def _job_reason(row: Workload, now: float) -> Reason | None:
+def _job_reason(row: Workload, now: float, durable: bool) -> Reason | None:
     """Return a running job's risk: whether it may be evicted, and how much work that would cost (F44)."""
     if row.state != "running":
         return reason(row)
@@ -117,6 +118,8 @@ def _job_reason(row: Workload, now: float) -> Reason | None:
     if not row.over_quota:
         return Reason(code="running", message=f"Runs on {size} within the team's reservation.")
     saved = f"last checkpoint {duration(now - row.checkpoint_at)} ago" if row.checkpoint_at else "no checkpoint yet"
+    if not durable:
+        saved = "its checkpoints end with its pod: it starts from the beginning then"
     message = f"Runs over quota on {size}: it makes way when their owners need them ({saved})."
     return Reason(code="running_over_quota", message=message)
 

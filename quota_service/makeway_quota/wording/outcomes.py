@@ -15,11 +15,15 @@ from .amounts import duration, gpus_are, names
 
 @dataclass(frozen=True, slots=True)
 class SavedWork:
-    """How much of an attempt's work is saved: the step of the last checkpoint, and the seconds of work lost since."""
+    """How much of an attempt's work is saved: the step of the last checkpoint, and the seconds of work lost since.
+
+    Checkpoints that are not `durable` end with their attempt, and all of its work is lost.
+    """
 
     saved: bool
     step: int | None
     lost: float
+    durable: bool = True
 
     def __str__(self) -> str:
         if not self.saved:
@@ -29,7 +33,9 @@ class SavedWork:
     @property
     def with_loss(self) -> str:
         """The same, with the work that was lost since the checkpoint."""
-        return f"{self}, {duration(self.lost)} of work since then is lost" if self.saved else str(self)
+        if not self.saved:
+            return str(self)
+        return f"{self}, {duration(self.lost)} of work {'since then ' if self.durable else ''}is lost"
 
 
 def job_of(name: str, owner: str) -> str:
@@ -96,6 +102,8 @@ def killed_at_deadline(job: str, grace: float, progress: SavedWork) -> str:
 
 
 def _goes_on(progress: SavedWork) -> str:
+    if progress.saved and not progress.durable:
+        return "It waits for GPUs again; its checkpoint ended with its pod: it starts from the beginning."
     return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 
