@@ -2,7 +2,8 @@
 
 Tests that fail run again, alone, at the end of their tier: one that passes then is named as flaky and does not fail the
 run, as in the tests of Kubernetes. Thousands of tests with real processes share the processors here, and each may meet
-a moment in which the machine stands still.
+a moment in which the machine stands still. The first failure of a test with the mark `no_repeat` counts: those prove
+what may not fail even once, such as that nothing starts twice.
 
 Run by `make test` with the environment's Python. The build happens once; its limit counts from its start.
 """
@@ -35,6 +36,9 @@ LIMIT_MINUTES = 60.0
 PAUSE = 0.2
 REPEATED = 100
 """The most tests that run again, among them all that share a cluster; where more fail, it is no accident."""
+LAST_FAILED = "v/cache/lastfailed"
+FIRST_FAILURES = "v/makeway/first_failures"
+"""What pytest's cache has of the tests that failed, and of those among them with the mark: tests/strict_runs.py."""
 BUILD = (sys.executable, "-m", "kube_cluster", "build")
 LEAST = 19
 """The niceness of what runs when nothing else wants to."""
@@ -97,6 +101,27 @@ class Build:
         return f"{processes.last_lines(self.log)}\n  (all of it is in {self.log})"
 
 
+def names_in(file: Path) -> set[str]:
+    """Return the names of tests that a file of pytest's cache has; none without the file."""
+    try:
+        return set(json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return set()
+
+
+def without_group(name: str) -> str:
+    """Return a test's name without the group that pytest-xdist adds to it, which may be the name again."""
+    half = len(name) // 2
+    if name[half:] == f"@{name[:half]}":
+        return name[:half]
+    return name.rpartition("@")[0] if name.rfind("@") > name.rfind("]") else name
+
+
+def show(title: str, tests: Sequence[str]) -> None:
+    """Print the names of tests, one a line."""
+    print(f"\n{title}", *map(without_group, tests), sep="\n  ", flush=True)
+
+
 class Tiers:
     """The two runs of pytest."""
 
@@ -147,25 +172,23 @@ class Tiers:
 
         Without a worker pytest would know no test by the name in its cache: pytest-xdist adds the group to it.
         """
-        folder = f".pytest_cache/{tier}"
+        folder = self._root / ".pytest_cache" / tier
         cache = ("-o", f"cache_dir={folder}")
         status = self._pytest(*workers, *cache, "--cache-clear", *selection)
-        failed = self._failed(folder)
-        if status != FAILED or self._ends_at_first or not 0 < len(failed) <= REPEATED:
+        if status != FAILED or self._ends_at_first:
             return status
-        print(f"\nRunning again, alone, what failed: {len(failed)}.", flush=True)
-        alone = ("-n", "1", "--dist", "loadgroup", "--last-failed", "--last-failed-no-failures=none")
-        status = self._pytest(*alone, *cache, *selection)
-        if status == 0:
-            print("\nFlaky: failed beside other tests and passed alone:", *failed, sep="\n  ", flush=True)
-        return status
-
-    def _failed(self, folder: str) -> list[str]:
-        """Return the tests that failed, as pytest's cache names them."""
-        try:
-            return sorted(json.loads((self._root / folder / "v/cache/lastfailed").read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return []
+        counting = names_in(folder / FIRST_FAILURES)
+        failed = sorted(names_in(folder / LAST_FAILED) - counting)
+        if 0 < len(failed) <= REPEATED:
+            (folder / LAST_FAILED).write_text(json.dumps(dict.fromkeys(failed, True)), encoding="utf-8")
+            print(f"\nRunning again, alone, what failed: {len(failed)}.", flush=True)
+            alone = ("-n", "1", "--dist", "loadgroup", "--last-failed", "--last-failed-no-failures=none")
+            status = self._pytest(*alone, *cache, *selection)
+            if status == 0:
+                show("Flaky: failed beside other tests and passed alone:", failed)
+        if counting:
+            show("Failed, and not repeated, as already the first failure counts:", sorted(counting))
+        return FAILED if counting else status
 
     def _second(self) -> list[str]:
         named = any((self._root / word.partition("::")[0]).exists() for word in self.arguments)

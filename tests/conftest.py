@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from longest_first import LongestFirst, in_order
+from strict_runs import pytest_configure as pytest_configure
+from strict_runs import pytest_runtest_makereport as pytest_runtest_makereport
 
 ROOT = Path(__file__).parents[1]
 MOST_WORKERS = 8

@@ -95,6 +95,7 @@ SERVICE = """
 
 @pytest.mark.covers("F47", "N07")
 @pytest.mark.parametrize("after", [0.0, 0.005, 0.02, 0.04, 0.08])
+@pytest.mark.no_repeat
 async def test_a_service_killed_at_any_moment_starts_everything_once(tmp_path: Path, after: float) -> None:
     kill_a_service(tmp_path, after)
     shop = Workshop(tmp_path)

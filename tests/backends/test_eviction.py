@@ -40,6 +40,7 @@ def weights(text: str) -> str:
 
 
 @pytest.mark.covers("N11")
+@pytest.mark.no_repeat
 async def test_twenty_preemptions_change_nothing(shop: Workshop) -> None:
     await train(shop, "calm", 1, "--seconds", "0")
     assert (await shop.over("calm")).exit_code == 0

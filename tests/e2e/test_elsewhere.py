@@ -120,6 +120,7 @@ def weights(log: str) -> str:
 
 
 @pytest.mark.covers("N11")
+@pytest.mark.no_repeat
 async def test_training_is_bit_identical_while_notices_come_and_the_service_is_killed(
     one: Replica, tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def all_right(portal: Portal, book: Path, names: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.covers("F47", "N07")
+@pytest.mark.no_repeat
 def test_the_service_is_killed(portal: Portal, tmp_path: Path) -> None:
     book, stop, names = tmp_path / "book", threading.Event(), []
     chance = random.Random(SEED)
@@ -187,6 +188,7 @@ def guaranteed(portal: Portal, team: str) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.covers("N07", "F47")
+@pytest.mark.no_repeat
 def test_the_hub_is_killed(portal: Portal, tmp_path: Path) -> None:
     book, names = tmp_path / "book", []
     chance = random.Random(SEED)

@@ -170,6 +170,7 @@ async def live_through(postgres: str, folder: Path, events: int, seed: int, pace
 
 @pytest.mark.e2e
 @pytest.mark.covers("N24")
+@pytest.mark.no_repeat
 async def test_two_replicas_live_through_a_few_faults(postgres: str, tmp_path: Path) -> None:
     await live_through(postgres, tmp_path, 4, SEED, BUSY)
 
@@ -178,5 +179,6 @@ async def test_two_replicas_live_through_a_few_faults(postgres: str, tmp_path: P
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.covers("N24")
+@pytest.mark.no_repeat
 async def test_two_replicas_live_through_60_faults(postgres: str, tmp_path: Path) -> None:
     await live_through(postgres, tmp_path, int(os.environ.get("FAULTS", "60")), SEED + 1)

@@ -11,7 +11,9 @@ import pytest
 import run_tests
 from run_tests import Build, BuildProblem, Tiers
 
-PYTEST_INI = "[pytest]\naddopts = -m 'not kube'\nmarkers = kube\n"
+TESTS = Path(__file__).parents[1]
+PYTEST_INI = f"[pytest]\naddopts = -m 'not kube'\nmarkers =\n  kube\n  no_repeat\npythonpath = {TESTS}\n"
+CONFTEST = "from strict_runs import pytest_configure, pytest_runtest_makereport\n"
 PLAIN = "import os\ndef test_plain(): assert not os.path.exists('broken')\n"
 ON_KUBERNETES = (
     "import pathlib, pytest\n@pytest.mark.kube\ndef test_kube():\n"
@@ -35,6 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     (tmp_path / "pytest.ini").write_text(PYTEST_INI)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "tests/kube").mkdir(parents=True)
     (tmp_path / "tests/test_plain.py").write_text(PLAIN)
     (tmp_path / "tests/kube/test_kube.py").write_text(ON_KUBERNETES)
@@ -165,12 +168,70 @@ def test_what_fails_beside_other_tests_runs_again_alone(
     assert run_tests.run(Tiers(words, 0, project), None) == broken
     assert (project / "runs").read_text() == "beside others\nalone\n"
     assert (project / "others").read_text() == "ran\n"
-    flaky = "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky@some\n"
+    flaky = "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky\n"
     assert (flaky in capfd.readouterr().out) != broken
     (project / "busy").unlink()
     (project / "broken").unlink(missing_ok=True)
     assert run_tests.run(Tiers(words, 0, project), None) == 0
     assert (project / "runs").read_text() == "beside others\nalone\nbeside others\n"
+
+
+@pytest.mark.slow
+def test_the_first_failure_of_a_marked_test_counts(
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others are still repeated; a fixture that fails says nothing of what the test proves."""
+    monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "2")
+    marked = FLAKY.replace("@pytest", "@pytest.mark.no_repeat\n@pytest", 1).replace("runs'", "safe runs'")
+    (project / "tests/test_safe.py").write_text(marked.replace("test_flaky", "test_safe"))
+    (project / "tests/test_flaky.py").write_text(FLAKY)
+    (project / "busy").touch()
+    words = ["tests/test_flaky.py", "tests/test_safe.py"]
+    assert run_tests.run(Tiers(words, 0, project), None) == 1
+    assert (project / "runs").read_text() == "beside others\nalone\n"
+    assert (project / "safe runs").read_text() == "beside others\n"
+    said = capfd.readouterr().out
+    assert "Flaky: failed beside other tests and passed alone:\n  tests/test_flaky.py::test_flaky\n" in said
+    assert said.endswith("already the first failure counts:\n  tests/test_safe.py::test_safe\n")
+    in_fixture = marked.replace("def test_flaky():", "@pytest.fixture\ndef ready():")
+    in_fixture = in_fixture.replace("@pytest.mark.no_repeat\n@pytest.mark.xdist_group('some')\n", "")
+    (project / "tests/test_safe.py").write_text(in_fixture + "@pytest.mark.no_repeat\ndef test_safe(ready): pass\n")
+    assert run_tests.run(Tiers(["tests/test_safe.py"], 0, project), None) == 0
+    assert "  tests/test_safe.py::test_safe\n" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "test"),
+    [
+        ("tests/test_a.py::test_x@tests/test_a.py", "tests/test_a.py::test_x"),
+        ("tests/test_a.py::test_x[a@b]@some", "tests/test_a.py::test_x[a@b]"),
+        ("tests/test_a.py::test_x[a@b]@tests/test_a.py::test_x[a@b]", "tests/test_a.py::test_x[a@b]"),
+        ("tests/test_a.py::test_x[a@b]", "tests/test_a.py::test_x[a@b]"),
+        ("tests/test_a.py::test_x", "tests/test_a.py::test_x"),
+    ],
+)
+def test_a_test_is_named_without_its_group(name: str, test: str) -> None:
+    assert run_tests.without_group(name) == test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "skips",
+    [
+        "@pytest.mark.skipif(True, reason='no node here')\ndef test_it(): pass\n",
+        "@pytest.fixture(scope='session')\ndef node(): pytest.skip('no node here')\ndef test_it(node): pass\n",
+    ],
+)
+def test_nothing_is_skipped_in_ci(
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, skips: str
+) -> None:
+    (project / "tests/test_skips.py").write_text(f"import pytest\n{skips}")
+    monkeypatch.delenv("CI", raising=False)
+    assert run_tests.run(Tiers(["tests/test_skips.py"], 0, project), None) == 0
+    assert "1 skipped" in capfd.readouterr().out
+    monkeypatch.setenv("CI", "true")
+    assert run_tests.run(Tiers(["tests/test_skips.py"], 0, project), None) == 1
+    assert "no node here (With CI set, nothing is skipped.)" in capfd.readouterr().out
 
 
 @pytest.mark.slow

@@ -96,6 +96,7 @@ async def train(serving: Serving, person: str, name: str, seconds: float) -> Job
 
 @pytest.mark.covers("N07", "F42", "F47")
 @pytest.mark.timeout(1800)
+@pytest.mark.no_repeat
 async def test_nothing_is_lost_or_run_twice(serving: Serving, tmp_path: Path) -> None:
     chance = random.Random(SEED)
     faults = ["kill"] * KILLS + ["freeze"] * FREEZES

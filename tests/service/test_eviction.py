@@ -52,6 +52,7 @@ async def told(run: Running, job: Job, verb: str) -> list[Decision]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.covers("N10", "N11", "N12", "F18", "F35")
+@pytest.mark.no_repeat
 async def test_twenty_preemptions_change_nothing(tmp_path: Path) -> None:
     steps = ["--steps", "1200", "--every", "5000"]
     async with running(tmp_path, MAKEWAY_TICK_SECONDS=0.2) as run:

@@ -42,6 +42,7 @@ def at_work(portal: Portal, longest: float, anas: int, bos: int) -> Iterator[lis
 
 
 @pytest.mark.covers("N24", "N07", "F42", "F47")
+@pytest.mark.no_repeat
 def test_they_live_through_faults(replicated: Portal) -> None:
     portal = replicated
     pair = Pair(portal, SEED)

@@ -1,0 +1,49 @@
+"""Make runs strict: nothing is skipped in CI, and the runner learns of the first failures that count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import cast
+
+import pytest
+
+FIRST_FAILURES = "makeway/first_failures"
+"""The name in pytest's cache that scripts/run_tests.py reads."""
+MARK = "no_repeat"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In continuous integration, turn a skip into a failure with its reason: a skip would go unnoticed there."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and not hasattr(report, "wasxfail"):
+        file, line, reason = cast("tuple[str, int, str]", report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"{file}:{line}: {reason.removeprefix('Skipped: ')} (With CI set, nothing is skipped.)"
+    return report
+
+
+class FirstFailures:
+    """Keeps the names of the tests marked `no_repeat` that failed; it sees the tests of all workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember a test whose own part failed: what its fixtures could not set up says nothing of what it proves."""
+        if report.failed and report.when == "call" and MARK in report.keywords:
+            self._failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the names, also where there are none."""
+        cache = getattr(self._config, "cache", None)  # not there with `-p no:cacheprovider`
+        if cache is not None:
+            cache.set(FIRST_FAILURES, sorted(self._failed))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the results, except on a worker of pytest-xdist, which sees only its own."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FirstFailures(config))
