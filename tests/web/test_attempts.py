@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,10 @@ from makeway_quota.services.output_rates import BURST, RATE, RESULT_BURST, RESUL
 from web.portal import API, Portal, portal
 
 INSTANCE = {"instance": "launcher-1"}
+HELD = 60
+"""The longest that a request is held, in seconds."""
+PROMPT = 20
+"""Longer than an answer takes on a busy machine, and well before a held request ends by itself."""
 MIB = 2**20
 
 
@@ -48,6 +52,12 @@ class Worker:
 
     async def send(self, kind: str, offset: int, data: bytes, **params: Any) -> httpx2.Response:
         return await self.http.post(f"{self.path}/outputs/{kind}", params={"offset": offset, **params}, content=data)
+
+
+async def promptly(asked: Awaitable[httpx2.Response]) -> httpx2.Response:
+    """Return the answer to a request that is held no longer than it must be; fail where it comes by the deadline."""
+    async with asyncio.timeout(PROMPT):
+        return await asked
 
 
 def code(answer: httpx2.Response) -> tuple[int, str]:
@@ -80,21 +90,22 @@ async def test_a_held_request_returns_the_notice_as_soon_as_it_is_written(web: P
     await worker.claim()
     web.backend.ignoring.add(worker.key[0])
     assert (await worker.get("orders")).json() == {"known": "", "notice": None, "stop": False}
-    held = asyncio.create_task(worker.get("orders", known="", wait=60))
+    held = asyncio.create_task(worker.get("orders", known="", wait=HELD))
     await asyncio.sleep(0)
     await web.run.client("ana").preempt_test(worker.key[0])
-    orders = (await held).json()
+    orders = (await promptly(held)).json()
     assert orders["notice"]["preempt_test"] is True
     assert orders["notice"]["deadline"] > orders["notice"]["at"]
-    assert (await worker.get("orders", known="", wait=60)).json() == orders, "one who does not know it is told at once"
+    again = await promptly(worker.get("orders", known="", wait=HELD))
+    assert again.json() == orders, "one who does not know it is told at once"
 
 
 async def test_a_cancelled_job_is_stopped_and_a_worker_that_is_over_is_told(web: Portal, worker: Worker) -> None:
     await worker.claim()
     web.backend.ignoring.add(worker.key[0])
-    held = asyncio.create_task(worker.get("orders", known="", wait=60))
+    held = asyncio.create_task(worker.get("orders", known="", wait=HELD))
     await web.run.client("ana").cancel(worker.key[0])
-    answer = await held
+    answer = await promptly(held)
     assert answer.status_code == 410 or answer.json()["stop"] is True
     await web.run.job(worker.key[0], "cancelled")
     for again in (
@@ -124,10 +135,10 @@ async def test_a_replica_without_its_database_tells_no_worker_what_to_do(worker:
 
 async def test_a_held_request_ends_with_its_attempt(web: Portal, worker: Worker) -> None:
     await worker.claim()
-    held = asyncio.create_task(worker.get("orders", known="", wait=60))
+    held = asyncio.create_task(worker.get("orders", known="", wait=HELD))
     await asyncio.sleep(0)
     web.backend.finish(worker.key[0])
-    assert code(await held) == (410, "attempt_ended")
+    assert code(await promptly(held)) == (410, "attempt_ended")
 
 
 async def test_the_tokens_of_others_open_nothing(web: Portal, worker: Worker) -> None:
