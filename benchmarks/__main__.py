@@ -54,7 +54,10 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and print; write each section of docs/benchmarks.md of which everything was measured."""
+    """Measure and print; write each section of docs/benchmarks.md of which everything was measured.
+
+    Return the exit status: 1 where a goal was missed.
+    """
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", action="append", choices=sorted(BENCHMARKS), help="one benchmark; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample as JSON")
@@ -81,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if all(measured.get(name) for name in names):
             rows = [one for name in names for one in measured[name]]
             PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), title, rows), encoding="utf-8")
-    return 0
+    if missed := [one.name for one in found if one.met is False]:
+        print("Goals that were missed:", *missed, sep="\n  ", file=sys.stderr)
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

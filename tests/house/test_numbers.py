@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks import packing, simulation
-from benchmarks.__main__ import BENCHMARKS, SECTIONS
+from benchmarks.__main__ import BENCHMARKS, SECTIONS, main
 from benchmarks.measure import Measured, with_section
 from benchmarks.numbers import insert, markdown
 
@@ -53,3 +53,15 @@ def test_a_section_of_the_benchmarks_is_made_anew_and_the_others_stay() -> None:
     assert sorted(benchmarks) == sorted(BENCHMARKS)
     shown = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (.*)", shown, re.M) == list(SECTIONS)
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(1.0, 0), (3.0, 1)])
+def test_a_goal_that_is_missed_is_named_and_an_error(
+    seconds: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goals = {"kept": 4.0, "tried": 2.0, "without": None}
+    rows = [Measured(name, "s", [seconds], "a bare one", 1.0, goal) for name, goal in goals.items()]
+    monkeypatch.setitem(BENCHMARKS, "lease", lambda: rows)
+    assert main(["--only", "lease"]) == status
+    missed = "Goals that were missed:\n  tried\n"
+    assert capsys.readouterr().err.endswith(missed) == bool(status)
