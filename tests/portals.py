@@ -111,12 +111,12 @@ class Portal(Site):
 
     def answers(self) -> bool:
         """Whether the proxy reaches the Hub and the service, and the service reaches the Hub."""
-        if not httpx2.get(f"{self.url}/hub/api/").is_success:
-            return False
         try:
+            if not httpx2.get(f"{self.url}/hub/api/").is_success:
+                return False
             with self.person(USERS[0]).client() as client:
                 return client.me().name == USERS[0]
-        except MakewayError:
+        except (MakewayError, httpx2.TransportError):
             return False
 
     @contextmanager
@@ -198,8 +198,8 @@ class Person:
         return self.notebook(server)
 
     def started(self, options: Mapping[str, Any]) -> Object:
-        """Start the person's default server with these options, if it does not run, and return its pod."""
-        if not self.server().get("ready"):
+        """Start the person's default server with these options, if it neither runs nor starts, and return its pod."""
+        if not self.server():
             self.begin(options)
         return self.wait()
 
@@ -249,6 +249,7 @@ def installed(cluster: Cluster, folder: Path) -> Iterator[Portal]:
             walk.step(number)
         wait_until_ready(cluster)
         portal = Portal(cluster, release, walk)
+        wait_until(portal.answers, "the Hub and the service answer through the proxy", STARTED, pause=0.5)
         yield portal
         portal.close()
         for pods in (WORKERS, PODS):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 from informing import start_api_server, stop_api_server
 from job_service import NAMESPACE, Serving, training
 from makeway_api.models import Job
+from pods import wait_until
 
 pytestmark = pytest.mark.kube
 
@@ -37,6 +39,8 @@ async def test_a_job_waits_for_the_quota_of_the_namespace(serving: Serving, monk
     async with serving.running():
         serving.cluster.api.create(QUOTAS, {"metadata": {"name": "site"}, "spec": {"hard": {"pods": "0"}}})
         try:
+            in_force = partial(serving.cluster.api.get, f"{QUOTAS}/site")
+            await asyncio.to_thread(wait_until, lambda: "used" in in_force()["status"], "the quota is in force")
             job = await serving.submit("ana", "patient", "true")
             await waits_because(serving, job, "cannot be started yet", "quota of the namespace", "limited: pods=0")
             await asyncio.sleep(3)  # it is tried again meanwhile

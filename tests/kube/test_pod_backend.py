@@ -282,13 +282,15 @@ async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
 ) -> None:
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
     cluster.api.create(f"{CORE}/resourcequotas", quota)
-    await backend.start(order("j-one", "simulated-0012"))
 
     def used() -> str | None:
         return cluster.api.get(f"{CORE}/resourcequotas/few")["status"].get("used", {}).get("pods")
 
     try:
-        await soon(lambda: used() == "1", "the quota is in force, and counts the pod")
+        # A pod that is created before is not counted until the controller looks again, which takes it up to 5 minutes.
+        await soon(lambda: used() == "0", "the quota is in force")
+        await backend.start(order("j-one", "simulated-0012"))
+        await soon(lambda: used() == "1", "it counts the pod")
         full = await refused_at_last(backend, order("j-many", "simulated-0010", "simulated-0011"))
         assert isinstance(full, BackendFull), repr(full)
         assert re.search(r"quota of the namespace is used up: .*exceeded quota: few", str(full))

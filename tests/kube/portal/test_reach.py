@@ -16,7 +16,7 @@ from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.kubernetes.manifest import token_key, token_secret_of
 from pods import PODS as OUTSIDE
 from pods import phase, wait_until
-from portals import CHECKPOINTS, PODS, WORKERS, Portal
+from portals import CHECKPOINTS, PODS, STARTED, WORKERS, Portal
 from probing import (
     LISTEN,
     METADATA,
@@ -150,24 +150,25 @@ def reach(portal: Portal) -> Iterator[Reach]:
             ending.callback(api.delete, f"{path}/{pod['metadata']['name']}", gracePeriodSeconds="0")
         ending.enter_context(metadata_server(portal.cluster))
         for person, team in ((ana, "rnd"), (bo, "devops")):
-            person.hub("POST", f"/users/{person.name}/server", json={"profile": "small", "team": team})
+            person.begin({"profile": "small", "team": team})
         mine = hers.submit(JobRequest(name="curious", profile="small", command=["python3", "-u", "-c", CURIOUS]))
         other = his.submit(JobRequest(name="bos-own", profile="pair", command=["python3", "-u", "-c", GANG]))
-        notebooks = [
-            person.started({"profile": "small", "team": team}) for person, team in ((ana, "rnd"), (bo, "devops"))
-        ]
+        notebooks = [person.wait() for person in (ana, bo)]
         folder = portal.volume(CHECKPOINTS, JOBS) / mine.id
-        wait_until(lambda: his.job(other.id).attempts and "met" in his.logs(other.id).text, "bo's gang has met")
-        wait_until(folder.exists, "ana's job has its folder")
-        wait_until(lambda: phase(api, "postgres", PODS) == "Running", "the database runs")
-        wait_until(lambda: phase(api, "outside") == "Running", "the pod outside runs")
+        for true, what in (
+            (lambda: his.job(other.id).attempts and "met" in his.logs(other.id).text, "bo's gang has met"),
+            (folder.exists, "ana's job has its folder"),
+            (lambda: phase(api, "postgres", PODS) == "Running", "the database runs"),
+            (lambda: phase(api, "outside") == "Running", "the pod outside runs"),
+        ):
+            wait_until(true, what, STARTED)
         targets = targets_of(portal, notebooks[1], worker(portal, other.id))
         token = first_token(portal, mine.id)
         questions = job_questions(mine, other, token) | {name: {"to": to} for name, to in targets.items()}
         ask = folder / "questions.new"
         ask.write_text(json.dumps(questions), encoding="utf-8")
         ask.rename(folder / "questions.json")
-        wait_until((folder / "seen.json").exists, "ana's job has tried everything")
+        wait_until((folder / "seen.json").exists, "ana's job has tried everything", STARTED)
         wait_until(lambda: (folder / "seen.json").read_text(encoding="utf-8").endswith("}"), "and told it")
         name = notebooks[0]["metadata"]["name"]
         own = {one["name"]: one.get("value", "") for one in notebooks[0]["spec"]["containers"][0]["env"]}
