@@ -45,6 +45,8 @@ async def test_a_removed_job_does_not_exist_for_others_and_after_a_while(tmp_pat
             assert refused.value.status == 404
         store = run.service.components.store
         assert await asyncio.to_thread(store.pruning.forget_removals, 1e12, 10) == 0, "not before its time"
+        assert await asyncio.to_thread(store.pruning.forget_removals, 2e12, 10) == 0, "its folder is not purged"
+        await asyncio.to_thread(store.pruning.purged, [id])
         assert await asyncio.to_thread(store.pruning.forget_removals, 2e12, 10) == 1
         with pytest.raises(MakewayError) as refused:
             await run.client("ana").job(id)
