@@ -27,7 +27,7 @@ from makeway_quota.backends.kubernetes.informer import Timing
 from makeway_quota.backends.kubernetes.manifest import PodSettings, token_secret_of
 from makeway_quota.backends.kubernetes.nodes import toleration
 from makeway_quota.backends.kubernetes.start_errors import start_error
-from makeway_quota.backends.remote import Machines
+from makeway_quota.backends.machines import Machines
 from makeway_quota.control.attempt_tokens import AttemptTokens
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read

@@ -11,7 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from makeway_api.durations import duration
@@ -20,6 +20,7 @@ from makeway_api.models.attempts import WorkerReportIn
 from ..policy import Document
 from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, Seen, StartOrder
 from .known_attempts import Ending, Known
+from .machines import GONE, Machines
 from .versions import Changes
 from .workers import WorkerSeen, attempt_of
 
@@ -78,28 +79,6 @@ class Folders(Protocol):
 
     async def close(self) -> None:
         """Stop removing; a later order finds what is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machines:
-    """The machines of one attempt as a subclass sees them."""
-
-    workers: int
-    present: bool = True
-    """False: none of them is there any more"""
-    node_lost: bool = False
-    """the node is gone, or Kubernetes ends a machine for a reason of its own, so that it says nothing about the job"""
-    waiting_reason: str = ""
-    message: str = ""
-    """why it waits; with absence: what became of the machines"""
-    exit_code: int | None = None
-    """with absence: it was the job that made its machine end, with this exit code"""
-    unfinished: bool = False
-    """their start broke off before anything ran"""
-
-
-GONE = Machines(0, present=False)
-"""Machines that are in no list any more"""
 
 
 _NONE: Mapping[int, WorkerSeen] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from makeway_api.durations import duration
 
 from ..base import Key
-from ..remote import Machines
+from ..machines import Machines
 from ..workers import WorkerSeen
 from .pod_states import JobPod, gone, machines_of, never_ran
 

@@ -15,10 +15,10 @@ from functools import partial
 from makeway_api.durations import duration
 from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER
 
-from ...engine.snapshot import GPU
 from ...policy import Document
 from ..base import BackendError, BackendRefusal, BackendUnavailable, Key, NodeSeen, StartOrder
-from ..remote import LOST_AFTER, REPORT_WITHIN, Machines, RemoteBackend
+from ..machines import Machines
+from ..remote import LOST_AFTER, REPORT_WITHIN, RemoteBackend
 from .attempt_pods import LIMITS, AttemptPods
 from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
@@ -27,7 +27,7 @@ from .gang import create_shared
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
 from .last_words import take_last_words
-from .manifest import PodSettings, WorkerResources, attempt_name, pod_name, token_secret_of, worker_pod
+from .manifest import PodSettings, attempt_name, pod_name, token_secret_of, worker_pod
 from .nodes import NodeSelector, Toleration, selectors
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod
@@ -35,6 +35,7 @@ from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error
 from .token_secrets import TokenPart, TokenSecrets
+from .worker_resources import worker_resources
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -320,22 +321,9 @@ class KubernetesBackend(RemoteBackend):
         document = self._document() if self._document is not None else None
         if document is None:
             raise BackendUnavailable("the policy document has not been read yet")
-        place = order.workers[number]
-        profile = document.profile(order.profile)
-        node = self.inventory.seen().get(place.node)
-        pools = [node.pool] if node is not None else list(profile.pools if profile else ())
+        node = self.inventory.seen().get(order.workers[number].node)
         known = self._selectors if document is self._selected else selectors(document, self._tolerations)
-        selector = next((one for one in known if one.pool in pools), None)
-        if any(milli % GPU for milli in place.milli):
-            resource = selector.resource if selector else "its pool's resource"
-            raise BackendError(f"Its profile needs a part of a GPU, and {resource} can only be requested as a whole.")
-        facts = document.profile_facts.get(order.profile)
-        given = WorkerResources(
-            resource=selector.resource if selector else "",
-            devices=len(place.devices),
-            tolerations=selector.tolerations if selector else self._tolerations,
-            template=facts.pod if facts else {},
-        )
+        given = worker_resources(document, known, self._tolerations, order, number, node.pool if node else None)
         path, _ = self.channel.credentials(order.workload, order.attempt, number)
         return worker_pod(self.settings, order, number, path, tokens, given)
 

@@ -12,7 +12,7 @@ from sys import intern
 
 from ...policy.pod_template import WORKER
 from ..base import Key
-from ..remote import Machines
+from ..machines import Machines
 from .client import Object
 from .manifest import NUMBER, WORKERS, token_secret_of
 from .pod_requests import ATTEMPT, ENDED, JOB
