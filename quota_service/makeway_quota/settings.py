@@ -109,7 +109,9 @@ class QuotaService(Configurable):
         "(MAKEWAY_KUBE_INSTANCE).",
     ).tag(config=True, env="MAKEWAY_KUBE_INSTANCE")
     worker_url = Unicode(
-        "", help="The service's address as pods reach it, with its prefix; empty: MAKEWAY_URL (MAKEWAY_WORKER_URL)."
+        "",
+        help="The service's address as pods reach it, with its prefix, so none of its own machine such as localhost; "
+        "empty: MAKEWAY_URL (MAKEWAY_WORKER_URL).",
     ).tag(config=True, env="MAKEWAY_WORKER_URL")
     kube_launcher_image = Unicode(
         "",

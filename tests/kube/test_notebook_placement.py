@@ -46,6 +46,7 @@ def portal(kwok_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> I
         "MAKEWAY_KUBECONFIG": str(kwok_cluster.kubeconfig),
         "MAKEWAY_KUBE_NAMESPACE": "default",
         "MAKEWAY_KUBE_LAUNCHER_IMAGE": "none",
+        "MAKEWAY_WORKER_URL": "http://192.0.2.1:8765",
         "MAKEWAY_KUBE_TOLERATIONS": SIMULATED,
     }
     with notebooks(root, kwok_cluster, **settings) as portal:
