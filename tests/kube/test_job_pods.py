@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -254,6 +255,27 @@ async def test_jobs_that_end_while_the_service_is_away_for_long_have_ended(servi
             assert row is not None
             assert row.infra_failures == 0
         await serving.no_pod_left()
+
+
+@pytest.mark.covers("F81")
+async def test_a_job_whose_pod_is_cut_off_saves_when_its_pod_is_deleted(serving: Serving) -> None:
+    async with serving.running() as service:
+        job = await serving.submit("ana", "cut off", "sh", "-c", SAVES)
+        await serving.says(job, "up")
+        await asyncio.to_thread(cut_off, launcher_of(job))
+        await serving.client("ana").preempt_test(job.id)
+        again = await serving.reaches(job, "succeeded", "failed", attempt=2)
+        assert (again.state.value, [one.outcome for one in again.attempts]) == ("succeeded", ["preempted", "succeeded"])
+        assert again.attempts[0].exit_code == 75, "it was told by its pod that it saved"
+        row = service.components.store.workload(job.id)
+        assert row is not None
+        assert (row.infra_failures, row.failures) == (0, 0)
+
+
+def cut_off(process: int) -> None:
+    """Take the network of a pod down, of which this is a process."""
+    inside = ["nsenter", f"--net=/proc/{process}/ns/net"]
+    subprocess.run([*inside, "ip", "link", "set", "eth0", "down"], check=True)
 
 
 async def last_words_of(job: Job) -> bool:

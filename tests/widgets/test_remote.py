@@ -773,6 +773,25 @@ def test_the_work_ends_before_the_service_starts_it_elsewhere(
     assert end["unheard"]
 
 
+def test_a_launcher_whose_machine_is_stopping_does_not_wait_for_a_service_that_is_away(
+    quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "STOPPING_SECONDS", 0.5)
+    words = tmp_path / "last-words"
+    far = Remote(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
+    far.order()
+    quota.down.set()
+    far._service.close()
+    status = dict.fromkeys(("killed", "acknowledged", "completed", "timed_out"), False)
+    ended = {**status, "noticed": True, "exit_code": 75, "ended_at": 5.0, "message": ""}
+    began = time.monotonic()
+    with opened(tmp_path) as (here, log):
+        far.finish(here, ended, log)
+    assert time.monotonic() - began < 60, "not a quarter of an hour"
+    assert json.loads(words.read_text())["exit"]["exit_code"] == 75
+    far._service.close()
+
+
 def test_an_end_is_reported_as_long_as_the_service_may_wait_for_it(
     quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,8 @@ ORDERS_PAUSE = 3.0
 """The same for orders: a notice that waits there has a deadline"""
 FINISH_SECONDS = 900.0
 """Seconds for which a launcher tries to report an end at least: as long as the service believes that it may run"""
+STOPPING_SECONDS = 10.0
+"""The same where the machine is stopping: what it runs on is waited for, and it is killed soon anyway"""
 REPORT_SECONDS = 60.0
 """Seconds that are left for the report of the end, however long the outputs took"""
 VOID_SECONDS = 60.0
@@ -136,13 +138,15 @@ class Remote:
             write_last_words(path, report, log.last_lines(10))
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
-        ends = time.monotonic() + max(FINISH_SECONDS, self._lost_after)
+        stopping = status["noticed"] and not self._notice  # by its machine, which keeps what it has written
+        patience = STOPPING_SECONDS if stopping else max(FINISH_SECONDS, self._lost_after)
+        ends = time.monotonic() + patience
         for kind, name in OUTPUTS.items():
             if kind == "error" or self._worker == 0:
                 self._until_taken(attempt, partial(self._send_file, attempt, kind, name, log.note), ends)
         sender = self._log or LogSender(attempt, self._service)
         self._until_taken(attempt, partial(sender.send, final=True), ends)
-        ends = max(ends, time.monotonic() + REPORT_SECONDS)
+        ends = max(ends, time.monotonic() + min(patience, REPORT_SECONDS))
         try:
             self._until_taken(attempt, partial(self._tell, report), ends)
         except Rejected:  # what the job wrote about itself cannot be read: its end can
