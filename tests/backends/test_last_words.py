@@ -87,6 +87,24 @@ async def test_a_gang_is_over_when_all_of_its_pods_tell_so(backend: Backend, sto
     assert (await outcome(backend)).phase is Phase.EXITED
 
 
+async def test_containers_beside_the_job_that_go_on_do_not_hide_its_end(backend: Backend, store: Store) -> None:
+    began(store)
+    backend.hear("ADDED", pod("j1", words=words(END)))
+    assert (await backend.seen("j1")).phase is Phase.EXITED
+
+
+async def test_a_report_that_arrives_while_its_pod_is_read_counts(backend: Backend, store: Store) -> None:
+    """The pod ended after it, but was seen before it was read."""
+    began(store)
+    backend.hear("ADDED", pod("j1"))
+    assert (await backend.seen("j1")).phase is Phase.RUNNING
+    backend.hear("MODIFIED", pod("j1", "Failed", words=words(END)))
+    store.worker_reports.write(("j1", 1, 0), {"exit": {"exit_code": 3, "ended_at": 5.0, "message": "its own"}}, 5.0)
+    await backend.machines()
+    seen = await backend.seen("j1")
+    assert (seen.exit_code, seen.message) == (3, "its own")
+
+
 async def test_what_a_worker_reported_counts_more_than_its_pod(backend: Backend, store: Store) -> None:
     began(store)
     store.worker_reports.write(("j1", 1, 0), {"exit": {"exit_code": 3, "ended_at": 5.0, "message": "its own"}}, 5.0)

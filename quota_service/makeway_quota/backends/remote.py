@@ -53,7 +53,7 @@ class Channel(Protocol):
         """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
 
     async def take(self, worker: tuple[str, int, int], report: WorkerReportIn) -> None:
-        """Keep a report that a worker's machine has; a worker that never began has none."""
+        """Keep the end of a worker that its machine tells, unless the worker has reported one, or never began."""
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded; what it sent stays."""

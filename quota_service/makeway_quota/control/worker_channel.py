@@ -135,7 +135,14 @@ class WorkerChannel:
         return given
 
     async def take(self, worker: WorkerKey, report: WorkerReportIn) -> None:
-        """Keep a report that a worker's machine has, and read it; a worker that never began has none."""
+        """Keep the end of a worker that its machine tells, and read it, unless the worker has reported one itself.
+
+        A worker ends after its report was taken, so a report that is not there now will not come.
+        """
+        await self.refresh()
+        seen = self._seen.get(worker[:2], {}).get(worker[2])
+        if seen is None or seen.ended:
+            return
         await asyncio.to_thread(self._store.worker_reports.write, worker, self.kept(report), self._clock())
         await self.refresh()
 

@@ -177,12 +177,10 @@ class KubernetesBackend(RemoteBackend):
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        found = self.attempt_pods.machines(usable, reported)
-        if self._may_act():  # of ends that an earlier observation has seen, as a report may be on its way
-            removed = [key for key, ending in self._known.endings.items() if ending.removed]
-            ended = {key for key in (*self._known.absent_since, *removed) if key in found and not found[key].present}
-            await take_last_words(self.channel, ended, self.attempt_pods.known, reported)
-        return found
+        told = self.attempt_pods.told()
+        if self._may_act():
+            await take_last_words(self.channel, told, reported)
+        return self.attempt_pods.machines(usable, self.channel.seen())
 
     async def start(self, order: StartOrder) -> None:
         """Create the pods of an attempt; those that are there already are left alone."""

@@ -5,7 +5,7 @@ What a pod says was written in its user's container. It is checked like a report
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from makeway_api.models.attempts import WorkerReportIn
 
@@ -18,17 +18,13 @@ UNSENT = "its launcher did not reach the service any more: the end of its log, a
 
 
 async def take_last_words(
-    channel: Channel,
-    keys: Iterable[Key],
-    pods: Callable[[Key], Iterable[JobPod]],
-    reported: Mapping[Key, Mapping[int, WorkerSeen]],
+    channel: Channel, pods: Iterable[JobPod], reported: Mapping[Key, Mapping[int, WorkerSeen]]
 ) -> None:
-    """Hand the channel the ends that pods of these attempts tell, of workers that began and reported no end."""
-    for key in keys:
-        for pod in pods(key):
-            worker = reported.get(key, {}).get(pod.worker)
-            if worker is not None and not worker.ended and (report := report_of(pod)) is not None:
-                await channel.take((*key, pod.worker), report)
+    """Hand the channel the ends that pods tell, of workers that began and reported no end."""
+    for pod in pods:
+        worker = reported.get(pod.key, {}).get(pod.worker)
+        if worker is not None and not worker.ended and (report := report_of(pod)) is not None:
+            await channel.take((*pod.key, pod.worker), report)
 
 
 def report_of(pod: JobPod) -> WorkerReportIn | None:
