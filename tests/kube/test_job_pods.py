@@ -240,7 +240,7 @@ async def test_jobs_that_end_while_the_service_is_away_for_long_have_ended(servi
         return set(serving.pods().values()) == {"Failed"}
 
     await serving.until(ended, lambda: "the pods have ended")
-    for job, output in ((finished, "up\nonce\n"), (saved, "up\nmakeway: notice: the service was not reached for ")):
+    for job, output in ((finished, "\nonce\n"), (saved, "\nmakeway: notice: the service was not reached for ")):
         shown = serving.cluster.api.text(f"{PODS}/makeway-{job.id}-1-0/log", container="worker")
         assert output in shown, "what happened is told by kubectl, too"
         assert f"the service at {serving.url.removesuffix('/services/makeway')} was not reached" in shown
