@@ -1,7 +1,7 @@
 """Container images without a registry: archives of a few files, which containerd imports.
 
 The image HOST holds only folders and symbolic links. A pod that mounts this machine's `/usr` into it runs what is
-installed here, so that no image has to be built.
+installed here, so that no image has to be built. The image EMPTY can run nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .api import GPU, Object
 
 PAUSE = "makeway.test/pause:1"
 HOST = "makeway.test/host:1"
+EMPTY = "makeway.test/empty:1"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 FOLDERS = ("dev", "etc", "home", "mnt", "opt", "proc", "root", "run", "srv", "sys", "tmp", "usr", "var")
 LINKS = {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin")}
@@ -32,6 +33,11 @@ def pause(program: Path) -> bytes:
 def host() -> bytes:
     """Return the image that shows what is installed on this machine, once /usr is mounted."""
     return archive(HOST, _layer({}, FOLDERS, LINKS), ["/bin/sh"])
+
+
+def empty() -> bytes:
+    """Return an image in which no program is."""
+    return archive(EMPTY, _layer({}, ("dev", "etc", "makeway", "proc", "sys", "tmp")), ["/none"])
 
 
 def host_pod(name: str, command: Sequence[str], *, gpus: int = 0, folders: Sequence[Path] = ()) -> Object:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from api_server import PODS, ApiServer, pod
@@ -112,6 +113,10 @@ async def test_a_pod_that_ends_while_it_is_forgotten_leaves_nothing(backend: Bac
     backend.server.answer = lambda method, path: None
     backend.hear("ADDED", pod("j1"))
     assert set(await backend.phases()) == {"j1"}, "a pod that others create under the name is seen"
+
+
+RUNS = WorkerSeen(started_at=10.0)
+SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
 
 
 def away(method: str, path: str) -> None:
@@ -301,7 +306,7 @@ async def test_what_is_refused_leaves_no_pods(backend: Backend) -> None:
     assert any(asked.startswith(f"GET {PODS}/") for asked in backend.server.asked)
 
 
-async def test_a_scheduler_that_is_away_loses_no_job_and_its_refusal_does(backend: Backend) -> None:
+async def test_a_scheduler_that_is_away_gives_no_job_up_and_its_refusal_does(backend: Backend) -> None:
     waits = pod("j1", "Pending")
     waits["spec"] = {}
     backend.hear("ADDED", waits)
@@ -311,16 +316,93 @@ async def test_a_scheduler_that_is_away_loses_no_job_and_its_refusal_does(backen
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     backend.hear("MODIFIED", {**waits, "status": {"phase": "Pending", "conditions": [refused]}})
     for _ in range(3):
-        found = await backend.phases()
+        found = await backend.seen("j1")
         backend.now += LIMITS["unschedulable"]
-    assert found == {"j1": Phase.LOST}
+    assert (found.phase, found.never_ran, found.node_lost) == (Phase.LOST, True, False)
+    assert found.message == "its pod waited for 1 min: Kubernetes does not place its pod: 0/1 nodes"
 
 
-def fetching(reason: str, message: str) -> Object:
+async def test_a_pod_that_its_node_refuses_is_no_loss(backend: Backend) -> None:
+    refused = pod("j1", "Failed")
+    refused["status"] |= {"reason": "OutOfcpu", "message": "Node didn't have enough resource: cpu"}
+    backend.hear("ADDED", refused)
+    for _ in range(2):
+        seen = await backend.seen("j1")
+        backend.now += PATIENCE
+    assert (seen.phase, seen.never_ran) == (Phase.LOST, True)
+    assert seen.message == "its node n0 refused its pod (OutOfcpu): Node didn't have enough resource: cpu"
+
+
+@pytest.mark.parametrize(("ends", "never_ran"), [({}, True), ({"ended_at": 20.0, "exit_code": 1}, False)])
+async def test_a_gang_of_which_one_pod_is_not_placed_never_ran_unless_a_worker_ended(
+    backend: Backend, ends: dict[str, Any], never_ran: bool
+) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+    waits = pod("j1", "Pending", worker=1, of=2)
+    backend.hear("ADDED", pod("j1", worker=0, of=2))
+    backend.hear("ADDED", {**waits, "spec": {}, "status": {"phase": "Pending", "conditions": [condition]}})
+    backend.report("j1", replace(RUNS, **ends))
+    for _ in range(3):
+        seen = await backend.seen("j1")
+        backend.now += LIMITS["unschedulable"]
+    assert (seen.phase, seen.never_ran, seen.worker) == (Phase.LOST, never_ran, 1)
+
+
+async def test_a_gang_that_loses_a_pod_before_it_runs_is_started_anew(backend: Backend) -> None:
+    for worker in range(2):
+        backend.hear("ADDED", pod("j1", "Pending", worker=worker, of=2))
+    await backend.observe()
+    backend.hear("DELETED", pod("j1", "Pending", of=2))
+    backend.hear("MODIFIED", pod("j1", worker=1, of=2))
+    for _ in range(2):
+        seen = await backend.seen("j1")
+        backend.now += LIMITS["incomplete"]
+    assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+
+
+async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backend) -> None:
+    killed = replace(RUNS, ended_at=20.0, exit_code=-9, message="killed by SIGKILL (out of memory?)")
+    for job in ("j1", "j2", "j3"):
+        backend.hear("ADDED", pod(job))
+        backend.report(job, killed)
+        seen = await backend.seen(job)
+        assert (seen.phase, seen.exit_code) == (Phase.RUNNING, None), "its pod ends in a moment"
+    over = pod("j1", "Failed")
+    over["spec"]["containers"] = [{"name": "worker", "resources": {"limits": {"memory": "64Mi"}}}]
+    state = {"terminated": {"exitCode": 1, "reason": "OOMKilled"}}
+    over["status"]["containerStatuses"] = [{"name": "worker", "state": state}]
+    backend.hear("MODIFIED", over)
+    backend.hear("MODIFIED", pod("j2", "Failed"))
+    for job, says in (("j1", "it used more than the 64 MiB of its profile"), ("j2", killed.message)):
+        backend.report(job, killed)
+        seen = await backend.seen(job)
+        assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, -9, says)
+    backend.now += PATIENCE
+    backend.report("j3", killed)
+    seen = await backend.seen("j3")
+    assert (seen.phase, seen.message) == (Phase.EXITED, killed.message), "its pod does not end"
+
+
+async def test_a_worker_that_ends_without_a_report_is_over_though_its_sidecar_runs(backend: Backend) -> None:
+    backend.hear("ADDED", pod("j1"))
+    backend.report("j1", RUNS)
+    await backend.observe()
+    torn = pod("j1")
+    states = {"worker": {"terminated": {"exitCode": 1, "reason": "Error"}}, "beside": {"running": {}}}
+    torn["status"]["containerStatuses"] = [{"name": name, "state": state} for name, state in states.items()]
+    backend.hear("MODIFIED", torn)
+    for _ in range(2):
+        seen = await backend.seen("j1")
+        backend.now += PATIENCE
+    assert (seen.phase, seen.message) == (Phase.LOST, "its launcher ended with exit code 1 without a report")
+
+
+def fetching(reason: str, message: str, site_image: bool = False) -> Object:
     """Return a pod whose image is not there yet."""
     waiting = {"reason": reason, "message": message}
     found = pod("j1", "Pending")
-    found["status"]["containerStatuses"] = [{"name": "worker", "state": {"waiting": waiting}}]
+    found["metadata"]["annotations"] = {"makeway/default-image": "true"} if site_image else {}
+    found["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": {"waiting": waiting}}]
     return found
 
 
@@ -357,21 +439,26 @@ async def test_a_registry_that_does_not_answer_keeps_its_jobs_waiting(backend: B
         assert (await backend.seen("j1")).phase is Phase.STARTING
 
 
-async def test_a_job_whose_image_does_not_exist_fails_soon(backend: Backend) -> None:
-    backend.hear("ADDED", fetching("ErrImagePull", "code = NotFound desc = x: not found"))
+@pytest.mark.parametrize("site_image", [False, True])
+async def test_a_job_whose_image_does_not_exist_fails_soon_unless_the_site_chose_it(
+    backend: Backend, site_image: bool
+) -> None:
+    missing = "code = NotFound desc = x: not found"
+    backend.hear("ADDED", fetching("ErrImagePull", missing, site_image))
     assert (await backend.seen("j1")).phase is Phase.STARTING, "it may just be pushed"
     for _ in range(3):
         backend.now += LIMITS["no_image"] / 2
-        backend.hear("MODIFIED", fetching("ImagePullBackOff", 'Back-off pulling image "x"'))
-        await backend.observe()
-        backend.hear("MODIFIED", fetching("ErrImagePull", "code = NotFound desc = x: not found"))
+        backend.hear("MODIFIED", fetching("ImagePullBackOff", 'Back-off pulling image "x"', site_image))
+        told = await backend.seen("j1")
+        assert missing in told.message or told.message == "", "between two tries the cause of the last one stays"
+        backend.hear("MODIFIED", fetching("ErrImagePull", missing, site_image))
         seen = await backend.seen("j1")
-    assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
-    assert seen.message == "its image cannot be pulled: code = NotFound desc = x: not found"
-
-
-RUNS = WorkerSeen(started_at=10.0)
-SAVED = replace(RUNS, noticed=True, acknowledged=True, ended_at=20.0, exit_code=75)
+    if site_image:
+        assert (seen.phase, seen.never_ran) == (Phase.LOST, True)
+        assert "image of jobs notebook:1 cannot be pulled, and an administrator has to change it" in seen.message
+    else:
+        assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
+        assert seen.message == f"its image cannot be pulled: {missing}"
 
 
 async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_drained(backend: Backend) -> None:
@@ -405,7 +492,7 @@ async def test_a_gang_whose_pod_ends_without_a_report_is_over_at_once(backend: B
     backend.now += PATIENCE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code) == (Phase.EXITED, 137)
-    assert seen.message == "worker 1: it used more memory than its profile has"
+    assert seen.message == "worker 1: it used more than the memory of its profile"
 
 
 async def test_a_report_that_comes_after_the_end_of_its_pod_counts(backend: Backend) -> None:

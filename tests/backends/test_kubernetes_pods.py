@@ -343,16 +343,29 @@ def test_a_forbidden_field_of_a_template_is_named(pod: Any, named: str) -> None:
 # -- states
 
 RUNS = {"n1": True, "n2": False}
+NO_PYTHON = 'runc create failed: exec: "python3": executable file not found in $PATH'
 
 
-def pod(phase: str = "Running", *, node: str = "n1", worker: int = 0, workers: int = 1, **status: Any) -> JobPod:
+def pod(
+    phase: str = "Running",
+    *,
+    node: str = "n1",
+    worker: int = 0,
+    workers: int = 1,
+    site_image: bool = False,
+    memory: str = "",
+    **status: Any,
+) -> JobPod:
     """Return what is kept of a pod with this status."""
+    limits = {"limits": {"memory": memory}} if memory else {}
+    containers = [{"name": "beside"}, {"name": "worker", "resources": limits}]
     found = project_job_pod(
         {
             "metadata": {
                 "name": f"p{worker}",
                 "uid": f"u{worker}",
                 "creationTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {"makeway/default-image": "true"} if site_image else {},
                 "labels": {
                     "makeway/job": "j-1",
                     "makeway/attempt": "2",
@@ -360,7 +373,7 @@ def pod(phase: str = "Running", *, node: str = "n1", worker: int = 0, workers: i
                     "makeway/workers": str(workers),
                 },
             },
-            "spec": {"nodeName": node} if node else {},
+            "spec": {"containers": containers, **({"nodeName": node} if node else {})},
             "status": {"phase": phase, **status},
         }
     )
@@ -370,12 +383,25 @@ def pod(phase: str = "Running", *, node: str = "n1", worker: int = 0, workers: i
 
 def waiting(reason: str, message: str = "", name: str = "worker") -> dict[str, Any]:
     """Return the status of a container that waits."""
-    return {"containerStatuses": [{"name": name, "state": {"waiting": {"reason": reason, "message": message}}}]}
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"containerStatuses": [{"name": name, "image": "notebook:1", "state": state}]}
 
 
-def over(code: int, reason: str = "Error") -> dict[str, Any]:
+def over(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
     """Return the status of a container that has ended."""
-    return {"containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": code, "reason": reason}}}]}
+    state = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return {"containerStatuses": [{"name": "worker", "image": "notebook:1", "state": state}]}
+
+
+def before(state: str, **facts: Any) -> dict[str, Any]:
+    """Return the status of the init container that copies the launcher, and of a worker that waits for it."""
+    launcher = {"name": "launcher", "image": "makeway:1", "state": {state: facts}}
+    return {"initContainerStatuses": [launcher], **waiting("PodInitializing")}
+
+
+def gone_pod() -> JobPod:
+    """Return a pod that ran, as it is remembered when it is there no more."""
+    return replace(pod(), phase="Failed")
 
 
 def condition(kind: str, status: str, reason: str, message: str = "") -> dict[str, Any]:
@@ -426,6 +452,34 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
             'its container cannot be created: secret "x" not found',
         ),
         (pod("Pending", **waiting("ContainerCreating")), "init", "its container is being created"),
+        (
+            pod("Pending", **condition("PodReadyToStartContainers", "False", "")),
+            "volumes",
+            "its volumes are being mounted, or its network is being set up",
+        ),
+        (pod("Pending", **condition("PodReadyToStartContainers", "True", "")), "image", "its image is being pulled"),
+        (
+            pod("Pending", **condition("PodReadyToStartContainers", "True", ""), **before("running")),
+            "init",
+            "its container launcher runs before it",
+        ),
+        (
+            pod("Pending", **before("waiting", reason="ErrImagePull", message="401 Unauthorized")),
+            "site_image",
+            "the image makeway:1 of its container launcher cannot be pulled, and an administrator has to change it: "
+            "401 Unauthorized",
+        ),
+        (
+            pod("Pending", **before("waiting", reason="ErrImagePull", message="i/o timeout")),
+            "image_pull",
+            "the image makeway:1 of its container launcher cannot be pulled: i/o timeout",
+        ),
+        (
+            pod("Pending", site_image=True, **waiting("ErrImagePull", "notebook:1: not found")),
+            "site_image",
+            "the default image of jobs notebook:1 cannot be pulled, and an administrator has to change it: "
+            "notebook:1: not found",
+        ),
     ],
 )
 def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str) -> None:
@@ -435,8 +489,22 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
 @pytest.mark.parametrize(
     ("kept", "by_node", "code", "says"),
     [
-        (pod("Failed", **over(137, "OOMKilled")), False, 137, "it used more memory than its profile has"),
+        (pod("Failed", **over(137, "OOMKilled")), False, 137, "it used more than the memory of its profile"),
+        (
+            pod("Failed", memory="64Mi", **over(137, "OOMKilled")),
+            False,
+            137,
+            "used more than the 64 MiB of its profile",
+        ),
         (pod("Failed", **over(1)), False, None, "its launcher ended with exit code 1 without a report"),
+        (pod("Failed", **over(1, message="no\nspace")), False, None, "exit code 1 without a report: space"),
+        (pod("Running", **over(1)), False, None, "its launcher ended with exit code 1 without a report"),
+        (
+            pod("Failed", **over(128, "StartError", NO_PYTHON)),
+            False,
+            127,
+            'need python3, which could not be started: exec: "python3": executable',
+        ),
         (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
         (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
         (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
@@ -460,14 +528,48 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
         ),
         (pod("Failed", node="n2"), True, None, "its node n2 is down"),
         (pod("Failed", node="n3"), True, None, "its node n3 is gone"),
-        (pod("Failed", reason="UnexpectedAdmissionError", message="no GPU"), True, None, "ended its pod"),
-        (pod("Failed"), False, None, "its pod was deleted by others"),
+        (pod("Failed", reason="OutOfcpu", **over(143)), True, None, "its node n1 ended its pod (OutOfcpu)"),
+        (gone_pod(), False, None, "its pod was deleted by others"),
     ],
 )
 def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | None, says: str) -> None:
     found = machines_of([kept], RUNS)
     assert (found.present, found.node_lost, found.exit_code) == (False, by_node, code)
     assert says in found.message
+
+
+@pytest.mark.parametrize(
+    ("kept", "says"),
+    [
+        (
+            pod("Failed", reason="OutOfnvidia.com/gpu", message="no GPU"),
+            "n1 refused its pod (OutOfnvidia.com/gpu): no GPU",
+        ),
+        (pod("Failed", reason="UnexpectedAdmissionError", message="no GPU"), "n1 refused its pod"),
+        (pod("Failed", **condition("DisruptionTarget", "True", "PreemptionByScheduler")), "PreemptionByScheduler"),
+        (pod("Failed", **over(128, "StartError", "cgroup: no space left")), "cgroup: no space left"),
+        (
+            pod("Failed", site_image=True, **over(128, "StartError", NO_PYTHON)),
+            "the default image of jobs notebook:1 does not run, and an administrator has to change it: images of jobs",
+        ),
+        (
+            pod("Failed", **before("terminated", exitCode=1, reason="Error", message="Traceback\nOSError: disk full")),
+            "its container launcher ended with exit code 1: OSError: disk full",
+        ),
+        (pod("Failed"), "its pod was deleted by others before it ran"),
+    ],
+)
+def test_a_pod_whose_worker_never_began_says_so(kept: JobPod, says: str) -> None:
+    found = machines_of([kept], RUNS)
+    assert (found.present, found.never_ran, found.exit_code) == (False, True, None)
+    assert says in found.message
+    assert not machines_of([pod("Failed", node="n2")], RUNS).never_ran, "its node is down, and takes nothing now"
+
+
+def test_a_pod_whose_worker_ended_is_over_while_others_of_its_containers_run() -> None:
+    kept = pod("Running", **over(0))
+    assert (kept.present, kept.over) == (False, False)
+    assert machines_of([kept], RUNS, over=[0]).present is False
 
 
 def test_an_attempt_is_there_while_one_of_its_pods_is() -> None:
@@ -483,7 +585,7 @@ def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None
     gang = [pod(worker=0, workers=3), killed, pod("Succeeded", worker=2, workers=3, **over(0))]
     found = machines_of(gang, RUNS, over=[2])
     assert (found.present, found.exit_code) == (False, 137)
-    assert found.message == "worker 1: it used more memory than its profile has"
+    assert found.message == "worker 1: it used more than the memory of its profile"
     lost = machines_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
     assert (lost.present, lost.node_lost, lost.message) == (False, True, "worker 1: its node n3 is gone")
 

@@ -26,7 +26,8 @@ from makeway_quota.main import main
 
 from kube_cluster.api import GPU
 from kube_cluster.cluster import Cluster
-from kube_cluster.images import HOST
+from kube_cluster.host_volumes import make_claim
+from kube_cluster.images import EMPTY, HOST, empty
 from kube_cluster.node import Node
 
 pytestmark = pytest.mark.kube
@@ -341,4 +342,89 @@ async def test_a_job_that_uses_too_much_memory_fails_with_that_reason(serving: S
         job = await serving.submit("ana", "large", "python3", "-c", code, profile="small")
         done = await serving.reaches(job, "failed")
         assert len(done.attempts) == 1
-        assert "out of memory" in done.message
+        assert done.message == "it used more than the 64 MiB of its profile"
+
+
+async def rests_because(serving: Serving, job: Job, *words: str) -> Job:
+    """Wait until a job was tried in vain at least twice, for a reason with these words."""
+    found: list[Job] = []
+
+    async def told() -> bool:
+        found.append(await serving.client("root").job(job.id))
+        reason = found[-1].reason
+        said = reason is not None and all(word in reason.message for word in ("cannot be started yet", *words))
+        return said and found[-1].state.value == "pending" and found[-1].attempt >= 2
+
+    await serving.until(told, lambda: f"it rests because of {words}: {found[-1]}")
+    return found[-1]
+
+
+@pytest.mark.covers("F82")
+@pytest.mark.parametrize("lacks", ["claim", "secret"])
+async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is_there(
+    serving: Serving, jobs_policy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
+) -> None:
+    monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
+    monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
+    monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.resting.LONGEST", 4.0)
+    document = json.loads(jobs_policy)
+    pod = document["profiles"][0]["pod"]["spec"]
+    if lacks == "claim":
+        pod["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "later"}})
+        pod["containers"][0]["volumeMounts"].append({"name": "data", "mountPath": "/data"})
+    else:
+        key = {"secretKeyRef": {"name": "later", "key": "password"}}
+        pod["containers"][0]["env"].append({"name": "PASSWORD", "valueFrom": key})
+    Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(json.dumps(document))
+    async with serving.running() as service:
+        job = await serving.submit("ana", "patient", "true")
+        waits = await rests_because(serving, job, '"later" not found')
+        assert (waits.failures, waits.attempts) == (0, []), "what never ran is no attempt"
+        if lacks == "claim":
+            make_claim(serving.cluster.api, NAMESPACE, "later", tmp_path)
+        else:
+            secret = {"metadata": {"name": "later"}, "stringData": {"password": "x"}}
+            serving.cluster.api.create(f"/api/v1/namespaces/{NAMESPACE}/secrets", secret)
+        done = await serving.reaches(job, "succeeded", "failed")
+        assert (done.state.value, done.failures, len(done.attempts)) == ("succeeded", 0, 1), done
+        row = service.components.store.workload(job.id)
+        assert row is not None
+        assert row.infra_failures == 0
+
+
+async def test_a_job_whose_image_has_no_python_fails_and_says_so(
+    serving: Serving, jobs_policy: str, real_node: Node, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.tar").write_bytes(empty())
+    real_node.import_image(tmp_path / "empty.tar")
+    document = json.loads(jobs_policy)
+    worker = document["profiles"][0]["pod"]["spec"]["containers"][0]
+    worker["volumeMounts"] = [one for one in worker["volumeMounts"] if one["name"] != "usr"]
+    document["profiles"][0]["image"] = EMPTY
+    Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(json.dumps(document))
+    async with serving.running():
+        job = await serving.submit("ana", "empty", "true")
+        done = await serving.reaches(job, "failed")
+        assert (len(done.attempts), done.exit_code) == (1, 127), done
+        assert done.message.startswith('images of jobs need python3, which could not be started: exec: "python3"')
+
+
+async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administrator(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, "site_image", 2.0)  # type: ignore[misc]
+    monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
+    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.resting.LONGEST", 4.0)
+    right = serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"]
+    serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = wrong = "makeway.test/Wrong:1"
+    async with serving.running():
+        job = await serving.submit("ana", "patient", "true")
+        said = f"the image {wrong} of its container launcher cannot be pulled, and an administrator has to change it"
+        await rests_because(serving, job, said)
+    serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = right
+    async with serving.running():
+        done = await serving.reaches(job, "succeeded", "failed")
+        assert (done.state.value, len(done.attempts)) == ("succeeded", 1), done

@@ -61,7 +61,10 @@ LIMITS = {
     "container": 5.0,
     "token": 5.0,
     "no_image": 5.0,
+    "site_image": 5.0,
     "image_pull": 5.0,
+    "image": 600.0,
+    "volumes": 600.0,
     "init": 600.0,
 }
 
@@ -183,7 +186,7 @@ async def test_a_pod_that_kubernetes_does_not_place_is_given_up_with_the_reason(
     await backend.start(order("j-late", "simulated-0005"))
     await becomes(backend, "j-late", "it waits", waiting_reason="unschedulable")
     lost = await becomes(backend, "j-late", "it is given up", present=False)
-    assert (lost.node_lost, lost.exit_code) == (False, None)
+    assert (lost.never_ran, lost.node_lost, lost.exit_code) == (True, False, None)
     assert lost.message.startswith("its pod waited for 2 s: Kubernetes does not place its pod: 0/")
     assert "Insufficient nvidia.com/gpu" in lost.message
 

@@ -103,6 +103,10 @@ class AttemptSeen:
     """its node is gone, drained or down, so that a loss, or an end that others asked for, says nothing about the job"""
     unfinished: bool = False
     """its start broke off before anything ran, and is to be ordered again"""
+    never_ran: bool = False
+    """with a loss: its workers did not all begin, through no fault of the job"""
+    worker: int = 0
+    """the worker that the message and `node_lost` are about, where it has several"""
 
     @property
     def key(self) -> Key:

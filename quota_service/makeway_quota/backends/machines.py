@@ -21,6 +21,10 @@ class Machines:
     """with absence: it was the job that made its machine end, with this exit code"""
     unfinished: bool = False
     """their start broke off before anything ran"""
+    never_ran: bool = False
+    """with absence: one of them ran nothing, through no fault of the job"""
+    worker: int = 0
+    """the one that the message and `node_lost` are about"""
 
 
 GONE = Machines(0, present=False)

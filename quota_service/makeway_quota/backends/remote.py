@@ -22,7 +22,7 @@ from .base import AttemptSeen, BackendError, Key, NodeSeen, NoticeOrder, Phase, 
 from .known_attempts import Ending, Known
 from .machines import GONE, Machines
 from .versions import Changes
-from .workers import WorkerSeen, attempt_of
+from .workers import WorkerSeen, attempt_of, killed_by_others, ran_or_ended
 
 log = logging.getLogger("makeway.remote")
 
@@ -225,12 +225,12 @@ class RemoteBackend(ABC):
         remove_at = self._monotonic() + max(0.0, notice.deadline - notice.at) + PATIENCE
         if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
             remove_at = self._monotonic()  # there is nothing that could save
-        self._order_end((workload, attempt), Ending(remove_at, notice))
+        self._known.order_end((workload, attempt), Ending(remove_at, notice))
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
         patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0
-        self._order_end((workload, attempt), Ending(self._monotonic() + patience))
+        self._known.order_end((workload, attempt), Ending(self._monotonic() + patience))
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Remove the machines and stop reporting the attempt."""
@@ -271,11 +271,6 @@ class RemoteBackend(ABC):
                 return b"".join(parts)
         return None
 
-    def _order_end(self, key: Key, ending: Ending) -> None:
-        known = self._known.endings.get(key)
-        if known is None or ending.remove_at < known.remove_at:
-            self._known.endings[key] = ending
-
     def _is_due(self, key: Key, ending: Ending) -> bool:
         """Whether the machines of an attempt that was to end are removed now."""
         seen = self._attempts.get(key)
@@ -293,8 +288,7 @@ class RemoteBackend(ABC):
             return self._known.lost[key]
         seen = attempt_of(key, workers, machines.workers if machines else 0)
         if seen.phase is Phase.EXITED:
-            by_node = machines is not None and machines.node_lost
-            return replace(seen, node_lost=True) if by_node and not seen.node_lost else seen
+            return self._exited(key, seen, machines)
         now, known = self._monotonic(), self._known
         ending = known.endings.get(key)
         if machines is not None and machines.unfinished and not machines.workers and ending and ending.removed:
@@ -302,7 +296,7 @@ class RemoteBackend(ABC):
         if machines is not None and not machines.present:
             patience = 0.0 if ending is not None and ending.removed else PATIENCE
             if now - known.absent_since.setdefault(key, now) >= patience:
-                return self._absent(key, seen, machines, ending)
+                return self._absent(key, seen, machines, workers)
         elif machines is not None:
             known.absent_since.pop(key, None)
             waits, unfinished = machines.waiting_reason, machines.unfinished
@@ -311,26 +305,45 @@ class RemoteBackend(ABC):
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
                 first = min(set(range(machines.workers)) - workers.keys(), default=0)
-                return self._lose(key, seen, self.unreported(key, first), node_lost=False)
+                return self._lose(key, replace(seen, message=self.unreported(key, first)))
         if silent is not None:
             message = f"worker {silent} was not heard of for {duration(self.lost_after)}"
             # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.
-            return self._lose(key, seen, message, node_lost=machines is None or machines.node_lost)
+            by_node = machines is None or machines.node_lost
+            return self._lose(key, replace(seen, message=message, node_lost=by_node, worker=silent))
         return seen
 
-    def _absent(self, key: Key, seen: AttemptSeen, machines: Machines, ending: Ending | None) -> AttemptSeen:
+    def _exited(self, key: Key, seen: AttemptSeen, machines: Machines | None) -> AttemptSeen:
+        """Return an end that the workers reported, with what the machines say about it.
+
+        A launcher cannot know who killed its worker: for a short time it runs on until its machine has ended, too.
+        """
+        if machines is None:
+            return seen
+        if killed_by_others(seen) and key not in self._known.endings:
+            now = self._monotonic()
+            if machines.present and now - self._known.killed_since.setdefault(key, now) < PATIENCE:
+                return replace(seen, phase=Phase.RUNNING, ended_at=None, exit_code=None, message="")
+            if machines.exit_code is not None:
+                return replace(seen, message=machines.message)
+        return replace(seen, node_lost=True, worker=machines.worker) if machines.node_lost else seen
+
+    def _absent(
+        self, key: Key, seen: AttemptSeen, machines: Machines, workers: Mapping[int, WorkerSeen]
+    ) -> AttemptSeen:
         """Return the end of an attempt without machines whose workers did not report it."""
-        if ending is not None:
+        if (ending := self._known.endings.get(key)) is not None:
             message = "did not end in time and was killed" if ending.notice else "stopped"
             ended = replace(seen, phase=Phase.EXITED, exit_code=-9, killed=True, message=message)
             return self._conclude(key, ended)
         message = machines.message or "its worker vanished without a report"
         if machines.exit_code is not None:
             return self._conclude(key, replace(seen, phase=Phase.EXITED, exit_code=machines.exit_code, message=message))
-        return self._lose(key, seen, message, node_lost=machines.node_lost)
+        lost = replace(seen, message=message, node_lost=machines.node_lost, worker=machines.worker)
+        return self._lose(key, replace(lost, never_ran=machines.never_ran and not ran_or_ended(seen, workers)))
 
-    def _lose(self, key: Key, seen: AttemptSeen, message: str, *, node_lost: bool) -> AttemptSeen:
-        return self._conclude(key, replace(seen, phase=Phase.LOST, message=message, node_lost=node_lost))
+    def _lose(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
+        return self._conclude(key, replace(seen, phase=Phase.LOST))
 
     def _conclude(self, key: Key, seen: AttemptSeen) -> AttemptSeen:
         """Return an end that no worker reported; a replica that leads keeps to it."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 
 from .base import AttemptSeen, Key, Phase
 
+KILLED = (-9, 137)
+"""Exit codes of a command that SIGKILL ended; shells report the second one."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
@@ -53,6 +56,16 @@ def attempt_of(key: Key, workers: Mapping[int, WorkerSeen], size: int) -> Attemp
     if whole and all(w.started_at is not None or w.ended for w in found):
         return replace(seen, phase=Phase.STOPPING if seen.noticed else Phase.RUNNING)
     return seen
+
+
+def ran_or_ended(seen: AttemptSeen, workers: Mapping[int, WorkerSeen]) -> bool:
+    """Whether an attempt ran as a whole, or any of its workers has ended."""
+    return seen.phase is not Phase.STARTING or any(w.ended for w in workers.values())
+
+
+def killed_by_others(seen: AttemptSeen) -> bool:
+    """Whether SIGKILL ended the command of an attempt, and none of Makeway's deadlines did."""
+    return seen.exit_code in KILLED and not (seen.killed or seen.noticed or seen.timed_out)
 
 
 def exit_code_of(codes: list[int]) -> int:

@@ -72,6 +72,7 @@ class Actuator:
         backend: Backend,
         leader: Leader,
         servers: HubServers | None = None,
+        rests: Rests | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -89,8 +90,7 @@ class Actuator:
         """monotonic seconds since when a session, by id and time of its notice, is noticed"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
-        self.rests = Rests()
-        store.on_change(self.rests.committed)
+        self.rests = rests or Rests()
         self.retries = Retries(monotonic)
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
@@ -202,7 +202,6 @@ class Actuator:
             return
         try:
             await self._order(lambda: self._backend.start(self._start_order(row)))
-            self.rests.started(row.id)
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", _job(row), error)
             started.postponed.add(key)

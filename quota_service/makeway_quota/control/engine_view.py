@@ -12,7 +12,7 @@ from ..history.durations import Durations
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment, machine_of
-from .resting import rests_until
+from .resting import Rests, rests_until
 
 MOST_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
@@ -47,9 +47,10 @@ class Unread:
 class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
-    def __init__(self, durations: Durations, durable_checkpoints: bool = True) -> None:
+    def __init__(self, durations: Durations, rests: Rests | None = None, durable_checkpoints: bool = True) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
+        self._rests = rests or Rests()
         self._durable_checkpoints = durable_checkpoints
         self.stale: set[str] = set()
         self.stale_machines: set[str] = set()
@@ -60,7 +61,8 @@ class EngineView:
         """Machine to its pools and devices, as they were shown."""
         self._unread: dict[str, Unread] = {}
         self._ends: list[tuple[float, str]] = []
-        """A heap of when work outlives its expected run time; entries that differ from `_end_of` are stale."""
+        """A heap of when rows are looked at again, as when work outlives its expected run time; entries that differ
+        from `_end_of` are stale."""
         self._end_of: dict[str, float] = {}
 
     def changes(self, snapshot: Snapshot, reader: str = "cycle") -> EngineChanges:
@@ -139,19 +141,23 @@ class EngineView:
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
-        if shown.avoid:
-            shown = replace(shown, avoid=_in_any_pool(shown.avoid, document))
-        self._expect(shown)
+        refusals = self._rests.avoided(id, now)
+        if shown.avoid or refusals:
+            avoid = sorted({*shown.avoid, *(node for node, _ in refusals)})
+            shown = replace(shown, avoid=_in_any_pool(avoid, document))
+        self._expect(shown, min((until for _, until in refusals), default=None))
         if known != shown:  # what the engine cannot see does not concern it
             self._workloads[id] = shown
             self._note(workload=id)
 
-    def _expect(self, shown: EngineWorkload) -> None:
-        """Note when a workload outlives what is expected of it."""
-        if shown.expected is None or shown.started_at is None:
+    def _expect(self, shown: EngineWorkload, avoids_until: float | None) -> None:
+        """Note when a workload outlives what is expected of it, or avoids a node no more while it waits."""
+        end = avoids_until
+        if shown.expected is not None and shown.started_at is not None:
+            end = shown.started_at + shown.expected
+        if end is None:
             self._end_of.pop(shown.id, None)
             return
-        end = shown.started_at + shown.expected
         if self._end_of.get(shown.id) != end:
             self._end_of[shown.id] = end
             heapq.heappush(self._ends, (end, shown.id))

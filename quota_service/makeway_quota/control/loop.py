@@ -63,7 +63,7 @@ class Loop:
         self.servers = parts.servers
         self.feed = parts.feed
         self.gate = parts.gate
-        self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers)
+        self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers, parts.world.rests)
         self.tick = parts.settings.tick_seconds
         self.lost_budget = parts.settings.max_failures_lost
         self.clock = parts.clock
@@ -211,9 +211,16 @@ class Loop:
         rows = await self.world.rows_as_of_now()
         names = self._names(rows)
         seen, document = work_queue.seen(now), self.world.document
-        durable = self.world.durable_checkpoints
+        durable, rests = self.world.durable_checkpoints, self.world.rests
         reconciled = reconcile(
-            rows, seen, now=now, lost_budget=self.lost_budget, names=names, document=document, durable=durable
+            rows,
+            seen,
+            now=now,
+            lost_budget=self.lost_budget,
+            names=names,
+            document=document,
+            durable=durable,
+            rests=rests,
         )
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)

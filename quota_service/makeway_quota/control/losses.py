@@ -59,6 +59,17 @@ class Losses:
         avoided = to_avoid(lost_on)
         return tuple(dict.fromkeys(lost_on)) if avoided and not self._fits(row, avoided) else lost_on
 
+    def avoided(self, row: Workload, node: str, before: Collection[str]) -> Collection[str]:
+        """Return the nodes that a job avoids for a while which `node` did not start, and those `before` it.
+
+        None where it fits on no others, or only on those before: they had their turn.
+        """
+        if node in self._ready:
+            for nodes in ({*before, node}, {node}):
+                if self._fits(row, {*nodes, *to_avoid(row.lost_on)}):
+                    return nodes
+        return ()
+
     def _fits(self, row: Workload, avoided: Collection[str]) -> bool:
         """Whether all workers of a job fit into one of its pools without these nodes."""
         need = need_of(as_workload(row._replace(lost_on=()), lambda _: (), None), self._document.profile(row.profile))

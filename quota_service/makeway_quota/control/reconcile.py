@@ -16,6 +16,7 @@ from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
 from .change_set import ChangeSet, decide
 from .losses import Losses
+from .resting import Rests
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -32,16 +33,18 @@ def reconcile(
     names: Names = IDS,
     document: Document = NO_DOCUMENT,
     durable: bool = True,
+    rests: Rests | None = None,
     stopping: bool = False,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
     `lost_budget` is how many losses that count a job survives (`Losses.counts`); `document` says which nodes it may go
-    to; `durable`: an attempt leaves its checkpoints to the next one. `stopping`: the service has just stopped all jobs,
-    because it ends itself.
+    to, `rests` how often they were refused; `durable`: an attempt leaves its checkpoints to the next one. `stopping`:
+    the service has just stopped all jobs, because it ends itself.
     """
     change_set = ChangeSet()
-    reports = _Reports(change_set, now, names, Losses(seen.nodes, lost_budget, document), durable, stopping)
+    losses = Losses(seen.nodes, lost_budget, document)
+    reports = _Reports(change_set, now, names, losses, rests or Rests(), durable, stopping)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
@@ -99,6 +102,7 @@ class _Reports:
     now: float
     names: Names
     losses: Losses
+    rests: Rests
     durable: bool
     stopping: bool
 
@@ -114,6 +118,8 @@ class _Reports:
             self._finish(row, seen, "succeeded", outcomes.succeeded(job, ran, row.size))
         elif row.notice is not None:
             self._evicted(row, seen, row.notice)
+        elif seen.phase is Phase.LOST and seen.never_ran and row.state == "starting":
+            self._never_ran(row, seen)
         elif seen.phase is Phase.LOST:
             self._lost(row, seen)
         elif seen.noticed and not seen.timed_out:
@@ -177,6 +183,18 @@ class _Reports:
             message = outcomes.stopped_by_others(_job(row), nodes, progress)
             self._count(row, seen, message, outcomes.stopped_for_good(_job(row), nodes, row.infra_failures + 1))
 
+    def _never_ran(self, row: Workload, seen: AttemptSeen) -> None:
+        """Requeue a job of which nothing ran, which is no loss; it rests, and goes elsewhere afterwards if it can."""
+        self._avoid(row, seen)
+        self.change_set.add(*self.rests.requeue(row, _job(row), _cause(seen), self.now))
+
+    def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
+        """Remember the node that did not start a worker, or ended it, where it is ready for others."""
+        if seen.worker < len(row.placement):
+            before = [node for node, _ in self.rests.avoided(row.id, self.now)]
+            nodes = self.losses.avoided(row, row.placement[seen.worker].node, before)
+            self.rests.avoid(row.id, nodes, self.now)
+
     def _lost(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that was lost."""
         job, nodes, cause = _job(row), _nodes(row), _cause(seen)
@@ -190,6 +208,8 @@ class _Reports:
         fields: dict[str, object] = {"failed_node": ", ".join(nodes) or "its node"}
         if self.losses.counts(row, seen):
             fields |= {"infra_failures": row.infra_failures + 1, "lost_on": self.losses.remembered(row, nodes)}
+        elif seen.node_lost:
+            self._avoid(row, seen)
         if "lost_on" in fields and self.losses.ends_job(row, (*row.lost_on, *nodes)):
             self._finish(row, seen, "failed", for_good)
         else:

@@ -1,12 +1,13 @@
-"""Return jobs to the queue that their backend has no room for at the moment, and let them rest before the next try.
+"""Return jobs to the queue that their backend cannot start at the moment, and let them rest before the next try.
 
-Used by `Actuator`, which is refused, and by `EngineView`: the engine does not see a job that rests, so that its GPUs go
-to others, and the reason that it is shown with stays.
+Used by `Actuator`, which is refused, by `reconcile`, which hears what never ran, and by `EngineView`: the engine does
+not see a job that rests, so that its GPUs go to others, and the reason that it is shown with stays. For a while
+afterwards it avoids the node that did not start it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from makeway_api.durations import duration
 
@@ -17,23 +18,35 @@ from .change_set import decide
 CODE = "no_room"
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
+AVOIDED = 1800.0
+"""Seconds for which a job avoids a node that did not start it, its rest included: what is wrong there may pass."""
+
+Refusals = tuple[tuple[str, float], ...]
+"""Nodes that a job avoids, each until a time in Unix seconds."""
 
 
 class Rests:
-    """Counts in a row how often each job was refused; another process begins anew."""
+    """Counts in a row how often each job was refused, and remembers by which nodes; another process begins anew."""
 
     def __init__(self) -> None:
         self.refused: dict[str, int] = {}
-
-    def started(self, id: str) -> None:
-        """Forget the refusals of a job that was started."""
-        self.refused.pop(id, None)
+        self._refusals: dict[str, Refusals] = {}
 
     def committed(self, rows: Sequence[Workload]) -> None:
-        """Forget the refusals of jobs that are over; called by the thread that wrote."""
-        for row in rows if self.refused else ():
-            if not row.live:
+        """Forget the refusals of jobs that run or are over; called by the thread that wrote."""
+        for row in rows if self.refused or self._refusals else ():
+            if not row.live or row.state == "running":
                 self.refused.pop(row.id, None)
+                self._refusals.pop(row.id, None)
+
+    def avoid(self, id: str, nodes: Iterable[str], now: float) -> None:
+        """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
+        before = dict(self.avoided(id, now))
+        self._refusals[id] = tuple((node, before.get(node, now + AVOIDED)) for node in sorted(nodes))
+
+    def avoided(self, id: str, now: float) -> Refusals:
+        """Return the nodes that a job avoids at the moment."""
+        return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float) -> tuple[Change, NewDecision]:
         """Return the change by which a job returns to the queue and rests, and the decision about it.

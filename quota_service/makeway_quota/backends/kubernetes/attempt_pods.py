@@ -15,7 +15,7 @@ from makeway_api.durations import duration
 from ..base import Key
 from ..machines import Machines
 from ..workers import WorkerSeen
-from .pod_states import JobPod, gone, machines_of, never_ran
+from .pod_states import NO_COMMAND, JobPod, gone, machines_of, never_ran
 
 LIMITS: Mapping[str, float] = {
     "scheduler": 3600.0,
@@ -24,20 +24,22 @@ LIMITS: Mapping[str, float] = {
     "container": 120.0,
     "token": 30.0,
     "no_image": 60.0,
+    "site_image": 60.0,
     "image_pull": 21_600.0,
-    "init": 1800.0,
+    "image": 21_600.0,
+    "volumes": 1800.0,
+    "init": 21_600.0,
 }
-"""Seconds that a pod may wait, by what it waits for; then its attempt is lost and the job is planned anew.
+"""Seconds that a pod may wait, by what it waits for; then its job gives its GPUs back, rests, and is planned anew.
 
 Without its token no worker has run: such an attempt is not lost, but started again, and so is one without some of its
 pods. The kubelet looks for a token again every 15 seconds at least.
 
-A job whose image the registry refuses fails. One that does not answer says nothing about the image, and the kubelet
-asks it again every five minutes at least.
-Of a scheduler that says nothing about a pod nothing is known: jobs wait for it rather than being lost one by one.
+A job whose image the registry refuses fails, where it or its profile chose that image. A registry that does not answer
+says nothing about the image, and the kubelet asks it again every five minutes at least. Without the condition
+PodReadyToStartContainers a pod that is being created may be pulling its image, which may be large.
+Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
 """
-NO_COMMAND = 127
-"""The exit code of a job that could not be started, as a shell has it."""
 UNFINISHED = Machines(0, unfinished=True)
 NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
 
@@ -207,7 +209,7 @@ class AttemptPods:
             self._waiting.pop(key, None)
             return machines
         before, since = self._waiting.get(key, (machines, now))
-        if before.waiting_reason == "no_image" and "back-off" in machines.message.lower():
+        if before.waiting_reason in ("no_image", "site_image") and "back-off" in machines.message.lower():
             machines = before  # between two tries, without the cause of the last one
         if before.waiting_reason != machines.waiting_reason:
             since = now
@@ -215,15 +217,16 @@ class AttemptPods:
         limit = self._limits[machines.waiting_reason]
         if now - since < limit:
             return machines
+        left = self._left.get(key)
         broken_off = machines.waiting_reason == "token" or (
-            machines.waiting_reason == "incomplete" and key not in self._left
+            machines.waiting_reason == "incomplete" and (left is None or never_ran(left.pods.values(), self._usable))
         )
         if broken_off and not reported:
             self._stranded.add(key)
             return replace(machines, unfinished=True)
-        if machines.waiting_reason == "incomplete" and (left := self._left.get(key)) is not None:
+        if machines.waiting_reason == "incomplete" and left is not None:
             return gone(left.pods.values(), self._usable)
         over = replace(machines, present=False, waiting_reason="")
         if machines.waiting_reason == "no_image":
             return replace(over, exit_code=NO_COMMAND)
-        return replace(over, message=f"its pod waited for {duration(limit)}: {machines.message}")
+        return replace(over, never_ran=True, message=f"its pod waited for {duration(limit)}: {machines.message}")

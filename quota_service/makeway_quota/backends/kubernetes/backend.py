@@ -283,7 +283,7 @@ class KubernetesBackend(RemoteBackend):
         ending = self._known.endings.get(pod.key)
         worker = self.channel.seen().get(pod.key, {}).get(pod.worker)
         told = worker is not None and (worker.noticed or worker.ended)
-        return None if not pod.present or (ending is not None and ending.notice and not told) else REMOVAL_GRACE
+        return None if pod.over or (ending is not None and ending.notice and not told) else REMOVAL_GRACE
 
     def _changed(self) -> None:
         self._wake()

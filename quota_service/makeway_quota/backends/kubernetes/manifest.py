@@ -25,6 +25,8 @@ from .template import merged
 
 NUMBER = "makeway/worker"
 WORKERS = "makeway/workers"
+DEFAULT_IMAGE = "makeway/default-image"
+"""The annotation of pods whose image neither the job nor its profile chose."""
 MASTER_PORT = 29500
 LAUNCHER = "/makeway/launcher"
 HOME = "/makeway/job"
@@ -145,7 +147,11 @@ def worker_pod(
                 PROFILE: label_value(order.profile),
                 "makeway/user": label_value(order.owner),
             },
-            "annotations": {OWNER: order.owner, "makeway/name": order.name},
+            "annotations": {
+                OWNER: order.owner,
+                "makeway/name": order.name,
+                **({} if order.image else {DEFAULT_IMAGE: "true"}),
+            },
         },
         "spec": {
             "restartPolicy": "Never",
@@ -233,6 +239,7 @@ def _launcher_container(settings: PodSettings, order: StartOrder) -> Object:
         "command": ["python3", *source, "--copy", LAUNCHER],
         "env": [{"name": "MAKEWAY_CHECKPOINT_DIR", "value": f"{CHECKPOINTS}/{order.workload}"}],
         "resources": {"requests": small, "limits": {"memory": "128Mi"}},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "makeway", "mountPath": "/makeway"},
             {"name": "checkpoints", "mountPath": CHECKPOINTS},

@@ -14,8 +14,9 @@ from ...policy.pod_template import WORKER
 from ..base import Key
 from ..machines import Machines
 from .client import Object
-from .manifest import NUMBER, WORKERS, token_secret_of
+from .manifest import DEFAULT_IMAGE, NUMBER, WORKERS, token_secret_of
 from .pod_requests import ATTEMPT, ENDED, JOB
+from .quantities import amount
 
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
@@ -29,7 +30,12 @@ NO_CONFIG = "CreateContainerConfigError"
 """Something that the container's description names is not there."""
 SETUP = (NO_CONFIG, "CreateContainerError", "RunContainerError")
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
-"""Reasons of a pod that its node ended or never took: they say nothing about the job."""
+OUT_OF = "OutOf"
+"""Reasons of a pod that its node ended, and the beginning of others, as OutOfcpu: they say nothing about the job."""
+NO_START = ("StartError", "ContainerCannotRun")
+"""Reasons of a container whose command could not be started."""
+NO_PROGRAM = ('exec: "', "executable file")
+"""In the message of such a container: its image lacks the program, or it is none."""
 UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
 """Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
 OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
@@ -38,6 +44,8 @@ LONGEST_WORDS = 4096
 """Characters of a termination message that are kept, as many as the kubelet keeps"""
 KILLED = 137
 """The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
+NO_COMMAND = 127
+"""The exit code of a job that could not be started, as a shell has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +68,36 @@ class JobPod:
     reason: str = ""
     """Evicted, NodeLost, OOMKilled and others"""
     message: str = ""
+    container: str = ""
+    """the container that waits"""
+    image: str = ""
+    """of the container that waits, or of a worker that could not be started"""
+    own_image: bool = True
+    """whether its job or profile chose the image of its worker"""
+    ready: str = ""
+    """the condition PodReadyToStartContainers: True with volumes and network, False before; "" where it is not there"""
+    preparing: str = ""
+    """the init container that runs"""
+    began: bool = False
+    """whether its worker runs, or ran"""
     exit_code: int | None = None
+    """of its worker"""
+    memory: int = 0
+    """MiB that its worker may use; 0: no limit"""
     tokens: str = ""
     """the Secret with its token"""
     last_words: str = ""
     """what its ended worker left as its termination message"""
 
     @property
+    def over(self) -> bool:
+        """Whether all of its containers have ended."""
+        return self.phase in ENDED
+
+    @property
     def present(self) -> bool:
-        """Whether its containers may still run."""
-        return self.phase not in ENDED
+        """Whether its worker may still run, or begin: a worker that has ended is not restarted."""
+        return not self.over and self.exit_code is None
 
 
 def project_job_pod(item: Object) -> JobPod | None:
@@ -91,6 +119,9 @@ def project_job_pod(item: Object) -> JobPod | None:
         deleting="deletionTimestamp" in metadata,
         reason=status.get("reason") or "",
         message=status.get("message") or "",
+        own_image=DEFAULT_IMAGE not in (metadata.get("annotations") or {}),
+        began=status.get("phase") in ("Running", "Succeeded"),
+        memory=_memory_of(spec),
         tokens=intern(token_secret_of(item)),
     )
     return _with_containers(_with_conditions(pod, status), status)
@@ -102,22 +133,62 @@ def _with_conditions(pod: JobPod, status: Object) -> JobPod:
             pod = replace(pod, disruption=one.get("reason") or "", message=one.get("message") or pod.message)
         if one["type"] == "PodScheduled" and one["status"] == "False":
             pod = replace(pod, waiting=one.get("reason") or "Unschedulable", message=one.get("message") or "")
+        if one["type"] == "PodReadyToStartContainers":
+            pod = replace(pod, ready=intern(one["status"]))
     return pod
 
 
 def _with_containers(pod: JobPod, status: Object) -> JobPod:
-    for one in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        state = one.get("state") or {}
+    first = status.get("initContainerStatuses") or ()
+    for one in (*first, *(status.get("containerStatuses") or ())):
+        name, state = one["name"], one.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting.get("reason") in (*IMAGE, *SETUP) and not pod.waiting:
-            pod = replace(pod, waiting=waiting["reason"], message=waiting.get("message") or "")
-        if one["name"] == WORKER and ended:
-            pod = replace(pod, exit_code=ended.get("exitCode"), reason=pod.reason or ended.get("reason") or "")
-            pod = replace(pod, last_words=str(ended.get("message") or "")[:LONGEST_WORDS])
+            said = waiting.get("message") or ""
+            pod = replace(
+                pod, waiting=waiting["reason"], message=said, container=intern(name), image=one.get("image") or ""
+            )
+        if name == WORKER:
+            pod = _with_worker(pod, state, one.get("image") or "")
         elif ended.get("exitCode") and pod.phase == "Failed":
-            said = ended.get("message") or ended.get("reason") or ""
-            pod = replace(pod, message=pod.message or f"container {one['name']}: {said}".strip(": "))
+            said = f"its container {name} ended with exit code {ended['exitCode']}: {_last_words(ended)}".rstrip(": ")
+            pod = replace(pod, message=pod.message or said)
+        elif "running" in state and one in first:
+            pod = replace(pod, preparing=intern(name))
     return pod
+
+
+def _with_worker(pod: JobPod, state: Object, image: str) -> JobPod:
+    """Return a pod with the state of the container that runs the job."""
+    if "waiting" in state:
+        return replace(pod, began=False)
+    if (ended := state.get("terminated")) is None:
+        return replace(pod, began="running" in state)
+    reason = ended.get("reason") or ""
+    return replace(
+        pod,
+        began=reason not in NO_START,
+        exit_code=ended.get("exitCode"),
+        reason=pod.reason or reason,
+        message=pod.message or _last_words(ended),
+        image=image if reason in NO_START else "",
+        last_words=str(ended.get("message") or "")[:LONGEST_WORDS],
+    )
+
+
+def _last_words(ended: Object) -> str:
+    """Return the last line of what a container said about its end; the report of a launcher is not for people."""
+    said = (ended.get("message") or "").strip()
+    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))
+
+
+def _memory_of(spec: Object) -> int:
+    """Return the MiB that the worker of a pod may use; 0 without a limit."""
+    for container in spec.get("containers") or ():
+        if container["name"] == WORKER:
+            limits = (container.get("resources") or {}).get("limits") or {}
+            return amount("memory", str(limits.get("memory") or 0))
+    return 0
 
 
 def machines_of(
@@ -131,12 +202,15 @@ def machines_of(
     size = pods[0].workers
     failed = [pod for pod in pods if not pod.present and pod.worker not in over]
     if not failed and any(pod.present for pod in pods):
-        disrupted = any(pod.disruption for pod in (*pods, *left))
-        return Machines(size, True, disrupted, *(_waiting(pods) or _incomplete(pods, over)))
-    ends = [(ended(pod, usable), pod.worker) for pod in failed or pods]
-    # The job's own fault says more than a loss, and that more than one by a node.
-    worst, worker = max(ends, key=lambda end: (end[0].exit_code is not None, not end[0].node_lost, -end[1]))
-    said = f"worker {worker}: {worst.message}" if size > 1 else worst.message
+        disrupted = next((pod for pod in (*pods, *left) if pod.disruption), None)
+        about = min((pod for pod in pods if pod.phase == "Pending"), key=lambda pod: pod.worker, default=None)
+        code, said = _waiting(about) if about is not None else _incomplete(pods, over)
+        worker = one.worker if (one := about or disrupted) is not None else 0
+        return Machines(size, True, disrupted is not None, code, said, worker=worker)
+    ends = [replace(ended(pod, usable), worker=pod.worker) for pod in failed or pods]
+    # The job's own fault says more than a loss, and that more than one by a node, or before it ran.
+    worst = max(ends, key=lambda end: (end.exit_code is not None, not end.node_lost, not end.never_ran, -end.worker))
+    said = f"worker {worst.worker}: {worst.message}" if size > 1 else worst.message
     return replace(worst, workers=size, message=said)
 
 
@@ -158,24 +232,41 @@ def _incomplete(pods: Sequence[JobPod], over: Collection[int]) -> tuple[str, str
     return ("incomplete", f"{missing} of its {pods[0].workers} pods are not there") if missing > 0 else ("", "")
 
 
-def _waiting(pods: Sequence[JobPod]) -> tuple[str, str] | None:
-    """Return the code and the sentence of what the first pod that waits waits for; None where none waits."""
-    for pod in sorted(pods, key=lambda pod: pod.worker):
-        if pod.phase != "Pending":
-            continue
-        if pod.waiting in IMAGE:
-            code = "no_image" if _has_no_image(pod) else "image_pull"
-            return code, f"its image cannot be pulled: {pod.message or pod.waiting}"
-        if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
-            return "token", f"the token of its worker is not there: {pod.message}"
-        if pod.waiting in SETUP:
-            return "container", f"its container cannot be created: {pod.message or pod.waiting}"
-        if not pod.node and not pod.waiting:
-            return "scheduler", "Kubernetes has not placed its pod yet"
-        if not pod.node:
-            return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
-        return "init", "its container is being created"
-    return None
+def _waiting(pod: JobPod) -> tuple[str, str]:
+    """Return the code and the sentence of what a pod waits for."""
+    if pod.waiting in IMAGE:
+        return _pulling(pod)
+    if pod.waiting == NO_CONFIG and pod.tokens and pod.tokens in pod.message:
+        return "token", f"the token of its worker is not there: {pod.message}"
+    if pod.waiting in SETUP:
+        return "container", f"its container cannot be created: {pod.message or pod.waiting}"
+    if not pod.node and not pod.waiting:
+        return "scheduler", "Kubernetes has not placed its pod yet"
+    if not pod.node:
+        return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
+    if pod.preparing:
+        return "init", f"its container {pod.preparing} runs before it"
+    if pod.ready == "False":
+        return "volumes", "its volumes are being mounted, or its network is being set up"
+    return ("image", "its image is being pulled") if pod.ready else ("init", "its container is being created")
+
+
+def _pulling(pod: JobPod) -> tuple[str, str]:
+    """Return the code and the sentence of an image that cannot be pulled; that of a job or profile is its own fault."""
+    said, worker = pod.message or pod.waiting, pod.container == WORKER
+    if not _has_no_image(pod):
+        what = "its image" if worker else f"the image {pod.image} of its container {pod.container}"
+        return "image_pull", f"{what} cannot be pulled: {said}"
+    if worker and pod.own_image:
+        return "no_image", f"its image cannot be pulled: {said}"
+    return "site_image", f"{_site_image(pod)} cannot be pulled, and an administrator has to change it: {said}"
+
+
+def _site_image(pod: JobPod) -> str:
+    """Return the name of an image that the installation, or a pod template, chose."""
+    if pod.container in ("", WORKER):
+        return f"the default image of jobs {pod.image}".rstrip()
+    return f"the image {pod.image} of its container {pod.container}"
 
 
 def _has_no_image(pod: JobPod) -> bool:
@@ -186,25 +277,51 @@ def _has_no_image(pod: JobPod) -> bool:
 
 def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
     """Return how a pod ended by which no worker reported: by its job, by its node, or by others."""
-    if pod.reason == "OOMKilled":
-        return Machines(1, present=False, message="it used more memory than its profile has", exit_code=KILLED)
-    if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
-        return Machines(1, present=False, message=pod.message, exit_code=KILLED)
-    if pod.reason == "Evicted":
-        return _by_node(f"its node {pod.node} was short of a resource and evicted its pod: {pod.message}")
+    if (found := _own_fault(pod)) is not None:
+        return found
     if pod.node and not usable.get(pod.node, False):
         state = "is down" if pod.node in usable else "is gone"
         return _by_node(f"its node {pod.node} {state}")
+    if (found := _by_others(pod)) is not None:
+        return found if pod.began else replace(found, never_ran=True)
+    if not pod.began:
+        said = pod.message or "its pod was deleted by others before it ran"
+        return Machines(1, present=False, never_ran=True, message=said)
+    if pod.exit_code is not None:
+        said = f"its launcher ended with exit code {pod.exit_code} without a report: {pod.message}"
+        return Machines(1, present=False, message=said.rstrip(": "))
+    return Machines(1, present=False, message=pod.message or "its pod was deleted by others")
+
+
+def _own_fault(pod: JobPod) -> Machines | None:
+    """Return the end of a pod that its job, or the image of its job, is to blame for; None where it is not."""
+    if pod.reason == "OOMKilled":
+        most = f"the {pod.memory} MiB" if pod.memory else "the memory"
+        return Machines(1, present=False, message=f"it used more than {most} of its profile", exit_code=KILLED)
+    if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
+        return Machines(1, present=False, message=pod.message, exit_code=KILLED)
+    if pod.reason in NO_START and any(words in pod.message for words in NO_PROGRAM):
+        said = pod.message[max(0, pod.message.find(NO_PROGRAM[0])) :]
+        said = f"images of jobs need python3, which could not be started: {said}"
+        if pod.own_image:
+            return Machines(1, present=False, message=said, exit_code=NO_COMMAND)
+        said = f"{_site_image(pod)} does not run, and an administrator has to change it: {said}"
+        return Machines(1, present=False, never_ran=True, message=said)
+    return None
+
+
+def _by_others(pod: JobPod) -> Machines | None:
+    """Return the end of a pod that its node, or Kubernetes, is to blame for; None where neither is known to be."""
+    if pod.reason == "Evicted":
+        return _by_node(f"its node {pod.node} was short of a resource and evicted its pod: {pod.message}")
     if pod.disruption:
         return _by_node(f"its pod was disrupted ({pod.disruption}): {pod.message}".rstrip(": "))
     if pod.reason in UNKNOWN_ENDS:
         return _by_node(f"its node {pod.node} was restarted, or lost its container for another reason")
-    if pod.reason in NODE_REASONS:
-        return _by_node(f"its node {pod.node} ended its pod ({pod.reason}): {pod.message}".rstrip(": "))
-    if pod.exit_code is not None:
-        said = f"its launcher ended with exit code {pod.exit_code} without a report"
-        return Machines(1, present=False, message=said)
-    return Machines(1, present=False, message=pod.message or "its pod was deleted by others")
+    if pod.reason in NODE_REASONS or pod.reason.startswith(OUT_OF):
+        verb = "ended" if pod.began else "refused"
+        return _by_node(f"its node {pod.node} {verb} its pod ({pod.reason}): {pod.message}".rstrip(": "))
+    return None
 
 
 def _by_node(message: str) -> Machines:
