@@ -34,8 +34,8 @@ OUT_OF = "OutOf"
 """Reasons of a pod that its node ended, and the beginning of others, as OutOfcpu: they say nothing about the job."""
 NO_START = ("StartError", "ContainerCannotRun")
 """Reasons of a container whose command could not be started."""
-NO_PROGRAM = ('exec: "', "executable file")
-"""In the message of such a container: its image lacks the program, or it is none."""
+NO_PYTHON = ('exec: "python3"', "executable file `python3`")
+"""In the message of such a container, by runc and crun: its image lacks the program, or it is none."""
 UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
 """Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
 OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
@@ -300,8 +300,8 @@ def _own_fault(pod: JobPod) -> Machines | None:
         return Machines(1, present=False, message=f"it used more than {most} of its profile", exit_code=KILLED)
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
         return Machines(1, present=False, message=pod.message, exit_code=KILLED)
-    if pod.reason in NO_START and any(words in pod.message for words in NO_PROGRAM):
-        said = pod.message[max(0, pod.message.find(NO_PROGRAM[0])) :]
+    if pod.reason in NO_START and any(words in pod.message for words in NO_PYTHON):
+        said = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
         said = f"images of jobs need python3, which could not be started: {said}"
         if pod.own_image:
             return Machines(1, present=False, message=said, exit_code=NO_COMMAND)
