@@ -27,15 +27,15 @@ from .gang import create_shared
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
 from .last_words import take_last_words
-from .manifest import PodSettings, attempt_name, pod_name, token_secret_of, worker_pod
-from .nodes import NodeSelector, Toleration, selectors
+from .manifest import PodSettings, attempt_name, pod_name, token_secret_of
+from .nodes import Toleration
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod
 from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error
 from .token_secrets import TokenPart, TokenSecrets
-from .worker_resources import worker_resources
+from .worker_pods import WorkerPods
 
 log = logging.getLogger("makeway.kubernetes")
 
@@ -72,7 +72,6 @@ class KubernetesBackend(RemoteBackend):
         super().__init__(lost_after=lost_after, report_within=report_within, monotonic=monotonic)
         self.settings = settings
         self._client = client
-        self._tolerations = tuple(tolerations)
         self.attempt_pods = AttemptPods(limits, monotonic)
         self._away_until = 0.0
         """until when the API server is not asked, as it did not answer (monotonic)"""
@@ -87,9 +86,9 @@ class KubernetesBackend(RemoteBackend):
             gone=self.attempt_pods.gone,
             timing=timing,
         )
-        self._document: Callable[[], Document] | None = None
-        self._selected: Document | None = None
-        self._selectors: tuple[NodeSelector, ...] = ()
+        self._worker_pods = WorkerPods(
+            settings, self.inventory, tolerations, lambda *worker: self.channel.credentials(*worker)[0]
+        )
         self._create = partial(create_once, client, settings)
         self._creating = asyncio.Semaphore(AT_ONCE)
         self._tokens = TokenSecrets(partial(client.create, f"{self._namespace}/secrets"), settings.instance)
@@ -122,7 +121,7 @@ class KubernetesBackend(RemoteBackend):
 
     def follow_policy(self, document: Callable[[], Document]) -> None:
         """Use the pools and pod templates of the document that this returns."""
-        self._document = document
+        self._worker_pods.follow(document)
 
     @property
     def problem(self) -> str:
@@ -156,13 +155,7 @@ class KubernetesBackend(RemoteBackend):
 
     async def nodes(self) -> Mapping[str, NodeSeen]:
         """Return the nodes by name, in the pools of the policy in force; none before there is one."""
-        if self._document is None:
-            return {}
-        if (document := self._document()) is not self._selected:
-            self._selected = document
-            self._selectors = selectors(document, self._tolerations)
-            self.inventory.select(self._selectors)
-        return self.inventory.seen()
+        return self._worker_pods.nodes()
 
     async def machines(self) -> Mapping[Key, Machines] | None:
         """Return what the pods of each attempt are together; None before the first complete list."""
@@ -200,7 +193,7 @@ class KubernetesBackend(RemoteBackend):
     async def _start(self, order: StartOrder, part: TokenPart) -> None:
         key = (order.workload, order.attempt)
         try:
-            manifests = [self._pod(order, number, part.secret.name) for number in range(len(order.workers))]
+            manifests = self._worker_pods.manifests(order, part.secret.name)
         except BackendUnavailable:
             raise
         except BackendError:
@@ -313,17 +306,6 @@ class KubernetesBackend(RemoteBackend):
         """Remember for a while that the API server did not answer: nothing is asked of it then."""
         if isinstance(error, ApiUnreachable):
             self._away_until = self._monotonic() + AWAY_SECONDS
-
-    def _pod(self, order: StartOrder, number: int, tokens: str) -> Object:
-        """Return the manifest of a worker; BackendError where its GPUs cannot be requested."""
-        document = self._document() if self._document is not None else None
-        if document is None:
-            raise BackendUnavailable("the policy document has not been read yet")
-        node = self.inventory.seen().get(order.workers[number].node)
-        known = self._selectors if document is self._selected else selectors(document, self._tolerations)
-        given = worker_resources(document, known, self._tolerations, order, number, node.pool if node else None)
-        path, _ = self.channel.credentials(order.workload, order.attempt, number)
-        return worker_pod(self.settings, order, number, path, tokens, given)
 
     def _broken_off(self, order: StartOrder, error: Exception, pods: int) -> BackendError:
         """Return why a start broke off. What was refused leaves no pods; without an answer, it goes on from there."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from makeway_api.models.attempts import WorkerReportIn
 
 from ..base import Key
-from ..remote import Channel
+from ..channel import Channel
 from ..workers import WorkerSeen
 from .pod_states import JobPod
 
