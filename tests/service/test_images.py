@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from makeway_api.errors import MakewayError
-from makeway_api.models import PolicyRequest
+from makeway_api.models import JobRequest, PolicyRequest
 from running import PEOPLE, SAMPLE, running
 
 IMAGES = """\
@@ -50,6 +50,49 @@ async def test_an_image_that_is_not_offered_is_refused_with_those_that_are(tmp_p
             await run.submit("ana", profile="gpu2", image="torch")
         with pytest.raises(MakewayError, match="offers no image “evil”"):
             await run.submit("ana", profile="gpu1", image="evil", dry_run=True)
+
+
+async def test_a_job_gets_the_image_of_the_notebook_that_it_is_submitted_from(tmp_path: Path) -> None:
+    kubernetes = {"MAKEWAY_BACKEND": "kubernetes", "MAKEWAY_KUBE_IMAGE": "site/base:1"}
+    two = IMAGES.replace("site/torch:2", "site/jax:1").replace("torch", "jax")
+    policy = POLICY.replace("  - name: gpu2\n", f"  - name: gpu2\n{two}")
+    async with running(tmp_path, policy, **kubernetes) as run:
+        for server, image in (("", "plain"), ("two", "torch")):
+            session = await run.session("ana", "gpu1", "rnd", server, image=image)
+            await run.granted(session.id)
+        job = await run.submit("ana", profile="gpu1", server="two")
+        assert (job.image, job.notes) == (
+            "site/torch:2",
+            ["Its pods run in the image site/torch:2, that of the notebook."],
+        )
+        assert (await run.submit("ana", profile="gpu1", server="")).image == "site/plain:1"
+        assert (await run.submit("ana", profile="gpu1", server="two", image="plain")).image == "site/plain:1"
+        dry = await run.client("ana").dry_run(JobRequest(command=["x"], profile="gpu2", server="two"))
+        assert (dry.image, dry.notes) == (
+            "site/plain:1",
+            [
+                "Its pods run in the image site/plain:1, the default of 2 GPUs, which does not offer the notebook's, "
+                "site/torch:2."
+            ],
+        )
+        unnamed = await run.submit("ana", profile="gpu3", server="two")
+        assert unnamed.image == "site/torch:2", "the profile names no image"
+        outside = await run.submit("ana", profile="gpu3")
+        assert (outside.image, outside.notes) == (
+            None,
+            ["Its pods run in the image site/base:1, the default of this site."],
+        )
+
+
+async def test_the_image_of_another_ones_or_an_ended_session_is_not_taken(tmp_path: Path) -> None:
+    async with running(tmp_path, POLICY) as run:
+        session = await run.session("ana", "gpu1", "rnd", "two", image="torch")
+        await run.granted(session.id)
+        assert (await run.submit("lea", profile="gpu1", team="rnd", server="two")).image == "site/plain:1"
+        assert (await run.submit("ana", profile="gpu1", server="two")).image == "site/torch:2"
+        await run.client("spawner").release(session.id, "stopped")
+        job = await run.submit("ana", profile="gpu1", server="two")
+        assert (job.image, job.notes) == ("site/plain:1", []), "jobs here are no pods"
 
 
 async def test_a_job_gets_its_image_and_a_clone_the_same_while_its_profile_offers_it(tmp_path: Path) -> None:

@@ -154,6 +154,10 @@ def test_a_submission_carries_files_variables_and_limits(monkeypatch: pytest.Mon
     assert (ask.team, ask.name, ask.time_limit, ask.source) == ("rnd", "mnist", 7200, "x")
     assert ask.command[1:] == ["-u", ".makeway/run.py"]
     assert ask.image is None
+    assert ask.server is None, "from outside of a notebook server"
+    monkeypatch.setenv("JUPYTERHUB_SERVER_NAME", "")
+    assert Submission(source="x").request().server == ""
+    assert Submission(source="x", image="torch").request().server is None
     line = options.train().read("--image torch")
     assert Submission(source="x", **options.fields(line)).request().image == "torch"
 

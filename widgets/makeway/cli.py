@@ -117,7 +117,7 @@ def _submit(args: argparse.Namespace) -> int:
     print(job)
     if isinstance(job, DryRunResult):
         return 0
-    if note := submission.risk(job, wanted):
+    if note := submission.notes(job, wanted):
         print(note)
     return _ended(job.wait()) if args.wait else 0
 

@@ -68,7 +68,7 @@ class MakewayMagics(Magics):
         if isinstance(job, DryRunResult):
             return job
         self.last = job.id
-        if note := submission.risk(job, wanted):
+        if note := submission.notes(job, wanted):
             print(note)
         return job.wait() if args.wait else job
 

@@ -82,7 +82,11 @@ def describe(parser: argparse.ArgumentParser, several: str | int = "+") -> None:
     add = parser.add_argument
     add("--profile", "-p", metavar="PROFILE", help="the profile, e.g. gpu1 (default: the team's first job profile)")
     add("--team", "-t", metavar="TEAM", help="the team whose quota it uses (default: this notebook's team)")
-    add("--image", metavar="IMAGE", help="one of the images that the profile offers (default: its default one)")
+    add(
+        "--image",
+        metavar="IMAGE",
+        help="one of the images that the profile offers (default: this notebook's, if it is one of them)",
+    )
     add("--name", "-n", metavar="NAME", default="", help="the job's name (default: the notebook's name)")
     add(
         "--files",

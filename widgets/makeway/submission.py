@@ -65,6 +65,8 @@ class Submission:
         }
         team = self.team or os.environ.get("MAKEWAY_TEAM")
         optional = {"team": team, "profile": self.profile, "image": self.image, "workers": self.workers}
+        if self.image is None:
+            optional["server"] = os.environ.get("JUPYTERHUB_SERVER_NAME")
         fields |= {key: value for key, value in optional.items() if value is not None}
         if self.time_limit is not None:
             fields["time_limit"] = seconds(str(self.time_limit))
@@ -91,6 +93,7 @@ class DryRunResult:
             names = listed(f"{v.name or v.id} of {v.team} ({v.owner}, {gpus(v.gpus)})" for v in offer.victims)
             within = f" within {duration(offer.seconds)}" if offer.seconds is not None else ""
             lines.append(f"  Would make way{within}: {names}.")
+        lines += [f"  {note}" for note in self.answer.notes]
         if self.answer.risk:
             lines.append(f"  Risk: {self.answer.risk}")
         return "\n".join(lines)
@@ -135,6 +138,12 @@ def send(submission: Submission, *, dry_run: bool = False) -> Job | DryRunResult
         return Job(service.submit(request))
     except MakewayError as error:
         raise _with_hint(error, request) from None
+
+
+def notes(job: Job, submission: Submission) -> str:
+    """Return what the service says about the pods of a job that was just submitted, and its risk, one line each."""
+    said = [textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False) for note in job.data.notes]
+    return "\n".join([*said, *filter(None, [risk(job, submission)])])
 
 
 def risk(job: Job, submission: Submission) -> str:

@@ -96,7 +96,15 @@ class JobRequest(RequestBody):
     files: list[FileIn] = Field(default_factory=list, max_length=10_000)
     env: dict[str, str] = Field(default_factory=dict)
     workers: int | None = Field(None, ge=1, le=100_000)
-    image: str | None = Field(None, max_length=1000, description="one of the profile's; default: its default one")
+    image: str | None = Field(
+        None, max_length=1000, description="one of the profile's; default: that of `server`, else its default one"
+    )
+    server: str | None = Field(
+        None,
+        max_length=255,
+        description="the caller's notebook server that it is submitted from: the job gets the same image if its "
+        "profile offers it",
+    )
     priority: Priority = Priority.NORMAL
     time_limit: int | None = Field(None, ge=1, le=366 * 86400)
     max_failures: int = Field(0, ge=0, le=1000, description="how often a failed attempt is retried")
@@ -153,6 +161,9 @@ class Job(Wire):
     private: bool = Field(False, description="the caller may not read its log, result, files and code")
     clone_of: str | None = None
     image: str | None = Field(None, description="of its pods; none: that of the site")
+    notes: list[str] = Field(
+        default_factory=list, description="in the answer to a submission: what its pods have and what they lack"
+    )
     virtual: bool = False
     durable_checkpoints: bool = Field(True, description="whether an attempt finds the checkpoints of the one before")
     version: int = 0
@@ -166,6 +177,8 @@ class DryRun(Wire):
     files: int
     bytes: int
     risk: str = Field("", description="what running over quota would mean for it; empty in quota")
+    image: str | None = Field(None, description="of its pods; none: that of the site")
+    notes: list[str] = Field(default_factory=list, description="what its pods would have and what they would lack")
 
 
 class JobPage(Wire):

@@ -19,8 +19,9 @@ from ..store.records import FilesOf, NewDecision, SubmissionKey, Workload
 from ..wording import gpus
 from .caller import Caller
 from .context import Context
-from .eligibility import find_image, offers_image, pick_profile, pick_team
+from .eligibility import offers_image, pick_profile, pick_team
 from .job_access import JobAccess
+from .job_image import ImageChoice, choose_image, image_note, submitting_session
 from .offers import OfferService
 from .refusals import database_errors, refuse
 from .repeated import RequestsUnderWay, clone_key, key_of, submitted_before
@@ -68,16 +69,19 @@ class SubmissionService:
         context = self._context
         team, profile = self._place(caller, request)
         check_process(request)
-        find_image(context.document, profile, request.image)
+        choice = await self._image(caller, request, profile)
         files = await self._files(request) if request.files else ()
         if request.clone_of is not None:
             await self._access.visible(caller, request.clone_of)
         if request.dry_run:
-            return await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
+            answer = await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
+            notes = self._notes(choice, choice.image)
+            return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
         with context.limits.submitting(caller.name, 1, bytes_of(request.command, request.env)) as reservation:
             await self._keep(files)
-            return await self._add(caller, request, team, profile, files, reservation, key)
+            job = await self._add(caller, request, team, profile, files, reservation, key)
+        return job.model_copy(update={"notes": self._notes(choice, job.image)})
 
     async def clone(
         self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any], key: str | None = None
@@ -147,7 +151,7 @@ class SubmissionService:
     ) -> Job:
         context = self._context
         while True:
-            image = find_image(context.document, profile, request.image)
+            image = (await self._image(caller, request, profile)).image
             new = new_job(context.document, request, caller.name, team, profile, image)
             size = new.gpus * new.workers
             message = f"{caller.name} submits {new.name}: {gpus(size)} for {context.title(team)}."
@@ -167,6 +171,17 @@ class SubmissionService:
                 if context.limits.waiting <= SHORT_QUEUE:
                     row = await _first_decision(row, follower)
             return await self._access.shown(caller, row)
+
+    async def _image(self, caller: Caller, request: JobRequest, profile: Profile) -> ImageChoice:
+        """Return the image that a submission gets now."""
+        rows = () if request.server is None else await self._context.world.rows_of((), caller.name)
+        session = submitting_session(rows, caller.name, request)
+        return choose_image(self._context.document, profile, request.image, session)
+
+    def _notes(self, choice: ImageChoice, image: str | None) -> list[str]:
+        """Return what the owner has to know about the pods of a job with this image; nothing where jobs are no pods."""
+        settings = self._context.settings
+        return [image_note(image, choice, settings.kubernetes.image)] if settings.backend == "kubernetes" else []
 
     async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)
