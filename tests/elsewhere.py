@@ -30,6 +30,8 @@ class Processes(RemoteBackend):
         self.address = address
         self.down: set[Key] = set()
         """attempts whose machines are to look gone"""
+        self.told: list[tuple[Key, str, str]] = []
+        """what was shown beside the machines: attempt, code and sentence"""
         self._nodes = {"far-1": NodeSeen("far-1", "gpu", tuple(range(gpus)), virtual=True)}
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
 
@@ -63,6 +65,9 @@ class Processes(RemoteBackend):
         process = subprocess.Popen(command, env=env, cwd=home, start_new_session=True)
         (home / "pid").write_text(f"{process.pid} {len(order.workers)}")
         self._running[home] = process
+
+    def tell(self, key: Key, code: str, message: str) -> None:
+        self.told.append((key, code, message))
 
     async def machines(self) -> Mapping[Key, Machines]:
         found: dict[Key, Machines] = {}

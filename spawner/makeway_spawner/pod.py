@@ -8,6 +8,7 @@ from typing import Any
 
 from makeway_api.pod_labels import (
     INSTANCE,
+    KIND,
     MANAGED_BY,
     MANAGER,
     OWNER,
@@ -42,6 +43,7 @@ def labels(lease: Lease, instance: str) -> dict[str, str]:
     found = {
         MANAGED_BY: MANAGER,
         INSTANCE: instance,
+        KIND: "session",
         SESSION: lease.id,
         PROFILE: lease.profile,
         PREEMPTIBLE: str(lease.preemptible).lower(),

@@ -50,6 +50,7 @@ def test_a_pod_runs_on_the_planned_node_with_what_the_plan_gives() -> None:
         "makeway/attempt": "2",
         "makeway/worker": "0",
         "makeway/workers": "1",
+        "makeway/kind": "job",
         "makeway/team": "R-D",
         "makeway/profile": "gpu1",
         "makeway/user": "ana-lab",

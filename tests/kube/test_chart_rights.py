@@ -31,7 +31,7 @@ NEEDED = {
     *((verb, kind, "") for verb in ("list", "watch") for kind in ("nodes", "pods")),
     *((verb, "pods", JOBS) for verb in ("get", "list", "watch", "create", "delete")),
     *((verb, kind, JOBS) for verb in ("create", "delete") for kind in ("services", "networkpolicies")),
-    ("create", "secrets", JOBS),
+    *(("create", kind, JOBS) for kind in ("secrets", "events")),
 }
 """Verb, resource and namespace of what the service asks of the API server; no namespace: of the whole cluster."""
 FOLLOWS = {(verb, "pods", space) for verb in ("list", "watch") for space in (NAMESPACE, "kube-system")}
@@ -231,10 +231,14 @@ async def runs_a_gang(backend: KubernetesBackend, api: Api) -> None:
     await backend.start(order)
     await backend.start(order)
     running = {"fieldSelector": "status.phase=Running", "labelSelector": "makeway/job=j-1"}
+    of_makeway = {"fieldSelector": "source=makeway,reason=Failed"}
     await soon(lambda: len(api.items(pods, **running)) == 2, "both workers run")
     for pod in api.items(pods, **running):
         assert pod["spec"]["serviceAccountName"] == "makeway-job"
         assert pod["spec"]["priorityClassName"] == "makeway-makeway-preemptible"
+    await backend.machines()  # which takes in the pods
+    backend.tell(("j-1", 1), "failed", "fit failed.")
+    await soon(lambda: len(api.items(pods.replace("pods", "events"), **of_makeway)) == 2, "both pods have the event")
     await backend.forget("j-1", 1)
     await soon(lambda: not api.items(pods), "no pod is left")
 

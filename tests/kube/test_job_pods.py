@@ -79,6 +79,22 @@ async def test_pods_beyond_the_restricted_standard_are_refused_there(cluster: Cl
 # -- jobs on the real node
 
 
+async def event_of(serving: Serving, pod: Object, reason: str) -> Object:
+    """Return the event of a pod with this reason, as `kubectl describe` finds it, once it is there."""
+    found: list[Object] = []
+    uid = pod["metadata"]["uid"]
+
+    async def there() -> bool:
+        path = f"/api/v1/namespaces/{NAMESPACE}/events"
+        found[:] = serving.cluster.api.items(path, fieldSelector=f"involvedObject.uid={uid},reason={reason}")
+        return bool(found)
+
+    await serving.until(there, lambda: f"{pod['metadata']['name']} has the event {reason}")
+    (one,) = found
+    assert one["source"] == {"component": "makeway"}
+    return one
+
+
 @pytest.mark.covers("F81", "F84", "F42", "F47")
 async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node: Node) -> None:
     async with serving.running():
@@ -98,6 +114,10 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
         assert evicted.preemptions == 1
         shown = serving.cluster.api.text(f"{PODS}/makeway-{first.id}-1-0/log", container="worker")
         assert "step 100" in shown, "people see it by kubectl, too"
+        said = {decision.verb: decision.message for decision in await serving.client().job_events(second.id)}
+        notice, made_way = [await event_of(serving, pod, reason) for reason in ("Notice", "MadeWay")]
+        assert notice["message"].startswith(f"{said['evict']} It may save until ")
+        assert made_way["message"] == said["requeue"]
         assert (await serving.reaches(first, "running", "succeeded")).preemptions == 0
         await serving.reaches(owner, "succeeded")
         done = await serving.reaches(second, "succeeded", "failed", attempt=2)

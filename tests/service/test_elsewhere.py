@@ -100,6 +100,25 @@ pickle.dump("r" * 1_500_000, open(os.environ["MAKEWAY_RESULT_FILE"], "wb"))
         assert len(result) > 1_500_000
 
 
+async def test_decisions_about_attempts_that_do_not_succeed_are_told_beside_their_machines(tmp_path: Path) -> None:
+    async with far(tmp_path) as service:
+        good = await service.ended(await service.train("pass"))
+        bad = await service.ended(await service.train("raise SystemExit(3)"))
+        job = await service.train(SAVES)
+        await service.said(job, "from")
+        await service.run.client("ana").preempt_test(job.id)
+        job = await service.run.job(job.id, "pending", "starting", "running")
+        await service.run.client("ana").cancel(job.id)
+        await service.ended(job)
+        told = [(key[0], code) for key, code, _ in service.backend.told]
+        assert good.id not in [id for id, _ in told]
+        assert (bad.id, "failed") in told
+        assert [code for id, code in told if id == job.id][:2] == ["notice", "made_way"]
+        (notice,) = [message for _, code, message in service.backend.told if code == "notice"]
+        assert notice.startswith("ana tests the preemption of far")
+        assert "It may save until" in notice
+
+
 async def test_a_failure_keeps_its_exit_code_its_last_line_and_its_exception(tmp_path: Path) -> None:
     code = """
 import json, os, sys

@@ -31,6 +31,7 @@ def test_labels_identify_the_session_and_owners_are_annotations() -> None:
     assert pod.labels(LEASE, "lab") == {
         "app.kubernetes.io/managed-by": "makeway",
         "makeway/instance": "lab",
+        "makeway/kind": "session",
         "makeway/session": "s-1",
         "makeway/profile": "gpu2",
         "makeway/preemptible": "false",

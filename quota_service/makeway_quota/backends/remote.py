@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Protocol
 
 from makeway_api.durations import duration
@@ -189,6 +190,11 @@ class RemoteBackend(ABC):
         if (seen := self._attempts.get((workload, attempt))) is not None and seen.unfinished:
             remove_at = self._monotonic()  # there is nothing that could save
         self._known.order_end((workload, attempt), Ending(remove_at, notice))
+        until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")
+        self.tell((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
+
+    def tell(self, key: Key, code: str, message: str) -> None:  # noqa: B027 (not every backend has where to)
+        """Show a decision about an attempt beside its machines; never fails, and what is shown twice is shown once."""
 
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
 from ..backends.base import BackendError
+from ..backends.remote import RemoteBackend
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..store.errors import Deposed, NotLeading
-from ..store.records import Workload
+from ..store.records import NewDecision, Workload
 from ..wording import Names
 from .actuate import Actuator, Started
 from .apply import change_set_of
@@ -280,7 +281,18 @@ class Loop:
         commit = partial(self.store.commit, change_set.changes, change_set.decisions, now=now, term=self.term)
         applied = await asyncio.get_running_loop().run_in_executor(self._threads, commit)
         count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
+        self._tell(d for d in change_set.decisions if d.workload in applied)
         return bool(applied)
+
+    def _tell(self, decisions: Iterable[NewDecision]) -> None:
+        """Show how attempts ended that did not succeed, where people look at their machines."""
+        backend = self.backend
+        if not isinstance(backend, RemoteBackend):
+            return
+        for decision in decisions:
+            number = decision.numbers.get("attempt")
+            if decision.workload and number and decision.verb != "finish":
+                backend.tell((decision.workload, number), decision.code, decision.message)
 
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)

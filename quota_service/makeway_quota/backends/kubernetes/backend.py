@@ -29,6 +29,7 @@ from .inventory import KubernetesInventory
 from .last_words import take_last_words
 from .manifest import PodSettings, attempt_name, pod_name, token_secret_of
 from .nodes import Toleration
+from .pod_events import PodEvents
 from .pod_requests import JOB
 from .pod_states import JobPod, project_job_pod
 from .pulse import BEAT, Beat, Pulse
@@ -95,6 +96,7 @@ class KubernetesBackend(RemoteBackend):
         self._removals = Removals(client, f"{self._namespace}/pods", settings.instance, lambda: self._may_act())
         self.folders = CheckpointFolders(client, settings, tolerations, lambda: self._may_act(), monotonic)
         self.durable_checkpoints = bool(settings.checkpoint_claim)
+        self._events = PodEvents(client, settings.namespace, lambda: self._may_act())
         self._pulse = Pulse(client, self._answers, beat)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -148,6 +150,7 @@ class KubernetesBackend(RemoteBackend):
         """Stop following the cluster; pods go on."""
         await self.inventory.close()
         await self._removals.close()
+        await self._events.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, super().close(stop_jobs=stop_jobs), return_exceptions=True)
@@ -265,6 +268,10 @@ class KubernetesBackend(RemoteBackend):
             f"the launcher of worker {worker} on {node} did not reach {self.settings.address} within "
             f"{duration(self.report_within)}: check MAKEWAY_WORKER_URL and the network policies"
         )
+
+    def tell(self, key: Key, code: str, message: str) -> None:
+        """Show a decision about an attempt as an event of its pods."""
+        self._events.tell(self.attempt_pods.known(key), code, message)
 
     # -- inside
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from makeway_api.pod_labels import INSTANCE, MANAGED_BY, MANAGER, OWNER, PROFILE, TEAM
+from makeway_api.pod_labels import INSTANCE, KIND, MANAGED_BY, MANAGER, OWNER, PROFILE, TEAM
 
 from ...policy.pod_template import WORKER
 from ..base import Key, StartOrder
@@ -143,6 +143,7 @@ def worker_pod(
                 **labels_of(settings, key),
                 NUMBER: str(number),
                 WORKERS: str(len(order.workers)),
+                KIND: "job",
                 TEAM: label_value(order.team),
                 PROFILE: label_value(order.profile),
                 "makeway/user": label_value(order.owner),
