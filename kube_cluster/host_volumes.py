@@ -10,9 +10,9 @@ WIDGETS = Path(__file__).parents[1] / "widgets"
 """The package with the launcher."""
 
 
-def make_claim(api: Api, namespace: str, name: str, path: Path) -> None:
+def make_claim(api: Api, namespace: str, name: str, path: Path, mode: str = "ReadWriteMany") -> None:
     """Make a PersistentVolumeClaim bound to a folder of this machine, which pods of all nodes may write to."""
-    common: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    common: Object = {"accessModes": [mode], "storageClassName": ""}
     size = {"storage": "1Gi"}
     volume: Object = {"capacity": size, "hostPath": {"path": str(path)}}
     volume |= {"claimRef": {"namespace": namespace, "name": name}, **common}

@@ -135,6 +135,16 @@ class QuotaService(Configurable):
         help="PersistentVolumeClaim in which jobs keep checkpoints, with {team} for the team's name; empty: a "
         "checkpoint ends with its pod (MAKEWAY_KUBE_CHECKPOINT_CLAIM).",
     ).tag(config=True, env="MAKEWAY_KUBE_CHECKPOINT_CLAIM")
+    kube_home_claim = Unicode(
+        "",
+        help="PersistentVolumeClaim with the home of a job's owner, in the namespace of the jobs: home-{user}, or a "
+        "claim and a folder on it, homes/{user}; {escaped_user} writes the name as KubeSpawner's slug_scheme "
+        "'escape'. Empty: jobs have no homes (MAKEWAY_KUBE_HOME_CLAIM).",
+    ).tag(config=True, env="MAKEWAY_KUBE_HOME_CLAIM")
+    kube_home_path = Unicode(
+        "/home/jovyan",
+        help="Where the pods of jobs have the home of their owner, as notebooks have it (MAKEWAY_KUBE_HOME_PATH).",
+    ).tag(config=True, env="MAKEWAY_KUBE_HOME_PATH")
     kube_tolerations = Unicode(
         "",
         help="Taints that jobs tolerate besides those named like their pool's resource, as key, key=value or "
@@ -269,6 +279,8 @@ def _kubernetes(service: QuotaService, public_url: str) -> KubernetesSettings:
         priority_class=service.kube_priority_class,
         run_as=service.kube_run_as,
         checkpoint_claim=service.kube_checkpoint_claim,
+        home_claim=service.kube_home_claim.strip(),
+        home_path=service.kube_home_path,
         tolerations=tuple(text.strip() for text in service.kube_tolerations.split(",") if text.strip()),
         lost_after=service.lost_after_seconds,
     )

@@ -114,6 +114,17 @@ def test_the_service_reads_its_variables(helm: Helm, tmp_path: Path) -> None:
     assert (pods.run_as, pods.tolerations) == ("1000:100", ("dedicated=gpus:NoSchedule", "spot"))
 
 
+def test_the_service_reads_claims_only_where_jobs_have_homes(helm: Helm, tmp_path: Path) -> None:
+    def read(values: Object) -> tuple[list[str], Any]:
+        manifests = rendered(helm, tmp_path, values)
+        (role,) = [one for one in of_kind(manifests, "Role") if one["metadata"].get("namespace") == JOBS]
+        verbs = [rule["verbs"] for rule in role["rules"] if "persistentvolumeclaims" in rule["resources"]]
+        return [verb for some in verbs for verb in some], variables(manifests).get("MAKEWAY_KUBE_HOME_CLAIM")
+
+    assert read(STANDALONE) == ([], None)
+    assert read({**STANDALONE, "jobs": {"home": {"claim": "homes/{user}"}}}) == (["get"], "homes/{user}")
+
+
 def test_sqlite_has_one_replica_and_a_volume_and_postgresql_two_and_none(helm: Helm, tmp_path: Path) -> None:
     for values, replicas, claims in ((STANDALONE, 1, 1), (EVERYTHING, 2, 0)):
         manifests = rendered(helm, tmp_path, values)

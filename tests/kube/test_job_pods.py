@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 from informing import client
-from job_service import JOBS, NAMESPACE, PODS, Serving, make_namespace, training, weights
-from makeway_api.models import Job
+from job_service import JOBS, NAMESPACE, PODS, RUN_AS, Serving, make_namespace, training, weights
+from makeway_api.models import Job, JobRequest
 from makeway_quota.backends.base import StartOrder, WorkerPlace
 from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
 from makeway_quota.backends.kubernetes.client import ApiClient, ApiRefusal, ApiUnreachable, Object
@@ -127,6 +127,51 @@ async def test_a_job_is_a_pod_makes_way_and_resumes(serving: Serving, real_node:
         assert f"going on at step {step} of 400" in await serving.log(second, 2)
         assert weights(await serving.log(second, 2)) == weights(await serving.log(calm))
         await serving.no_pod_left()
+
+
+READS_CLAIMS = [{"apiGroups": [""], "resources": ["persistentvolumeclaims"], "verbs": ["get"]}]
+
+
+@pytest.fixture
+def homes(serving: Serving, tmp_path: Path) -> Path:
+    """Make a home of ana that all nodes mount, and one of bo that only one node does; the service may read claims."""
+    api, folder = serving.cluster.api, tmp_path / "homes"
+    for user, mode in (("ana", "ReadWriteMany"), ("bo", "ReadWriteOnce")):
+        home = folder / user / "files"
+        home.mkdir(parents=True)
+        (home / "data.txt").write_text(f"{user}'s data")
+        for path in (home, home / "data.txt"):
+            os.chown(path, *RUN_AS)
+        make_claim(api, NAMESPACE, f"home-{user}", folder / user, mode)
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+    name = {"metadata": {"name": "makeway-homes"}}
+    api.create(f"{rbac}/roles", {**name, "rules": READS_CLAIMS})
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "makeway-homes"}
+    account = {"kind": "ServiceAccount", "name": "makeway", "namespace": "default"}
+    api.create(f"{rbac}/rolebindings", {**name, "roleRef": role, "subjects": [account]})
+    serving.environ["MAKEWAY_KUBE_HOME_CLAIM"] = "home-{user}/files"
+    return folder
+
+
+async def test_a_job_has_its_owners_home_where_the_claim_allows_it_else_the_answer_says_so(
+    serving: Serving, homes: Path
+) -> None:
+    async with serving.running():
+        command = ("sh", "-c", "echo $HOME; cat ~/data.txt; echo done > ~/out.txt")
+        job = await serving.submit("ana", "at home", *command)
+        assert not [note for note in job.notes if "home" in note], job.notes
+        await serving.reaches(job, "succeeded", "failed")
+        assert await serving.log(job) == "/home/jovyan\nana's data"
+        assert (homes / "ana/files/out.txt").read_text() == "done\n"
+        job = await serving.submit("bo", "away", "sh", "-c", "echo $HOME")
+        (note,) = [note for note in job.notes if "home" in note]
+        assert note.startswith("Your home folder is not in its pods: the claim home-bo is ReadWriteOnce")
+        request = JobRequest(command=["true"], profile="gpu1", dry_run=True, team="rnd")
+        assert "there is no claim home-lea in the namespace jobs" in "".join(
+            (await serving.client("lea").dry_run(request)).notes
+        )
+        await serving.reaches(job, "succeeded", "failed")
+        assert await serving.log(job) == "/makeway/job\n"
 
 
 async def test_a_drained_pod_saves_and_its_job_goes_on(serving: Serving) -> None:

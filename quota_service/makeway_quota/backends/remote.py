@@ -196,6 +196,10 @@ class RemoteBackend(ABC):
     def tell(self, key: Key, code: str, message: str) -> None:  # noqa: B027 (not every backend has where to)
         """Show a decision about an attempt beside its machines; never fails, and what is shown twice is shown once."""
 
+    async def notes(self, owner: str, team: str) -> list[str]:
+        """Return what the owner of a job has to know about its machines, in sentences; within seconds, never fails."""
+        return []
+
     async def kill(self, workload: str, attempt: int) -> None:
         """Remove the machines unless the workers end by themselves soon: they read from the store that they must."""
         patience = PATIENCE if (workload, attempt) in self.channel.seen() else 0.0

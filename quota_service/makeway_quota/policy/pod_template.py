@@ -115,6 +115,8 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
         yield "spec.securityContext is a table"
     yield from _security("spec", spec.get("securityContext"))
     for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
+        if isinstance(volume, dict) and str(volume.get("name")).startswith("makeway-"):
+            yield f"spec.volumes[{volume['name']}] is not for a template: Makeway's own volumes have such names"
         if isinstance(volume, dict) and "hostPath" in volume:
             yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {RIGHTS}"
 

@@ -11,6 +11,7 @@ from makeway_api.errors import MakewayError
 from makeway_api.models import DryRun, Job, JobRequest, Kind, Priority
 from pydantic import ValidationError
 
+from ..backends.remote import RemoteBackend
 from ..control.followers import Follower
 from ..engine.snapshot import Profile
 from ..policy import Document
@@ -75,13 +76,13 @@ class SubmissionService:
             await self._access.visible(caller, request.clone_of)
         if request.dry_run:
             answer = await self._dry_run(caller, request, team, profile.name, sum(len(data) for _, data, _ in files))
-            notes = self._notes(choice, choice.image)
+            notes = await self._notes(caller, team, choice, choice.image)
             return answer.model_copy(update={"image": choice.image, "notes": notes})
         await context.learn_limits()
         with context.limits.submitting(caller.name, 1, bytes_of(request.command, request.env)) as reservation:
             await self._keep(files)
             job = await self._add(caller, request, team, profile, files, reservation, key)
-        return job.model_copy(update={"notes": self._notes(choice, job.image)})
+        return job.model_copy(update={"notes": await self._notes(caller, team, choice, job.image)})
 
     async def clone(
         self, caller: Caller, id: str, many: int, overrides: Mapping[str, Any], key: str | None = None
@@ -178,10 +179,13 @@ class SubmissionService:
         session = submitting_session(rows, caller.name, request)
         return choose_image(self._context.document, profile, request.image, session)
 
-    def _notes(self, choice: ImageChoice, image: str | None) -> list[str]:
+    async def _notes(self, caller: Caller, team: str, choice: ImageChoice, image: str | None) -> list[str]:
         """Return what the owner has to know about the pods of a job with this image; nothing where jobs are no pods."""
-        settings = self._context.settings
-        return [image_note(image, choice, settings.kubernetes.image)] if settings.backend == "kubernetes" else []
+        settings, backend = self._context.settings, self._context.backend
+        notes = await backend.notes(caller.name, team) if isinstance(backend, RemoteBackend) else []
+        if settings.backend == "kubernetes":
+            notes = [image_note(image, choice, settings.kubernetes.image), *notes]
+        return notes
 
     async def _dry_run(self, caller: Caller, request: JobRequest, team: str, profile: str, size: int) -> DryRun:
         offer, in_quota = await self._offers.offer(team, profile, Kind.JOB, caller.name)

@@ -24,6 +24,7 @@ from .checkpoint_folders import CheckpointFolders
 from .client import SILENT, ApiClient, ApiRefusal, ApiUnreachable, Object, together
 from .creation import create_once
 from .gang import create_shared
+from .homes import Homes, HomeSetting
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
 from .last_words import take_last_words
@@ -36,6 +37,7 @@ from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error
 from .token_secrets import TokenPart, TokenSecrets
+from .volumes import with_mounts
 from .worker_pods import WorkerPods
 
 log = logging.getLogger("makeway.kubernetes")
@@ -66,6 +68,7 @@ class KubernetesBackend(RemoteBackend):
         timing: Timing = USUAL,
         beat: Beat = BEAT,
         limits: Mapping[str, float] = LIMITS,
+        home: HomeSetting | None = None,
         lost_after: float = LOST_AFTER,
         report_within: float = REPORT_WITHIN,
         monotonic: Callable[[], float] = time.monotonic,
@@ -97,6 +100,7 @@ class KubernetesBackend(RemoteBackend):
         self.folders = CheckpointFolders(client, settings, tolerations, lambda: self._may_act(), monotonic)
         self.durable_checkpoints = bool(settings.checkpoint_claim)
         self._events = PodEvents(client, settings.namespace, lambda: self._may_act())
+        self._homes = Homes(client, settings.namespace, home, monotonic)
         self._pulse = Pulse(client, self._answers, beat)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -220,7 +224,8 @@ class KubernetesBackend(RemoteBackend):
 
         pods: list[Object] = []
         try:
-            pods = await together([create(manifest) for manifest in manifests])
+            home = await self._homes.mount(order.owner)
+            pods = await together([create(with_mounts(manifest, [home] if home else [])) for manifest in manifests])
             named = {token_secret_of(pod) for pod in pods}
             if len(named) > 1 or part.before in named:
                 raise self._anew(order)
@@ -272,6 +277,10 @@ class KubernetesBackend(RemoteBackend):
     def tell(self, key: Key, code: str, message: str) -> None:
         """Show a decision about an attempt as an event of its pods."""
         self._events.tell(self.attempt_pods.known(key), code, message)
+
+    async def notes(self, owner: str, team: str) -> list[str]:
+        """Return why the pods of a job do not have its owner's home, where they do not."""
+        return list(filter(None, [await self._homes.note(owner, ())]))
 
     # -- inside
 

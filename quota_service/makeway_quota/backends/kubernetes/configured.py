@@ -25,6 +25,8 @@ class KubernetesSettings:
     priority_class: str
     run_as: str
     checkpoint_claim: str
+    home_claim: str
+    home_path: str
     tolerations: tuple[str, ...]
     lost_after: float
 
@@ -50,6 +52,7 @@ def backend_of(found: KubernetesSettings) -> Backend:
     from .backend import KubernetesBackend
     from .client import ApiClient
     from .connection import connection
+    from .homes import home_setting
     from .manifest import PodSettings, user_and_group
     from .nodes import toleration
 
@@ -69,4 +72,5 @@ def backend_of(found: KubernetesSettings) -> Backend:
         checkpoint_claim=found.checkpoint_claim,
     )
     tolerations = [toleration(text) for text in found.tolerations]
-    return KubernetesBackend(ApiClient(cluster), pods, tolerations, lost_after=found.lost_after)
+    home = home_setting(found.home_claim, found.home_path)
+    return KubernetesBackend(ApiClient(cluster), pods, tolerations, lost_after=found.lost_after, home=home)
