@@ -174,6 +174,25 @@ async def test_a_job_has_its_owners_home_where_the_claim_allows_it_else_the_answ
         assert await serving.log(job) == "/makeway/job\n"
 
 
+async def test_the_jobs_of_a_team_have_its_volumes_and_those_of_others_do_not(
+    serving: Serving, jobs_policy: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "teams" / "rnd"
+    folder.mkdir(parents=True)
+    (folder / "data.txt").write_text("of the team")
+    make_claim(serving.cluster.api, NAMESPACE, "teams", tmp_path / "teams")
+    document = json.loads(jobs_policy)
+    volume = {"name": "data", "claim": "teams", "path": "/data", "sub_path": "rnd", "read_only": True}
+    document["policies"][0]["volumes"] = [volume]
+    Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(json.dumps(document))
+    async with serving.running():
+        look = "cat /data/data.txt 2>/dev/null || echo none; touch /data/x 2>/dev/null && echo written"
+        jobs = [await serving.submit(person, "looks", "sh", "-c", f"{look}; true") for person in ("ana", "bo")]
+        for job in jobs:
+            await serving.reaches(job, "succeeded", "failed")
+        assert [await serving.log(job) for job in jobs] == ["of the team", "none\n"]
+
+
 async def test_a_drained_pod_saves_and_its_job_goes_on(serving: Serving) -> None:
     async with serving.running() as service:
         job = await training(serving, "ana", "drained", "0.03")

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from makeway_quota import policy
 from makeway_quota.engine.snapshot import Policy, Pool, Profile, QuotaLine, Settings
 from makeway_quota.policy import Document, Issue, PolicyFacts, PolicyInvalid, PoolFacts, ProfileFacts
-from makeway_quota.policy.document import Image
+from makeway_quota.policy.document import Image, Volume
 
 SAMPLE = Path(__file__).parents[2] / "hub_config" / "policy.yaml"
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,8}[a-z0-9])?", fullmatch=True)
+claims = st.from_regex(r"[a-z0-9]([a-z0-9.-]{0,8}[a-z0-9])?", fullmatch=True)
 letters = st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp", "Cn", "Co"])
 texts = st.text(letters, max_size=20).map(str.strip)
 words = texts.filter(bool)
@@ -61,6 +62,13 @@ def images(draw: st.DrawFn) -> tuple[Image, ...]:
     names = draw(st.lists(slugs, unique=True, max_size=3))
     default = draw(st.none() | st.sampled_from(names)) if names else None
     return tuple(Image(name, draw(words), draw(texts), draw(texts), name == default) for name in names)
+
+
+@st.composite
+def volumes(draw: st.DrawFn) -> tuple[Volume, ...]:
+    names = draw(st.lists(st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True), unique=True, max_size=3))
+    folders = st.sampled_from(["", "models", "shared/models v2"])
+    return tuple(Volume(name, draw(claims), f"/{name}", draw(folders), draw(st.booleans())) for name in names)
 
 
 @st.composite
@@ -127,6 +135,7 @@ def documents(draw: st.DrawFn) -> Document:
         PolicyFacts,
         st.lists(words, unique=True, min_size=1, max_size=2).map(tuple),
         st.lists(words, unique=True, max_size=2).map(tuple),
+        volumes(),
     )
     return Document(
         chosen,
@@ -220,7 +229,8 @@ def test_a_difference_is_described_in_sentences(sample: str) -> None:
     )
     text = text.replace("name: gpu8", "name: gpu4").replace("gpu8, ", "gpu4, ").replace("gpus: 8", "gpus: 4")
     text = text.replace("policies: [[rnd, devops]]", "policies: [devops, rnd]", 1).replace("grace: 30", "grace: 1m")
-    text = text.replace("groups: [devops]", "groups: [devops, ops]")
+    volume = "{name: data, claim: teams, path: /data, sub_path: devops, read_only: true}"
+    text = text.replace("groups: [devops]", f"groups: [devops, ops]\n    volumes: [{volume}]")
     assert policy.diff(old, policy.read(text)) == [
         "Settings: victim order newest → cheapest.",
         "Pool GPUs (gpu): rank of profiles gpu8, gpu3, gpu2, gpu1 → gpu4, gpu3, gpu2, gpu1.",
@@ -231,6 +241,7 @@ def test_a_difference_is_described_in_sentences(sample: str) -> None:
         "Team R&D (rnd): reserved in gpu 5 GPUs → 4.5 GPUs.",
         "Team R&D (rnd): limit in gpu 9 GPUs → none.",
         "Team DevOps (devops): groups devops → devops, ops.",
+        "Team DevOps (devops): volumes none → data (teams/devops at /data, read-only).",
     ]
 
 

@@ -82,6 +82,8 @@ def _policy(loc: Loc, policy: DocumentPolicy, entries: Entries) -> Iterator[Prob
         yield from _quota((*loc, "quotas", at), line, entries)
     yield from _names((*loc, "groups"), policy.groups)
     yield from _names((*loc, "users"), policy.users)
+    yield from _names((*loc, "volumes"), [volume.name for volume in policy.volumes])
+    yield from _names((*loc, "volumes"), [volume.path for volume in policy.volumes])
     if not (
         policy.groups or policy.users or any(other.parent == policy.name for _, other in entries.policies.values())
     ):

@@ -65,11 +65,28 @@ class ProfileFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Volume:
+    """A claim of the jobs' namespace, or a folder of it, that the pods of a team's jobs have at a path."""
+
+    name: str
+    claim: str
+    path: str
+    sub_path: str = ""
+    read_only: bool = False
+
+    def __str__(self) -> str:
+        """Return the volume for the list of changes: its name, where it is from and where it is mounted."""
+        source = f"{self.claim}/{self.sub_path}" if self.sub_path else self.claim
+        return f"{self.name} ({source} at {self.path}{', read-only' if self.read_only else ''})"
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyFacts:
-    """The members of a team: groups of the Hub, and single users."""
+    """The members of a team, groups of the Hub and single users, and the volumes of its jobs on a cluster."""
 
     groups: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    volumes: tuple[Volume, ...] = ()
 
 
 class _Index(NamedTuple):

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WrapValidator
 
 from ..engine.snapshot import Kind, QuotaLine, Weight
-from .document import Image
+from .document import Image, Volume
 from .issues import quote
+from .mount_paths import folder_problem, path_problem
 from .pod_template import plain_values, problems
 from .quantities import (
     Cores,
@@ -34,6 +35,8 @@ from .quantities import (
 from .tables import Many, Table, Texts, problem
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+VOLUME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
+CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OURS = re.compile(r"MAKEWAY_.*|JUPYTERHUB_.*|CUDA_VISIBLE_DEVICES|NVIDIA_VISIBLE_DEVICES")
 
@@ -58,6 +61,30 @@ def _env(env: dict[str, str]) -> dict[str, str]:
         if OURS.fullmatch(variable):
             raise problem(f"{variable} is set by Makeway itself; remove it")
     return env
+
+
+def _volume_name(name: str) -> str:
+    if not VOLUME.fullmatch(name):
+        raise problem(f"{quote(name)} is not the name of a volume: small letters, digits and dashes, 40 at most")
+    return name
+
+
+def _claim(name: str) -> str:
+    if not CLAIM.fullmatch(name):
+        raise problem(f"{quote(name)} is not the name of a PersistentVolumeClaim: small letters, digits, dashes, dots")
+    return name
+
+
+def _mount_path(path: str) -> str:
+    if wrong := path_problem(path):
+        raise problem(f"{quote(path)}: {wrong}; choose another path")
+    return path.rstrip("/")
+
+
+def _sub_path(folder: str) -> str:
+    if wrong := folder_problem(folder):
+        raise problem(f"{quote(folder)}: {wrong}")
+    return folder.rstrip("/")
 
 
 def _pod(template: dict[str, Any]) -> dict[str, Any]:
@@ -189,12 +216,25 @@ class DocumentProfile(ProfileTable):
     pod: Annotated[dict[str, Any], AfterValidator(_pod)] = Field(default_factory=dict)
 
 
+class VolumeTable(Table):
+    """An entry of a policy's `volumes`."""
+
+    record = Volume
+
+    name: Annotated[str, AfterValidator(_volume_name)]
+    claim: Annotated[str, AfterValidator(_claim)]
+    path: Annotated[str, AfterValidator(_mount_path)]
+    sub_path: Annotated[str, AfterValidator(_sub_path)] = ""
+    read_only: Flag = False
+
+
 class DocumentPolicy(PolicyTable):
     """An entry of `policies`."""
 
     title: Title = ""
     groups: Many[Label] = ()
     users: Many[Label] = ()
+    volumes: Many[VolumeTable] = ()
 
 
 class DocumentTable(Table):

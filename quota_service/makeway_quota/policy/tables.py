@@ -96,10 +96,13 @@ def validate_partly(model: type[M], value: Any, context: dict[str, Any]) -> tupl
         problems = explain(model, invalid)
         for error in invalid.errors(include_url=False, include_context=False, include_input=False):
             _remove(value, error["loc"])
-    try:
-        return model.model_validate(value, context=context), problems
-    except ValidationError:
-        return None, problems
+    for _ in range(2):
+        try:
+            return model.model_validate(value, context=context), problems
+        except ValidationError as invalid:  # a table in this one lacks what it needs, so all of its key goes
+            for error in invalid.errors(include_url=False, include_context=False, include_input=False):
+                _remove(value, error["loc"][:1])
+    return None, problems
 
 
 def _remove(value: Any, loc: Loc) -> None:

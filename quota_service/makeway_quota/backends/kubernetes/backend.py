@@ -37,7 +37,7 @@ from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error
 from .token_secrets import TokenPart, TokenSecrets
-from .volumes import with_mounts
+from .volumes import team_mounts, with_mounts
 from .worker_pods import WorkerPods
 
 log = logging.getLogger("makeway.kubernetes")
@@ -225,7 +225,8 @@ class KubernetesBackend(RemoteBackend):
         pods: list[Object] = []
         try:
             home = await self._homes.mount(order.owner)
-            pods = await together([create(with_mounts(manifest, [home] if home else [])) for manifest in manifests])
+            mounts = [*([home] if home else ()), *team_mounts(self._worker_pods.document, order.team)]
+            pods = await together([create(with_mounts(manifest, mounts)) for manifest in manifests])
             named = {token_secret_of(pod) for pod in pods}
             if len(named) > 1 or part.before in named:
                 raise self._anew(order)
@@ -280,7 +281,8 @@ class KubernetesBackend(RemoteBackend):
 
     async def notes(self, owner: str, team: str) -> list[str]:
         """Return why the pods of a job do not have its owner's home, where they do not."""
-        return list(filter(None, [await self._homes.note(owner, ())]))
+        paths = [mount.path for mount in team_mounts(self._worker_pods.document, team)]
+        return list(filter(None, [await self._homes.note(owner, paths)]))
 
     # -- inside
 

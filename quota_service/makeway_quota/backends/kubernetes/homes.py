@@ -23,6 +23,8 @@ KEPT_SECONDS = 60.0
 MOST_KEPT = 10_000
 PATIENCE = 2.0
 """Seconds that a submission waits for what the API server says about its owner's home."""
+SILENT_SECONDS = 10.0
+"""How long no submission asks an API server that did not answer in that time."""
 CLAIM = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -67,8 +69,13 @@ def slug(name: str) -> str:
 
 
 def escaped(name: str) -> str:
-    """Return a user's name as KubeSpawner's `{escaped_username}`: other bytes than a to z and 0 to 9 as `-2d`."""
+    """Return a user's name as KubeSpawner's `{escaped_username}`: other bytes than a to z and 0 to 9 as `-2d`.
+
+    A name with control characters is a slug: KubeSpawner writes the lowest of them with one digit, so that names meet.
+    """
     safe = "abcdefghijklmnopqrstuvwxyz0123456789"
+    if any(character < " " for character in name):
+        return slug(name)
     return "".join(c if c in safe else "".join(f"-{byte:x}" for byte in c.encode()) for c in name)
 
 
@@ -87,7 +94,8 @@ class Homes:
         self._setting = setting
         self._monotonic = monotonic
         self._known: dict[str, tuple[float, str]] = {}
-        """claims, until when that is used, and why they cannot be mounted, or """ ""
+        """claims, until when what was read of them is used, and why they cannot be mounted (empty: they can)"""
+        self._silent_until = 0.0
 
     async def mount(self, owner: str) -> Mount | None:
         """Return the mount of a home, None where its claim cannot be mounted; ApiUnreachable without an answer."""
@@ -98,11 +106,13 @@ class Homes:
 
         `volumes` are the paths of the team's volumes.
         """
-        try:
-            async with asyncio.timeout(PATIENCE):
-                why = await self._problem(owner)
-        except (ApiUnreachable, TimeoutError):
-            why = f"Makeway cannot tell, as {SILENT}"
+        why = f"Makeway cannot tell, as {SILENT}"
+        if self._monotonic() >= self._silent_until:
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    why = await self._problem(owner)
+            except (ApiUnreachable, TimeoutError):
+                self._silent_until = self._monotonic() + SILENT_SECONDS
         if not why:
             return ""
         instead = f", or use the volumes of the team: {', '.join(volumes)}" if volumes else ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from ...policy import Document
 from ...policy.pod_template import WORKER
 from .client import Object
 from .manifest import HOME
@@ -26,8 +27,19 @@ class Mount:
     """whether it is the HOME of the job"""
 
 
-def with_mounts(pod: Object, mounts: Iterable[Mount]) -> Object:
+def team_mounts(document: Document | None, team: str) -> list[Mount]:
+    """Return the mounts of a team's volumes; none before there is a document."""
+    facts = document.policy_facts.get(team) if document is not None else None
+    return [
+        Mount(f"makeway-team-{volume.name}", volume.claim, volume.path, volume.sub_path, volume.read_only)
+        for volume in (facts.volumes if facts is not None else ())
+    ]
+
+
+def with_mounts(pod: Object, mounts: Sequence[Mount]) -> Object:
     """Return a pod with these mounts; what the profile's template mounts at the same path stays instead."""
+    if not mounts:
+        return pod
     found = deepcopy(pod)
     (worker,) = [one for one in found["spec"]["containers"] if one["name"] == WORKER]
     for mount in mounts:
