@@ -110,11 +110,15 @@ class AttemptPods:
         """Return the pods of an attempt that are listed."""
         return list(self._by_key.get(key, {}).values())
 
+    def known(self, key: Key) -> list[JobPod]:
+        """Return the pods of an attempt that are listed, and the last states of those that are no more."""
+        left = self._left.get(key)
+        return [*self.of(key), *(left.pods.values() if left is not None else ())]
+
     def told(self) -> list[JobPod]:
         """Return the pods, and last states of pods, of attempts of which one has the last words of its worker."""
         self._told = {key for key in self._told if key in self._by_key or key in self._left}
-        left = [pod for key in self._told if key in self._left for pod in self._left[key].pods.values()]
-        return [*(pod for key in self._told for pod in self.of(key)), *left]
+        return [pod for key in self._told for pod in self.known(key)]
 
     def forget(self, key: Key) -> None:
         """Report an attempt no more; its pods are deleted."""
