@@ -148,7 +148,7 @@ def test_the_story_on_kubernetes(portal: Portal, tmp_path: Path, pictures: Path 
         # Step 9 of the page: the job of a cell.
         ana.run_cell(len(CELLS) - 1)
         wait_until(lambda: client.jobs(mine=True).jobs[0].state.ended, "the job of the page ends")
-        assert "on GPU " in client.logs(client.jobs(mine=True).jobs[0].id).text
+        assert "GPUs of this job: 1 in the pod of worker-0" in client.logs(client.jobs(mine=True).jobs[0].id).text
         for person in people:
             assert person.outside == [], "a closed network: nothing is asked outside"
             assert person.errors == []
