@@ -23,7 +23,7 @@ LEASE_SECONDS = 20
 ADD_ON: Object = {
     "mode": "addOn",
     "policy": file_of(5, "policy.yaml"),
-    "images": VALUES["images"],
+    "images": {name: VALUES["images"][name] for name in ("service", "notebook")},
     "service": {"settings": {"leaseSeconds": LEASE_SECONDS}},
 }
 """The values of Makeway's chart."""

@@ -62,6 +62,21 @@ def test_every_value_is_in_the_schema_and_every_property_has_a_value() -> None:
     compare(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")), schema(), "")
 
 
+def test_the_defaults_that_an_add_on_compares_with_are_those_of_the_values() -> None:
+    text = (CHART / "templates/_add_on.tpl").read_text(encoding="utf-8")
+    compared = yaml.safe_load(text.partition('define "makeway.standaloneValues" -}}')[2].partition("{{-")[0])
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for part in ("hub", "proxy", "notebooks"):
+        assert compared.pop(part) == values[part]
+    for part, path in (("images", ()), ("networkPolicy", ("extraEgress",))):
+        defaults, mine = values[part], compared.pop(part)
+        for name in path:
+            defaults, mine = defaults[name], mine[name]
+        assert mine == {name: defaults[name] for name in mine}
+        assert set(defaults) - set(mine) <= {"service", "notebook", "jobs", "pullPolicy", "pullSecrets"}
+    assert not compared
+
+
 def test_the_chart_has_the_version_of_the_package() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["version"] == chart["appVersion"] == __version__

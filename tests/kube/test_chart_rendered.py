@@ -161,10 +161,6 @@ def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: 
     [
         ({"service": {"replicas": 2}}, "several replicas share a PostgreSQL"),
         ({"jobs": {"namespace": NAMESPACE}}, "jobs need a namespace of their own"),
-        (
-            {"mode": "addOn", "proxy": {"ingress": {"enabled": True, "host": "a.example"}}},
-            "configure its ingress there",
-        ),
         ({"proxy": {"ingress": {"enabled": True}}}, "host"),
         ({"replicas": 2}, "replicas"),
         ({"service": {"settings": {"tickSecond": 1}}}, "tickSecond"),
@@ -177,6 +173,40 @@ def test_wrong_values_are_refused_by_name(helm: Helm, tmp_path: Path, values: Ob
     with pytest.raises(KubeProblem) as problem:
         rendered(helm, tmp_path, values)
     assert said in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "instead"),
+    [
+        ({"proxy": {"ingress": {"enabled": True, "host": "a.b"}}}, "proxy.ingress", "ingress of Zero to JupyterHub"),
+        ({"proxy": {"service": {"type": "NodePort"}}}, "proxy.service", "proxy of Zero to JupyterHub's values"),
+        ({"hub": {"makewayAdmins": {"users": ["ana"]}}}, "hub.makewayAdmins", "admin_users and admin_groups in z2jh"),
+        ({"hub": {"config": {"A": {"b": 1}}}}, "hub.config", "the same name of Zero to JupyterHub's values"),
+        ({"hub": {"resources": None}}, "hub.resources", "the same name"),
+        ({"notebooks": {"home": {"size": "1Gi"}}}, "notebooks.home", "singleuser.storage"),
+        (
+            {"notebooks": {"priorityClasses": {"guaranteed": "high"}}},
+            "notebooks.priorityClasses",
+            "guaranteed_priority_class",
+        ),
+        ({"images": {"hub": {"tag": "2"}}}, "images.hub", "hub.image"),
+        ({"images": {"proxy": {"tag": "2"}}}, "images.proxy", "proxy.chp.image"),
+        ({"networkPolicy": {"extraEgress": {"hub": [{}]}}}, "networkPolicy.extraEgress.hub", "hub.networkPolicy"),
+        (
+            {"networkPolicy": {"extraEgress": {"notebooks": [{}]}}},
+            "networkPolicy.extraEgress.notebooks",
+            "singleuser.networkPolicy",
+        ),
+    ],
+)
+def test_as_an_add_on_values_without_effect_are_refused_with_where_they_belong(
+    helm: Helm, tmp_path: Path, values: Object, name: str, instead: str
+) -> None:
+    assert rendered(helm, tmp_path, values), "standalone they are valid"
+    with pytest.raises(KubeProblem) as problem:
+        rendered(helm, tmp_path, {"mode": "addOn", **values})
+    assert f"{name}: it has no effect in mode addOn. " in str(problem.value)
+    assert f"set {instead}" in str(problem.value)
 
 
 # -- who may reach whom

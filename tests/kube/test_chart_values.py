@@ -125,6 +125,7 @@ def test_the_documented_secret_has_the_keys_of_the_generated_one(helm: Helm, tmp
         ({"proxy": {"ingress": {"enabled": True, "host": "a.example"}}}, "Open the portal: http://a.example/\n"),
         ({"proxy": {"publicUrl": "https://b.example"}}, "Open the portal: https://b.example\n"),
         ({"mode": "addOn"}, "helm/makeway/z2jh-values.yaml"),
+        ({"mode": "addOn", "priorityClasses": {"create": False}}, "guaranteed_priority_class"),
     ],
 )
 def test_the_notes_say_how_to_open_the_portal(helm: Helm, tmp_path: Path, values: Object, said: str) -> None:

@@ -11,7 +11,5 @@
 {{- if eq (include "makeway.jobsNamespace" .) .Release.Namespace -}}
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}
-{{- if and .Values.proxy.ingress.enabled (ne .Values.mode "standalone") -}}
-{{- fail "proxy.ingress: in mode addOn, the proxy is that of Zero to JupyterHub; configure its ingress there." -}}
-{{- end -}}
+{{- if eq .Values.mode "addOn" -}}{{ include "makeway.addOnChecks" . }}{{- end -}}
 {{- end -}}

@@ -1,0 +1,75 @@
+{{/* Values that have no effect as an add-on, because Zero to JupyterHub brings the Hub, the proxy and the notebooks. */}}
+
+{{/* Their defaults: tests/helm compares them with values.yaml. */}}
+{{- define "makeway.standaloneValues" -}}
+images:
+  hub: {repository: makeway.test/hub, tag: "1", digest: ""}
+  proxy: {repository: quay.io/jupyterhub/configurable-http-proxy, tag: "5.3.0", digest: ""}
+hub:
+  config: {JupyterHub: {authenticator_class: dummy}}
+  extraConfig: {}
+  makewayAdmins: {users: [], groups: []}
+  database: {existingSecret: "", key: url, storage: {size: 1Gi, storageClass: null}}
+  extraEnv: []
+  extraVolumes: []
+  extraVolumeMounts: []
+  serviceAccountAnnotations: {}
+  resources: {requests: {cpu: 200m, memory: 512Mi}, limits: {memory: 2Gi}}
+  nodeSelector: {}
+  tolerations: []
+  affinity: {}
+  priorityClassName: ""
+  podLabels: {}
+  podAnnotations: {}
+proxy:
+  service: {type: ClusterIP, annotations: {}}
+  publicUrl: ""
+  ingress: {enabled: false, className: "", host: "", tlsSecret: "", annotations: {}}
+  resources: {requests: {cpu: 100m, memory: 128Mi}, limits: {memory: 512Mi}}
+  nodeSelector: {}
+  tolerations: []
+  affinity: {}
+  priorityClassName: ""
+  podLabels: {}
+  podAnnotations: {}
+notebooks:
+  home: {size: 10Gi, storageClass: null}
+  priorityClasses: {guaranteed: "", preemptible: ""}
+networkPolicy:
+  extraEgress: {hub: [], notebooks: []}
+{{- end -}}
+
+{{/* Where each belongs instead: the longest beginning of its name counts. */}}
+{{- define "makeway.addOnInstead" -}}
+images.hub: hub.image of Zero to JupyterHub, as z2jh-values.yaml has it
+images.proxy: proxy.chp.image of Zero to JupyterHub
+hub: the same name of Zero to JupyterHub's values
+hub.makewayAdmins: admin_users and admin_groups in z2jh-values.yaml
+hub.database: hub.db of Zero to JupyterHub
+hub.serviceAccountAnnotations: hub.serviceAccount.annotations of Zero to JupyterHub
+hub.podLabels: hub.labels of Zero to JupyterHub
+hub.podAnnotations: hub.annotations of Zero to JupyterHub
+proxy: proxy of Zero to JupyterHub's values
+proxy.ingress: ingress of Zero to JupyterHub
+notebooks.home: singleuser.storage of Zero to JupyterHub
+notebooks.priorityClasses: guaranteed_priority_class and preemptible_priority_class in z2jh-values.yaml
+networkPolicy.extraEgress.hub: hub.networkPolicy.egress of Zero to JupyterHub
+networkPolicy.extraEgress.notebooks: singleuser.networkPolicy.egress of Zero to JupyterHub
+{{- end -}}
+
+{{/* A value as text. Some releases of Helm leave defaults out that are null. */}}
+{{- define "makeway.comparable" -}}{{ toJson . | replace ",\"storageClass\":null" "" }}{{- end -}}
+
+{{- define "makeway.addOnChecks" -}}
+{{- $instead := include "makeway.addOnInstead" . | fromYaml -}}
+{{- range $part, $usual := include "makeway.standaloneValues" . | fromYaml -}}
+{{- $given := index $.Values $part -}}
+{{- if eq $part "networkPolicy" }}{{ $usual = $usual.extraEgress }}{{ $given = $given.extraEgress }}{{ $part = "networkPolicy.extraEgress" }}{{ end -}}
+{{- range $name, $default := $usual -}}
+{{- if ne (include "makeway.comparable" $default) (include "makeway.comparable" (index $given $name)) -}}
+{{- $path := printf "%s.%s" $part $name -}}
+{{- fail (printf "%s: it has no effect in mode addOn. Give it its default and set %s." $path (get $instead $path | default (get $instead $part))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
