@@ -147,8 +147,8 @@ class QuotaService(Configurable):
     ).tag(config=True, env="MAKEWAY_KUBE_HOME_PATH")
     kube_tolerations = Unicode(
         "",
-        help="Taints that jobs tolerate besides those named like their pool's resource, as key, key=value or "
-        "key=value:NoSchedule, with commas between (MAKEWAY_KUBE_TOLERATIONS).",
+        help="Taints that jobs and notebooks tolerate besides those named like their pool's resource, as key, "
+        "key=value or key=value:NoSchedule, with commas between (MAKEWAY_KUBE_TOLERATIONS).",
     ).tag(config=True, env="MAKEWAY_KUBE_TOLERATIONS")
     virtual_gpus = Int(
         10, min=0, max=100_000, help="Virtual GPUs in all, where the machine has no real one (MAKEWAY_VIRTUAL_GPUS)."

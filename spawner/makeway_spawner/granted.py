@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from makeway_api.models import Session
@@ -31,6 +31,7 @@ class Lease:
     team_title: str = ""
     image: str = ""
     resource: str = ""
+    tolerations: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, session: Session, started: bool | None = None) -> Lease:
@@ -51,6 +52,7 @@ class Lease:
             team_title=session.team_title,
             image=session.image or "",
             resource=session.resource or "",
+            tolerations=list(session.tolerations),
         )
 
     def env(self) -> dict[str, str]:
@@ -106,6 +108,7 @@ class Lease:
             team_title=str(saved.get("team_title") or ""),
             image=str(saved.get("image") or ""),
             resource=str(saved.get("resource") or ""),
+            tolerations=[str(text) for text in saved.get("tolerations") or ()],
         )
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from makeway_api import taints
 from makeway_api.pod_labels import (
     INSTANCE,
     KIND,
@@ -97,9 +98,11 @@ def node_affinity(lease: Lease, terms: list[dict[str, Any]]) -> list[dict[str, A
 
 
 def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
-    """Return the tolerations, where a node is granted also that of taints with the name of the resource."""
-    mine = {"key": resource, "operator": "Exists"}
-    return own if not lease.placement or mine in own else [*own, mine]
+    """Return the tolerations; where a node is granted also those by which the service counts it as one for sessions."""
+    if not lease.placement:
+        return own
+    mine = [{"key": resource, "operator": "Exists"}, *(taints.toleration(text) for text in lease.tolerations)]
+    return [*own, *(one for one in mine if one not in own)]
 
 
 def environment(env: dict[str, str], lease: Lease | None) -> dict[str, str]:

@@ -35,7 +35,6 @@ c.MakewayKubeSpawner.renew_seconds = local.renew_seconds
 c.KubeSpawner.namespace = "default"
 c.KubeSpawner.image = "none"
 c.KubeSpawner.cmd = ["jupyterhub-singleuser"]
-c.KubeSpawner.tolerations = [{{"key": "kwok.x-k8s.io/node", "operator": "Exists", "effect": "NoSchedule"}}]
 c.KubeSpawner.node_selector = {{"type": "kwok"}}
 c.KubeSpawner.start_timeout = 20
 c.KubeSpawner.get_pod_url = lambda spawner, pod: "http://127.0.0.1:{port}"

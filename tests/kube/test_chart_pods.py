@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from charts import ADD_ON, EVERYTHING, STANDALONE, Object, of_kind, pod_specs, rendered
+from makeway_api.taints import toleration
 
 from kube_cluster.helm import Helm
 
@@ -98,6 +99,13 @@ def test_images_are_pulled_to_nodes_with_gpus_within_the_limits_of_a_namespace(h
     assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
     for container in (*spec["initContainers"], *spec["containers"]):
         assert container["resources"] == resources
+
+
+def test_images_are_pulled_to_the_nodes_whose_taints_jobs_and_notebooks_tolerate(helm: Helm, tmp_path: Path) -> None:
+    texts = ["spot", "dedicated=gpus:NoSchedule", "batch:NoExecute", "team=x"]
+    spec = pod_specs(rendered(helm, tmp_path, {"jobs": {"tolerations": texts}}))["makeway-images"]
+    usual = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    assert spec["tolerations"] == [usual, *(toleration(text) for text in texts)]
 
 
 def test_null_removes_a_limit(helm: Helm, tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_a_session_is_placed_on_a_node_of_the_cluster_and_its_pod_is_not_foreign
     (session,) = portal.live_sessions()
     assert not session.virtual
     assert session.resource == GPU
+    assert session.tolerations == [SIMULATED]
+    assert {"key": SIMULATED, "operator": "Exists"} in pod["spec"]["tolerations"], "else it could not be placed there"
     assert session.placement[0].node == pod["spec"]["nodeName"]
     second = portal.running("bo", profile="gpu1", team="devops")
     assert second["metadata"]["labels"]["makeway/session"] != session.id

@@ -16,6 +16,7 @@ from pods import PODS, phase, wait_until
 
 from kube_cluster.api import GPU, Object
 from kube_cluster.cluster import Cluster
+from kube_cluster.simulated import toleration
 
 pytestmark = pytest.mark.kube
 
@@ -23,7 +24,11 @@ NODES = ("virtual-1", "virtual-2")
 GPU1 = {"profile": "gpu1", "team": "rnd"}
 CPU = {"profile": "cpu"}
 PRIORITY = "makeway-guaranteed"
-MORE = f'c.MakewayKubeSpawner.guaranteed_priority_class = "{PRIORITY}"\nc.MakewayKubeSpawner.lost_seconds = 1'
+MORE = f"""
+c.MakewayKubeSpawner.guaranteed_priority_class = "{PRIORITY}"
+c.MakewayKubeSpawner.lost_seconds = 1
+c.KubeSpawner.tolerations = [{toleration()}]  # a service that knows nothing of the cluster names none
+"""
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 

@@ -94,6 +94,18 @@ def test_a_taint_with_the_name_of_the_resource_is_tolerated_by_those_who_use_it(
     assert pod.tolerations(planned, "nvidia.com/gpu", own) == [*own, mine], "the node may be one with GPUs"
 
 
+def test_taints_that_the_service_has_tolerated_for_the_granted_node_are_tolerated_by_the_pod() -> None:
+    own = [{"key": "spot", "operator": "Exists"}]
+    lease = replace(LEASE, tolerations=["spot", "dedicated=gpus:NoSchedule"])
+    dedicated = {"key": "dedicated", "operator": "Equal", "value": "gpus", "effect": "NoSchedule"}
+    assert pod.tolerations(lease, "nvidia.com/gpu", own)[1:] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        dedicated,
+    ]
+    assert pod.tolerations(replace(lease, placement=[]), "nvidia.com/gpu", own) == own
+    assert Lease.load(lease.save()) == lease, "the next Hub knows them, too"
+
+
 @pytest.fixture
 async def spawner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a real KubeSpawner without a cluster."""

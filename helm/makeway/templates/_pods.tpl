@@ -30,6 +30,20 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{/* The toleration of a taint that is written as key, key=value, key:effect or key=value:effect. */}}
+{{- define "makeway.toleration" -}}
+{{- $parts := splitn ":" 2 . -}}
+{{- $taint := splitn "=" 2 $parts._0 -}}
+key: {{ $taint._0 | quote }}
+operator: {{ ternary "Equal" "Exists" (contains "=" $parts._0) }}
+{{- with $taint._1 }}
+value: {{ . | quote }}
+{{- end }}
+{{- with $parts._1 }}
+effect: {{ . }}
+{{- end }}
+{{- end -}}
+
 {{/* The priority class of a part of the portal: (list $ "the class that the values name"). */}}
 {{- define "makeway.portalPriority" -}}
 {{- with include "makeway.priorityClass" (list (index . 0) "portal" (index . 1)) }}

@@ -67,6 +67,9 @@ class Session(Wire):
     reason: Reason | None = None
     placement: list[Grant] = Field(default_factory=list)
     resource: str | None = Field(None, description="what pods request for its GPUs on a cluster")
+    tolerations: list[str] = Field(
+        default_factory=list, description="taints that its pod tolerates on a cluster besides that of the resource"
+    )
     image: str | None = Field(None, description="of the notebook's pod; none: the spawner's own setting")
     env: dict[str, str] = Field(default_factory=dict)
     virtual: bool = False

@@ -200,8 +200,10 @@ class SessionService:
         facts = context.document.profile_facts.get(row.profile)
         titles = (facts.title if facts else row.profile, context.title(row.team))
         virtual = context.world.virtual and row.gpus > 0
-        resource = self._resource(row)
-        return views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles, resource=resource)
+        found = views.session(row, virtual=virtual, url=context.settings.public_url, titles=titles)
+        settings = context.settings
+        tolerations = settings.kubernetes.tolerations if settings.backend == "kubernetes" else ()
+        return found.model_copy(update={"resource": self._resource(row), "tolerations": list(tolerations)})
 
     def _resource(self, row: Workload) -> str | None:
         """Return what a session's GPUs are called on a cluster, by the pool that they are in; None without GPUs."""

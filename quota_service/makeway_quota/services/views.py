@@ -140,10 +140,11 @@ def attempt_model(row: AttemptRow) -> Attempt:
     )
 
 
-def session(
-    row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", ""), resource: str | None = None
-) -> Session:
-    """Return a session and its lease as the API shows it; `titles` are those of its profile and its team."""
+def session(row: Workload, *, virtual: bool, url: str, titles: tuple[str, str] = ("", "")) -> Session:
+    """Return a session and its lease as the API shows it; `titles` are those of its profile and its team.
+
+    What its pod needs of the cluster is not in it.
+    """
     return Session(
         id=row.id,
         user=row.owner,
@@ -160,7 +161,6 @@ def session(
         phase=phase(row),
         reason=reason(row),
         placement=grants(row.placement),
-        resource=resource,
         image=row.image,
         env=session_env(row, virtual, url) if row.state in ("starting", "running", "checkpointing") else {},
         virtual=virtual,

@@ -5,11 +5,12 @@ Pure: no requests. Nodes are kept small, because there may be thousands; equal t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Literal
+
+from makeway_api import taints
 
 from ...policy import Document
 from .client import Object
@@ -20,12 +21,6 @@ NO_SCHEDULE = ("NoSchedule", "NoExecute")
 CORDON = "node.kubernetes.io/unschedulable"
 MODELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 """Labels with the model of a node's GPUs: of GPU feature discovery, then of clouds."""
-
-
-NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{NAME}")
-VALUE = re.compile(rf"({NAME})?")
-"""The key and the value of a taint, as Kubernetes accepts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +55,9 @@ class Toleration:
 
 def toleration(text: str) -> Toleration:
     """Read a toleration written as taints are: `key`, `key=value`, `key:NoSchedule` or `key=value:NoSchedule`."""
-    rest, colon, effect = text.strip().partition(":")
-    key, equals, value = rest.partition("=")
-    named = KEY.fullmatch(key) and VALUE.fullmatch(value)
-    if not named or (colon and effect not in (*NO_SCHEDULE, "PreferNoSchedule")):
-        raise ValueError(
-            f"{text!r} is not a taint to tolerate: expected key, key=value, key:effect or key=value:effect, where the "
-            "effect is NoSchedule, NoExecute or PreferNoSchedule."
-        )
-    return Toleration(key, "Equal" if equals else "Exists", value, effect)
+    found = taints.toleration(text)
+    operator: Literal["Equal", "Exists"] = "Equal" if found["operator"] == "Equal" else "Exists"
+    return Toleration(found["key"], operator, found.get("value", ""), found.get("effect", ""))
 
 
 @dataclass(frozen=True, slots=True)
