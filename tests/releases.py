@@ -51,6 +51,8 @@ KINDS = (
     "/apis/networking.k8s.io/v1/namespaces/{}/ingresses",
     ROLES,
     "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    "/api/v1/namespaces/{}/configmaps",
+    "/api/v1/namespaces/{}/serviceaccounts",
 )
 """The lists of what the chart makes in a namespace, each with a place for its name; an uninstallation empties them."""
 CLUSTER_WIDE = "/apis/rbac.authorization.k8s.io/v1/{}"
@@ -74,6 +76,16 @@ class Installation:
         """Return the names in a list, such as DEPLOYMENTS, of what the chart made."""
         found = self.api.items(path.format(namespace), labelSelector="app.kubernetes.io/managed-by=Helm")
         return {one["metadata"]["name"] for one in found}
+
+    def generations(self) -> dict[str, dict[str, int | None]]:
+        """Return how often each object of the release's namespace was changed; Secrets and the like do not tell it."""
+        return {
+            path: {
+                one["metadata"]["name"]: one["metadata"].get("generation")
+                for one in self.api.items(path.format(NAMESPACE))
+            }
+            for path in KINDS
+        }
 
     def secret(self) -> dict[str, str]:
         """Return the generated Secret, decoded."""

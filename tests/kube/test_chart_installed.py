@@ -6,10 +6,11 @@ The API server checks every manifest and every pod; that no container starts doe
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import yaml
-from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_REPLICAS
+from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_REPLICAS, Object
 from pods import wait_until
 from releases import (
     BUDGETS,
@@ -25,6 +26,7 @@ from releases import (
 )
 
 from kube_cluster.api import Api, ApiProblem
+from kube_cluster.problems import KubeProblem
 
 pytestmark = pytest.mark.kube
 
@@ -101,16 +103,41 @@ def test_an_upgrade_adds_a_key_that_the_secret_of_before_lacks(release: Installa
     assert found == {key: value for key, value in secret.items() if key != "metrics-token"}
 
 
-def test_the_same_values_again_change_nothing(release: Installation) -> None:
-    lists = set(KINDS) - {SECRETS}  # Secrets have no generation
-    before = {
-        path: [one["metadata"].get("generation") for one in release.api.items(path.format(NAMESPACE))] for path in lists
-    }
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"priorityClasses": {"guaranteed": 1001}}, "priorityClasses.guaranteed: Kubernetes does not change"),
+        ({"jobs": {"checkpoints": {"accessModes": ["ReadWriteOnce"]}}}, "from ReadWriteMany to ReadWriteOnce"),
+    ],
+)
+def test_what_kubernetes_cannot_change_is_refused_before_anything_is_changed(
+    release: Installation, changed: Object, said: str
+) -> None:
+    before = release.generations()
+    values = copy.deepcopy(EVERYTHING)
+    values["service"]["settings"]["tickSeconds"] = 4
+    with pytest.raises(KubeProblem, match=said):
+        release.run("upgrade", values=values | changed)
+    assert release.generations() == before
+
+
+def test_another_value_of_a_priority_class_is_taken_as_the_refusal_says(release: Installation) -> None:
+    values = EVERYTHING | {"priorityClasses": {"portal": 2001}}
+    with pytest.raises(KubeProblem) as problem:
+        release.run("upgrade", values=values)
+    (name,) = re.findall(r"kubectl delete priorityclass (\S+),", str(problem.value))
+    assert release.api.get(f"{PRIORITIES}/{name}")["value"] == 2000
+    release.api.delete(f"{PRIORITIES}/{name}")
+    release.run("upgrade", values=values)
+    assert release.api.get(f"{PRIORITIES}/{name}")["value"] == 2001
+    release.api.delete(f"{PRIORITIES}/{name}")
     release.run("upgrade", values=EVERYTHING)
-    after = {
-        path: [one["metadata"].get("generation") for one in release.api.items(path.format(NAMESPACE))] for path in lists
-    }
-    assert after == before
+
+
+def test_the_same_values_again_change_nothing(release: Installation) -> None:
+    before = release.generations()
+    release.run("upgrade", values=EVERYTHING)
+    assert release.generations() == before
 
 
 def test_uninstalled_it_leaves_the_data_and_nothing_else(release: Installation) -> None:

@@ -11,5 +11,27 @@
 {{- if eq (include "makeway.jobsNamespace" .) .Release.Namespace -}}
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}
+{{ include "makeway.immutableChecks" . }}
 {{- if eq .Values.mode "addOn" -}}{{ include "makeway.addOnChecks" . }}{{- end -}}
+{{- end -}}
+
+{{/* What Kubernetes would refuse to change in the middle of an upgrade. Nothing is found where Helm does not read the cluster. */}}
+{{- define "makeway.immutableChecks" -}}
+{{- range $kind := list "portal" "guaranteed" "preemptible" -}}
+{{- $name := include "makeway.ownPriorityClass" (list $ $kind) -}}
+{{- $given := index $.Values.priorityClasses $kind | int64 -}}
+{{- with lookup "scheduling.k8s.io/v1" "PriorityClass" "" $name -}}
+{{- if and $.Values.priorityClasses.create (ne (int64 .value) $given) -}}
+{{- fail (printf "priorityClasses.%s: Kubernetes does not change the value of a priority class, here from %d to %d. Delete it first, kubectl delete priorityclass %s, and upgrade at once: pods that run keep their priority, and no pod of this class can be made until then." $kind (int64 .value) $given $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $claim := lookup "v1" "PersistentVolumeClaim" (include "makeway.jobsNamespace" .) "makeway-checkpoints" -}}
+{{- $modes := .Values.jobs.checkpoints.accessModes | sortAlpha | join ", " -}}
+{{- if and $claim (not .Values.jobs.checkpoints.existingClaim) -}}
+{{- $before := $claim.spec.accessModes | sortAlpha | join ", " -}}
+{{- if ne $before $modes -}}
+{{- fail (printf "jobs.checkpoints.accessModes: Kubernetes does not change those of a claim, here from %s to %s. Make another claim in %s, copy the checkpoints while no job runs, and name it in jobs.checkpoints.existingClaim." $before $modes (include "makeway.jobsNamespace" .)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
