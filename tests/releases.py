@@ -116,6 +116,20 @@ def namespaces(api: Api) -> set[str]:
     return {one["metadata"]["name"] for one in api.items("/api/v1/namespaces")}
 
 
+def left_in(api: Api, *spaces: str) -> set[tuple[str, str]]:
+    """Return kind and name of all that is in namespaces, but for events and what Kubernetes puts into each."""
+    versions = ["/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in api.get("/apis")["groups"])]
+    found = {
+        (kind["name"], one["metadata"]["name"])
+        for version in versions
+        for kind in api.get(version)["resources"]
+        if kind["namespaced"] and "list" in kind["verbs"] and kind["name"] != "events"
+        for space in spaces
+        for one in api.items(f"{version}/namespaces/{space}/{kind['name']}")
+    }
+    return found - {("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")}
+
+
 @contextmanager
 def requests(cluster: Cluster, account: str) -> Iterator[list[Object]]:
     """Yield a list that, after the block, has what an account of the chart asked of the API server meanwhile."""

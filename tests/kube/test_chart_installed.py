@@ -14,14 +14,13 @@ from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_R
 from pods import wait_until
 from releases import (
     BUDGETS,
-    CLAIMS,
     CLUSTER_WIDE,
     DEPLOYMENTS,
-    KINDS,
     PRIORITIES,
     SECRETS,
     SERVICES,
     Installation,
+    left_in,
     safe_pod,
 )
 
@@ -140,16 +139,25 @@ def test_the_same_values_again_change_nothing(release: Installation) -> None:
     assert release.generations() == before
 
 
+def test_an_uninstallation_whose_hook_cannot_run_deletes_nothing(release: Installation) -> None:
+    values = copy.deepcopy(EVERYTHING)
+    values["service"]["nodeSelector"] = {"makeway.test/none": "true"}
+    release.run("upgrade", values=values)
+    before = left_in(release.api, NAMESPACE, JOBS)
+    with pytest.raises(KubeProblem, match="makeway-uninstall"):
+        release.run("uninstall", "--timeout", "5s")
+    gone = before - left_in(release.api, NAMESPACE, JOBS)
+    assert not [one for one in gone if one[0] not in ("pods", "replicasets", "secrets")], gone
+    assert release.names(DEPLOYMENTS) == {"makeway-hub", "makeway-proxy", "makeway-service"}
+
+
 def test_uninstalled_it_leaves_the_data_and_nothing_else(release: Installation) -> None:
-    claims = release.names(CLAIMS, JOBS)
-    assert claims == {"makeway-checkpoints"}
-    release.run("uninstall", "--wait")
-    for path in KINDS:
-        for namespace in (NAMESPACE, JOBS):
-            wait_until(lambda path=path, namespace=namespace: not release.names(path, namespace), f"{path} is empty")  # type: ignore[misc]
+    release.run("uninstall", "--no-hooks", "--wait")
+    data = {("persistentvolumeclaims", "makeway-checkpoints")}
+    hooks = {(kind, "makeway-uninstall") for kind in ("serviceaccounts", "roles", "rolebindings", "jobs")}
+    wait_until(lambda: left_in(release.api, NAMESPACE, JOBS) - hooks == data, "only the data is left")
     for path in (CLUSTER_WIDE.format("clusterroles"), CLUSTER_WIDE.format("clusterrolebindings"), PRIORITIES):
         assert not release.names(path)
-    assert release.names(CLAIMS, JOBS) == claims
     assert release.api.get(f"/api/v1/namespaces/{JOBS}")["status"]["phase"] == "Active"
 
 
@@ -161,7 +169,7 @@ def test_it_is_installed_again_over_its_data_and_as_an_add_on(release: Installat
     assert set(hubs["services"]) == {"makeway", "makeway-spawner"}
     assert hubs["services"]["makeway"]["url"] == "http://makeway-service:8765"
     assert "makeway-service" in release.names(SERVICES)
-    release.run("uninstall", "--wait")
+    release.run("uninstall", "--no-hooks", "--wait")
 
 
 def test_a_service_with_sqlite_ends_before_one_with_postgresql_begins(release: Installation) -> None:
@@ -173,4 +181,4 @@ def test_a_service_with_sqlite_ends_before_one_with_postgresql_begins(release: I
         deployment = release.api.get(f"{DEPLOYMENTS.format(NAMESPACE)}/makeway-service")
         strategies.append(deployment["spec"]["strategy"]["type"])
     assert strategies == ["Recreate", "RollingUpdate"]
-    release.run("uninstall", "--wait")
+    release.run("uninstall", "--no-hooks", "--wait")

@@ -81,6 +81,37 @@ def test_every_long_running_container_is_probed(helm: Helm, tmp_path: Path, valu
             assert {"livenessProbe", "readinessProbe"} <= set(container), deployment["metadata"]["name"]
 
 
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_the_hook_that_ends_the_work_is_restricted_and_has_rights_only_for_as_long(
+    helm: Helm, tmp_path: Path, values: Object
+) -> None:
+    manifests = rendered(helm, tmp_path, values)
+    hooks = [one for one in manifests if "helm.sh/hook" in (one["metadata"].get("annotations") or {})]
+    kinds = sorted(one["kind"] for one in hooks)
+    assert kinds == ["Job", "Role", "Role", "RoleBinding", "RoleBinding", "ServiceAccount"]
+    assert {one["metadata"]["name"] for one in hooks} == {"makeway-uninstall"}
+    for one in hooks:
+        policy = one["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
+        assert set(policy.split(",")) == {"before-hook-creation", "hook-succeeded", "hook-failed"}
+    (job,) = of_kind(hooks, "Job")
+    assert job["spec"]["activeDeadlineSeconds"] < 300, "Helm waits for five minutes"
+    spec = job["spec"]["template"]["spec"]
+    assert (spec["securityContext"]["runAsNonRoot"], spec["restartPolicy"]) == (True, "Never")
+    assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    given = {
+        (verb, kind, one["metadata"].get("namespace", NAMESPACE))
+        for one in of_kind(hooks, "Role")
+        for rule in one["rules"]
+        for verb in rule["verbs"]
+        for kind in rule["resources"]
+    }
+    notebooks = {("delete", "pods", NAMESPACE)} if values != ADD_ON else set()
+    listed = {("list", "pods", NAMESPACE), ("list", "pods", JOBS), ("delete", "pods", JOBS)}
+    assert given == listed | {("delete", "deployments", NAMESPACE)} | notebooks
+    command = " ".join(spec["containers"][0]["command"])
+    assert ("makeway-hub" in command) == ("component=notebook" in command) == (values != ADD_ON)
+
+
 def variables(manifests: list[Object]) -> dict[str, Any]:
     spec = pod_specs(manifests)["makeway-service"]
     return {one["name"]: one.get("value", one.get("valueFrom")) for one in spec["containers"][0]["env"]}

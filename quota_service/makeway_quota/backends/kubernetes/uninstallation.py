@@ -1,0 +1,123 @@
+"""Stop the parts of an installation, then its pods, before Helm deletes what protects and serves them.
+
+The chart's hook of `helm uninstall` runs this module as a program, with an account that exists for as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from makeway_api.quantities import count
+
+from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
+from .connection import connection
+
+LOOK_AGAIN = 1.0
+"""Seconds between two looks at the pods that end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods of one namespace by their labels."""
+
+    namespace: str
+    selector: str
+
+    @property
+    def path(self) -> str:
+        """The path of the namespace's pods."""
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
+
+def group(text: str) -> Group:
+    """Return the group that `NAMESPACE:SELECTOR` says; ValueError without a selector, which would be all pods."""
+    namespace, _, selector = text.partition(":")
+    if not namespace or not selector:
+        raise ValueError(f"{text!r} is no group of pods: expected NAMESPACE:LABEL=VALUE,…")
+    return Group(namespace, selector)
+
+
+class Uninstallation:
+    """Ends an installation within some seconds; what has not ended by then ends by itself, after its grace."""
+
+    def __init__(self, client: ApiClient, say: Callable[[str], None], seconds: float) -> None:
+        self._client = client
+        self._say = say
+        self._until = time.monotonic() + seconds
+
+    async def end(self, deployments: Sequence[str], parts: Group, work: Sequence[Group]) -> None:
+        """Delete deployments and wait for their pods, then delete the pods of the work and wait for them.
+
+        In this order, because a service that runs would start the jobs anew.
+        """
+        for name in deployments:
+            await self._delete(f"/apis/apps/v1/namespaces/{parts.namespace}/deployments/{name}")
+        await self._gone([parts], "the portal", delete=False)
+        await self._gone(work, "jobs and notebooks", delete=True)
+
+    async def _gone(self, groups: Sequence[Group], title: str, *, delete: bool) -> None:
+        """Return once no pod of the groups is left, or when the time is over."""
+        deleted = set[str]()
+        while True:
+            left, problem = await self._pods(groups)
+            for path, uid in left.items() if delete else ():
+                if uid not in deleted:
+                    deleted.add(uid)
+                    await self._delete(path, uid)
+            if not left and not problem:
+                self._say(f"No pod of {title} is left.")
+                return
+            if time.monotonic() >= self._until:
+                names = ", ".join(path.rpartition("/")[2] for path in left)
+                self._say(problem or f"{count(len(left), 'pod')} of {title} not ended yet: {names}")
+                return
+            await asyncio.sleep(LOOK_AGAIN)
+
+    async def _pods(self, groups: Sequence[Group]) -> tuple[dict[str, str], str]:
+        """Return the UIDs of the pods of groups by their paths, and why not all of them are known."""
+        found, problem = dict[str, str](), ""
+        for one in groups:
+            try:
+                pods: list[Object] = (await self._client.get(one.path, {"labelSelector": one.selector}))["items"]
+                found |= {f"{one.path}/{pod['metadata']['name']}": pod["metadata"]["uid"] for pod in pods}
+            except (ApiRefusal, ApiUnreachable) as error:
+                problem = f"It is not known which pods are left in {one.namespace}: {error}"
+        return found, problem
+
+    async def _delete(self, path: str, uid: str = "") -> None:
+        """Delete an object; one that cannot be deleted is named, and the rest is deleted all the same."""
+        name = path.rpartition("/")[2]
+        try:
+            if await self._client.delete(path, uid=uid):
+                self._say(f"Deleted {name}.")
+        except (ApiRefusal, ApiUnreachable) as error:
+            self._say(f"{name} is not deleted: {error}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run as a program; its status is 0 whatever is left, because another one keeps Helm from uninstalling the rest."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--deployment", action="append", default=[])
+    parser.add_argument("--parts", type=group, required=True, metavar="NAMESPACE:SELECTOR")
+    parser.add_argument("--work", type=group, action="append", default=[], metavar="NAMESPACE:SELECTOR")
+    parser.add_argument("--seconds", type=float, required=True)
+    args = parser.parse_args(argv)
+
+    async def end() -> None:
+        client = ApiClient(connection())
+        try:
+            await Uninstallation(client, print, args.seconds).end(args.deployment, args.parts, args.work)
+        finally:
+            await client.close()
+
+    asyncio.run(end())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

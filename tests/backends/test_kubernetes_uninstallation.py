@@ -1,0 +1,82 @@
+"""What the chart's hook deletes before an uninstallation, in which order, and what it does when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+from api_server import ApiServer
+from makeway_quota.backends.kubernetes import uninstallation
+from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable
+from makeway_quota.backends.kubernetes.uninstallation import Group, Uninstallation, group
+
+PARTS, JOBS = Group("portal", "component in (service)"), Group("jobs", "makeway/instance=a")
+SERVICE = "/apis/apps/v1/namespaces/portal/deployments/makeway-service"
+
+
+class Cluster(ApiServer):
+    """A cluster whose pods of the service go with their deployment, and those of jobs when they are deleted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.lists = {path.path: [{"metadata": {"name": path.namespace, "uid": "u"}}] for path in (PARTS, JOBS)}
+        self.stubborn = "none"
+        self.answer = self._let_go
+
+    def _let_go(self, method: str, path: str) -> None:
+        if method == "DELETE" and self.stubborn not in path.split("/"):
+            self.lists[PARTS.path if path == SERVICE else path.rpartition("/")[0]] = []
+
+    async def uninstall(self, seconds: float = 5.0) -> list[str]:
+        """Run the hook and return what it changed."""
+        await Uninstallation(self, self.said.append, seconds).end(["makeway-service"], PARTS, [JOBS])
+        return [path for method, path in (one.split(" ") for one in self.asked) if method == "DELETE"]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(uninstallation, "LOOK_AGAIN", 0.0)
+    return Cluster()
+
+
+async def test_the_service_ends_before_its_jobs(cluster: Cluster) -> None:
+    assert await cluster.uninstall() == [SERVICE, f"{JOBS.path}/jobs"]
+    assert cluster.said[-1] == "No pod of jobs and notebooks is left."
+    assert cluster.lists[PARTS.path] == cluster.lists[JOBS.path] == []
+
+
+async def test_pods_whose_grace_is_longer_are_named_and_left_to_end_by_themselves(cluster: Cluster) -> None:
+    cluster.stubborn = "jobs"
+    assert await cluster.uninstall(0.05) == [SERVICE, f"{JOBS.path}/jobs"], "each pod is deleted once"
+    assert cluster.said[-1] == "1 pod of jobs and notebooks not ended yet: jobs"
+
+
+async def test_what_the_api_server_refuses_is_said_and_does_not_keep_the_rest(cluster: Cluster) -> None:
+    def refuse(method: str, path: str) -> None:
+        if path == SERVICE:
+            cluster.lists[PARTS.path] = []
+            raise ApiRefusal(403, "Forbidden", "not yours")
+        cluster._let_go(method, path)
+
+    cluster.answer = refuse
+    assert (await cluster.uninstall())[-1] == f"{JOBS.path}/jobs"
+    assert "makeway-service is not deleted: " in cluster.said[0]
+    assert "not yours" in cluster.said[0]
+
+
+async def test_it_ends_in_time_where_the_api_server_does_not_answer(cluster: Cluster) -> None:
+    def silent(method: str, path: str) -> None:
+        raise ApiUnreachable("it does not answer")
+
+    cluster.answer = silent
+    await cluster.uninstall(0.05)
+    assert cluster.said[-1] == "It is not known which pods are left in jobs: it does not answer"
+
+
+@pytest.mark.parametrize("text", ["jobs", "jobs:", ":a=b"])
+def test_all_pods_of_a_namespace_are_no_group(text: str) -> None:
+    with pytest.raises(ValueError, match="expected NAMESPACE:LABEL=VALUE"):
+        group(text)
+
+
+def test_a_group_is_a_namespace_and_labels() -> None:
+    assert group("jobs:makeway/instance=a,b in (c,d)") == Group("jobs", "makeway/instance=a,b in (c,d)")
