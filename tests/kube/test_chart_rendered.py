@@ -164,14 +164,19 @@ def test_sqlite_has_one_replica_and_a_volume_and_postgresql_two_and_none(helm: H
         assert len(of_kind(manifests, "PersistentVolumeClaim", "makeway-service")) == claims
 
 
-def test_images_are_pulled_once_each_and_the_launchers_last(helm: Helm, tmp_path: Path) -> None:
+def test_images_are_pulled_once_each_beside_each_other_and_the_launchers_with_each(helm: Helm, tmp_path: Path) -> None:
     offered = "images: [{name: one, image: 'example.com/lab:1'}, {name: two, image: 'example.com/lab:2'}]"
     policy = f"profiles: [{{name: a, image: 'example.com/jax:1'}}, {{name: b, {offered}}}]"
-    spec = pod_specs(rendered(helm, tmp_path, EVERYTHING | {"policy": policy}))["makeway-images"]
-    pulled = [container["image"] for container in spec["initContainers"]]
+    sets = of_kind(rendered(helm, tmp_path, EVERYTHING | {"policy": policy}), "DaemonSet")
+    templates = [one["spec"]["template"] for one in sets]
+    pulled = [[container["image"] for container in one["spec"]["initContainers"]] for one in templates]
     offered = ["example.com/jax:1", "example.com/lab:1", "example.com/lab:2"]
-    assert pulled == ["makeway.test/notebook:1", *offered, "example.com/torch:2.9"]
-    assert spec["containers"][0]["image"] == "makeway.test/quota-service:1"
+    assert pulled == [[image] for image in ("makeway.test/notebook:1", *offered, "example.com/torch:2.9")]
+    assert {one["spec"]["containers"][0]["image"] for one in templates} == {"makeway.test/quota-service:1"}
+    selectors = [json.dumps(one["spec"]["selector"]["matchLabels"], sort_keys=True) for one in sets]
+    assert len(set(selectors)) == len({one["metadata"]["name"] for one in sets}) == len(sets)
+    for one, template in zip(sets, templates, strict=True):
+        assert one["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
 def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: Path) -> None:
