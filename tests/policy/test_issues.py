@@ -32,6 +32,13 @@ from makeway_quota.policy import PolicyInvalid
         ("[rnd, devops]", "[[[rnd]]]", 8, "profiles[0].policies[0][0]", "this is a list, expected a name"),
         ("[rnd, devops]", "[rnd]\n    kinds: [jobs]", 9, "profiles[0].kinds", "session, job or both"),
         ("[rnd, devops]", "[rnd]\n    kinds: []", 9, "profiles[0].kinds", "for nothing"),
+        (
+            "[rnd, devops]",
+            "[rnd]\n    pod: {spec: {runtimeClassName: nvidia}}\n    kinds: [session]",
+            9,
+            "profiles[0].pod",
+            "hub.config.KubeSpawner",
+        ),
         ("[rnd, devops]", "[rnd]\n    signal: SIGKILL", 9, "profiles[0].signal", "SIGTERM, SIGINT"),
         ("[rnd, devops]", "[rnd]\n    grace: -1s", 9, "profiles[0].grace", "expected a number of seconds"),
         ("[rnd, devops]", "[rnd]\n    grace: 99d", 9, "profiles[0].grace", "too long"),

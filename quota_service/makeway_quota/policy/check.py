@@ -14,6 +14,10 @@ from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentTable
 AUTOSCALED = ("max_nodes", "node_gpus", "node_cpu", "node_memory")
 NO_GPUS = "say which GPUs are in it with nodes: {local: {gpus: [0, 1]}} (or all), or reserve nothing"
 MAX_LEVELS = 20
+FOR_JOBS = (
+    "the template is for the pods of jobs, and kinds has none; configure the pods of notebooks in the Hub "
+    "(c.KubeSpawner, which is hub.config.KubeSpawner in the chart), or add job to kinds"
+)
 NO_POOL = "no pool is named; name one, or remove the key to mean all"
 
 
@@ -64,6 +68,8 @@ def _profile(loc: Loc, profile: DocumentProfile, entries: Entries) -> Iterator[P
         yield (*loc, "pools"), NO_POOL
     yield from _names((*loc, "pools"), profile.pools, entries.pools, "pool")
     yield from _names((*loc, "policies"), profile.policies or (), entries.policies, "policy")
+    if profile.pod and "job" not in profile.kinds:
+        yield (*loc, "pod"), FOR_JOBS
     yield from _images((*loc, "images"), profile)
 
 
