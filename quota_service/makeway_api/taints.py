@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+GPU = "nvidia.com/gpu"
 EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule")
 _NAME = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}")
@@ -26,3 +27,13 @@ def toleration(text: str) -> dict[str, str]:
         )
     found = {"key": key, "operator": "Equal" if equals else "Exists", "value": value, "effect": effect}
     return {name: part for name, part in found.items() if part}
+
+
+def keys_of(resource: str) -> tuple[str, ...]:
+    """Return the keys of the taints that nodes with a resource usually have, which pods for such nodes tolerate.
+
+    That is the resource's own name; nodes whose GPUs NVIDIA's plugin cuts up or shares under another name, such as
+    nvidia.com/mig-1g.10gb or nvidia.com/gpu.shared, keep the taint of whole ones.
+    """
+    whole = (GPU,) if resource.startswith("nvidia.com/") and resource != GPU else ()
+    return (resource, *whole)

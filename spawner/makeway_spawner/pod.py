@@ -23,7 +23,7 @@ from makeway_api.pod_labels import (
 from .granted import Lease
 
 MEBIBYTE = 2**20
-USUAL = "nvidia.com/gpu"
+USUAL = taints.GPU
 """The resource of GPUs where the service does not name that of the pool."""
 SITE = (
     "common_labels",
@@ -101,7 +101,8 @@ def tolerations(lease: Lease, resource: str, own: list[Any]) -> list[Any]:
     """Return the tolerations; where a node is granted also those by which the service counts it as one for sessions."""
     if not lease.placement:
         return own
-    mine = [{"key": resource, "operator": "Exists"}, *(taints.toleration(text) for text in lease.tolerations)]
+    usual = ({"key": key, "operator": "Exists"} for key in taints.keys_of(resource))
+    mine = [*usual, *(taints.toleration(text) for text in lease.tolerations)]
     return [*own, *(one for one in mine if one not in own)]
 
 

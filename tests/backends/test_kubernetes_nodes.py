@@ -123,6 +123,27 @@ def test_only_taints_that_are_not_tolerated_and_keep_pods_away_count() -> None:
 
 
 @pytest.mark.parametrize(
+    ("resource", "kept_away"),
+    [
+        (GPU, []),
+        (MIG, []),
+        ("nvidia.com/gpu.shared", []),
+        ("amd.com/gpu", ["nvidia.com/gpu=present:NoSchedule"]),
+    ],
+)
+def test_nodes_whose_gpus_are_cut_up_or_shared_keep_the_taint_of_whole_ones(
+    resource: str, kept_away: list[str]
+) -> None:
+    taints = [
+        {"key": GPU, "value": "present", "effect": "NoSchedule"},
+        {"key": resource, "value": "present", "effect": "NoSchedule"},
+    ]
+    pool = f"{{name: a, resource: {resource}, nodes: {{labels: {{gpu: h100}}}}}}"
+    (selector,) = selectors(read(f"version: 1\npools: [{pool}]\nprofiles: []\npolicies: []\n"))
+    assert [str(taint) for taint in untolerated(project_node(node(taints=taints)), selector)] == kept_away
+
+
+@pytest.mark.parametrize(
     ("text", "read_as"),
     [
         ("a", Toleration("a", "Exists")),
@@ -167,7 +188,7 @@ def test_selectors_come_from_the_policy_document() -> None:
         ("h100", GPU, {"gpu": "h100"}),
         ("slices", MIG, {"gpu": "mig"}),
     ]
-    assert [one.key for one in found[1].tolerations] == [MIG, "batch"]
+    assert [one.key for one in found[1].tolerations] == [MIG, GPU, "batch"]
     (only,) = selectors(read("version: 1\npools: [{name: all}]\nprofiles: []\npolicies: []\n", "policy.yaml"))
     assert only.selects(project_node(node())), "a document's only pool has all nodes"
 

@@ -92,6 +92,8 @@ def test_a_taint_with_the_name_of_the_resource_is_tolerated_by_those_who_use_it(
     assert pod.tolerations(CPU, "nvidia.com/gpu", own) == own
     planned = replace(CPU, team="rnd", placement=[("node-7", [])])
     assert pod.tolerations(planned, "nvidia.com/gpu", own) == [*own, mine], "the node may be one with GPUs"
+    slice_of_one = {"key": "nvidia.com/mig-1g.10gb", "operator": "Exists"}
+    assert pod.tolerations(LEASE, "nvidia.com/mig-1g.10gb", own) == [*own, slice_of_one, mine]
 
 
 def test_taints_that_the_service_has_tolerated_for_the_granted_node_are_tolerated_by_the_pod() -> None:

@@ -14,7 +14,7 @@ from ..base import BackendError, NodeSeen
 from .client import ApiClient
 from .connection import connection
 from .inventory import KubernetesInventory
-from .nodes import NodeSelector, Toleration, selectors
+from .nodes import NodeSelector, Toleration, selectors, usual_tolerations
 
 HEAD = ("NODE", "POOL", "GPUS", "FOREIGN", "MODEL", "CPU", "MEMORY", "STATE")
 SECONDS = 60.0
@@ -31,8 +31,7 @@ def nodes_command(
     if document is not None:
         chosen = selectors(document, tolerations)
     else:
-        own = Toleration(key=resource, operator="Exists")
-        chosen = [NodeSelector("all", resource, {}, (own, *tolerations))]
+        chosen = [NodeSelector("all", resource, {}, (*usual_tolerations(resource), *tolerations))]
     return table(asyncio.run(_read(chosen, kubeconfig, context)))
 
 

@@ -112,15 +112,20 @@ def selectors(document: Document, tolerations: Iterable[Toleration] = ()) -> tup
     """Return the node selectors of a policy document, in its order.
 
     A pool without labels selects no node, unless it is the only pool: then it selects all. `tolerations` are those
-    of every pool; each pool tolerates taints named like its own resource, as nodes with GPUs often have.
+    of every pool; each pool also tolerates the usual taints of nodes with its resource.
     """
     found = []
     for pool in document.pools:
         labels = document.pool_facts[pool.name].labels
         if labels or len(document.pools) == 1:
-            own = Toleration(key=pool.resource, operator="Exists")
-            found.append(NodeSelector(pool.name, pool.resource, labels, (own, *tolerations)))
+            own = usual_tolerations(pool.resource)
+            found.append(NodeSelector(pool.name, pool.resource, labels, (*own, *tolerations)))
     return tuple(found)
+
+
+def usual_tolerations(resource: str) -> tuple[Toleration, ...]:
+    """Return the tolerations of the usual taints of nodes with a resource."""
+    return tuple(Toleration(key, "Exists") for key in taints.keys_of(resource))
 
 
 def pool_of(node: ClusterNode, candidates: Sequence[NodeSelector]) -> NodeSelector | None:
