@@ -196,6 +196,7 @@ def test_the_scheduler_preempts_nothing_for_makeways_pods(helm: Helm, tmp_path: 
     ("values", "said"),
     [
         ({"service": {"replicas": 2}}, "several replicas share a PostgreSQL"),
+        ({"artifacts": {"existingSecret": "s3-keys"}}, "artifacts.s3 names no bucket"),
         ({"jobs": {"namespace": NAMESPACE}}, "jobs need a namespace of their own"),
         ({"proxy": {"ingress": {"enabled": True}}}, "host"),
         ({"replicas": 2}, "replicas"),
@@ -367,6 +368,30 @@ def test_the_api_server_may_be_a_node_that_an_address_block_would_not_name(helm:
             (rule,) = (one for one in policy["spec"]["egress"] if {"port": 6443, "protocol": "TCP"} in one["ports"])
             assert ("to" in rule) is named
         assert Policies(manifests, NAMESPACE).may_reach(part("service"), API_SERVER, 443)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [
+        ("", 443),
+        ("http://minio:9000", 9000),
+        ("https://s3.example:8443/", 8443),
+        ("https://s3.example", 443),
+        ("http://[fd00::1]:9000", 9000),
+        ("http://minio.storage.svc", 80),
+    ],
+)
+def test_the_service_reaches_object_storage_at_the_port_of_its_address(
+    helm: Helm, tmp_path: Path, endpoint: str, port: int
+) -> None:
+    env = [{"name": "AWS_ENDPOINT_URL_S3", "value": endpoint}] if endpoint else []
+    values = {"artifacts": {"s3": "s3://bucket/makeway"}, "service": {"extraEnv": env}}
+    policies = Policies(rendered(helm, tmp_path, values), NAMESPACE)
+    storage = Outside("10.1.2.3")
+    reached = {one for one in (80, 9000, 8443, 6000) if policies.may_reach(part("service"), storage, one)}
+    assert reached == {port} - {443}, "443 is open for the API server"
+    without = Policies(rendered(helm, tmp_path, {"service": {"extraEnv": env}}), NAMESPACE)
+    assert port == 443 or not without.may_reach(part("service"), storage, port)
 
 
 def test_more_is_reached_where_a_rule_says_so(helm: Helm, tmp_path: Path) -> None:

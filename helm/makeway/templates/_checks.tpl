@@ -8,6 +8,9 @@
 {{- fail (printf "policy: this is no YAML mapping: %s" .) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.artifacts.existingSecret (not .Values.artifacts.s3) -}}
+{{- fail "artifacts.existingSecret: its keys are for object storage, and artifacts.s3 names no bucket; set artifacts.s3: s3://bucket/prefix, or leave the Secret out." -}}
+{{- end -}}
 {{- if eq (include "makeway.jobsNamespace" .) .Release.Namespace -}}
 {{- fail "jobs.namespace: jobs need a namespace of their own, because the service may create and delete pods there." -}}
 {{- end -}}

@@ -46,3 +46,15 @@ podSelector: {matchLabels: {app: {{ $root.Values.zeroToJupyterHub.app }}, compon
 podSelector: {matchLabels: {app.kubernetes.io/name: {{ $root.Chart.Name }}, app.kubernetes.io/instance: {{ $root.Release.Name | quote }}, app.kubernetes.io/component: {{ $component }}}}
 {{- end -}}
 {{- end -}}
+
+{{/* The port of object storage: that of AWS_ENDPOINT_URL_S3 in service.extraEnv, else Amazon's. */}}
+{{- define "makeway.storagePort" -}}
+{{- $port := "443" -}}
+{{- range .Values.service.extraEnv -}}
+{{- if and (eq .name "AWS_ENDPOINT_URL_S3") .value -}}
+{{- $url := urlParse .value -}}
+{{- $port = regexFind "[0-9]+$" (regexFind ":[0-9]+$" $url.host) | default (ternary "80" "443" (eq $url.scheme "http")) -}}
+{{- end -}}
+{{- end -}}
+{{ $port }}
+{{- end -}}
