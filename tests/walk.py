@@ -27,10 +27,10 @@ NOT_WALKED = 2
 PLACEHOLDERS = {"registry.example/makeway": REPOSITORY, "NODE ": "node-0 "}
 
 
-def section(title: str) -> str:
-    """Return a section of the page."""
+def section(title: str, page: Path = PAGE) -> str:
+    """Return a section of the page, or of another one."""
     (found,) = re.findall(
-        rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+        rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
     return str(found)
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
+import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 from makeway.launcher.remote import _order
-from walk import blocks, steps
+from makeway_quota.store.store import open_store
+from walk import ROOT, blocks, section, steps
 
 
 def test_the_cell_of_step_9_needs_nothing_that_a_device_plugin_sets() -> None:
@@ -19,3 +23,21 @@ def test_the_cell_of_step_9_needs_nothing_that_a_device_plugin_sets() -> None:
         [sys.executable, "-c", program], env=worker["env"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"GPUs of this job: 1 in the pod of {socket.gethostname()}\n"
+
+
+def test_the_backup_of_a_cluster_copies_the_database_of_a_service_that_runs(tmp_path: Path) -> None:
+    commands = blocks(section("On a cluster", ROOT / "docs" / "how-to" / "back-up-and-upgrade.md"), "sh")[0]
+    (program,) = re.findall(r"^backup='(.*)'$", commands, re.MULTILINE)
+    store = open_store(f"sqlite:///{tmp_path / 'makeway.sqlite'}")
+    files = [tmp_path / "makeway.sqlite", tmp_path / "backup.sqlite"]
+    try:
+        subprocess.run([sys.executable, "-c", program, *map(str, files)], check=True)
+    finally:
+        store.close()
+    copies = []
+    for file in files:
+        with sqlite3.connect(file) as found:
+            copies.append(found.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall())
+        found.close()
+    assert copies[0] == copies[1]
+    assert len(copies[0]) > 10
