@@ -78,13 +78,14 @@ class Installation:
         return {one["metadata"]["name"] for one in found}
 
     def generations(self) -> dict[str, dict[str, int | None]]:
-        """Return how often each object of the release's namespace was changed; Secrets and the like do not tell it."""
+        """Return how often each object of the namespace was changed; Secrets do not tell it, and are left out."""
         return {
             path: {
                 one["metadata"]["name"]: one["metadata"].get("generation")
                 for one in self.api.items(path.format(NAMESPACE))
             }
             for path in KINDS
+            if path != SECRETS
         }
 
     def secret(self) -> dict[str, str]:
