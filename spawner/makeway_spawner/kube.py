@@ -42,6 +42,12 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     _problem = ""
     """Why the pod is not running yet, as Kubernetes said last."""
 
+    @property
+    def makeway_kept(self) -> list[str]:
+        """The folders of the pod whose files outlive it."""
+        own: Any = self
+        return [str(self._expand_all(path)) for path in pod.kept(own.volumes, own.volume_mounts)]
+
     # -- before the pod ----------------------------------------------------------------------------------------
 
     async def run_pre_spawn_hook(self) -> None:

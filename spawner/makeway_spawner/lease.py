@@ -60,6 +60,11 @@ class LeaseMixin(SpawnForm):
         """Return how the last server ended, for the Hub's pages; empty where its user stopped it."""
         return self._end_sentence
 
+    @property
+    def makeway_kept(self) -> list[str] | None:
+        """Return the folders whose files outlive the server, for the Hub's pages; None: all files do."""
+        return None
+
     def _titles(self, choice: Choice) -> tuple[str, str]:
         profile, team = super()._titles(choice)
         lease = self._lease

@@ -25,6 +25,8 @@ from .granted import Lease
 MEBIBYTE = 2**20
 USUAL = taints.GPU
 """The resource of GPUs where the service does not name that of the pool."""
+EPHEMERAL = frozenset({"emptyDir", "ephemeral", "configMap", "secret", "downwardAPI", "projected", "image"})
+"""Kinds of volumes that end with the pod, or that it cannot write to."""
 SITE = (
     "common_labels",
     "extra_annotations",
@@ -130,6 +132,12 @@ def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) ->
         "tolerations": tolerations(lease, resource, _listed(own["tolerations"])),
         **compute(lease),
     }
+
+
+def kept(volumes: Any, mounts: Any) -> list[str]:
+    """Return the folders whose files outlive the pod: where volumes are mounted that do not end with it."""
+    lasting = {one.get("name") for one in _listed(volumes) if EPHEMERAL.isdisjoint(one)}
+    return [str(one.get("mountPath")) for one in _listed(mounts) if one.get("name") in lasting]
 
 
 def _listed(entries: Any) -> list[Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+
+from makeway_api.quantities import memory
 
 ENDED = ("Succeeded", "Failed")
 _IN_WORDS = {
@@ -14,9 +17,11 @@ _IN_WORDS = {
     "PreemptionByScheduler": "Kubernetes removed its pod for one with a higher priority",
     "TerminationByKubelet": "Its node evicted its pod",
     "Evicted": "Its node evicted its pod",
-    "OOMKilled": "It used more memory than its profile has",
 }
 """What happened, by the reason that Kubernetes gives."""
+OUT_OF_MEMORY = "OOMKilled"
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 CLOCKS_DIFFER = 60.0
 """Seconds by which the clocks of the Hub and of the API server may differ."""
 
@@ -55,8 +60,30 @@ def sentence(pod: Mapping[str, Any] | None, gone: bool = False) -> str:
     reason, _ = _reason(pod)
     if reason not in _IN_WORDS and (deleting(pod) or (gone and not ended(pod))):
         return "Its pod was deleted in Kubernetes, not by Makeway."
+    if reason == OUT_OF_MEMORY:
+        return _out_of_memory(pod)
     said = why(pod).rstrip(". ")
     return _IN_WORDS.get(reason, "Its server ended by itself") + (f" ({said})." if said else ".")
+
+
+def memory_limit(pod: Mapping[str, Any]) -> str:
+    """Return the most memory that the notebook's container may use, such as `16 GiB`; empty without a limit."""
+    for one in (pod.get("spec") or {}).get("containers") or ():
+        if one.get("name") == "notebook":
+            text = str(((one.get("resources") or {}).get("limits") or {}).get("memory") or "")
+            found = _QUANTITY.fullmatch(text)
+            return memory(float(found[1]) * _UNITS.get(found[2], 1) / 2**20) if found else text
+    return ""
+
+
+def _out_of_memory(pod: Mapping[str, Any]) -> str:
+    limit = memory_limit(pod)
+    if not limit:
+        return f"Its node ran out of memory ({why(pod)}). Start it again with a profile that has memory of its own."
+    return (
+        f"It used more memory than the {limit} that it may use ({why(pod)}). Choose a profile with more memory, or "
+        "hold less data in memory at a time."
+    )
 
 
 def _reason(pod: Mapping[str, Any]) -> tuple[str, str]:

@@ -108,6 +108,23 @@ def test_taints_that_the_service_has_tolerated_for_the_granted_node_are_tolerate
     assert Lease.load(lease.save()) == lease, "the next Hub knows them, too"
 
 
+def test_only_files_on_volumes_that_outlive_the_pod_are_kept() -> None:
+    claim = {"name": "home", "persistentVolumeClaim": {"claimName": "home-ana"}}
+    shared = {"name": "data", "nfs": {"server": "nfs", "path": "/"}}
+    memory, key = {"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "key", "secret": {"secretName": "key"}}
+    mounts = {
+        "home": {"name": "home", "mountPath": "/home/jovyan"},
+        "shm": {"name": "shm", "mountPath": "/dev/shm"},
+        "key": {"name": "key", "mountPath": "/key"},
+    }
+    assert pod.kept({"home": claim, "shm": memory, "key": key}, mounts) == ["/home/jovyan"]
+    assert pod.kept([claim, shared], [*mounts.values(), {"name": "data", "mountPath": "/data"}]) == [
+        "/home/jovyan",
+        "/data",
+    ]
+    assert pod.kept([memory, key | {"name": "home"}], mounts) == []
+
+
 @pytest.fixture
 async def spawner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a real KubeSpawner without a cluster."""

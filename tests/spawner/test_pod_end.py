@@ -43,9 +43,14 @@ def deleted(reason: str = "", message: str = "") -> dict[str, Any]:
     return pod({"phase": "Failed", "conditions": [target] if reason else []}, deletionTimestamp="now")
 
 
-def exited(reason: str, code: int) -> dict[str, Any]:
+def exited(reason: str, code: int, memory: str = "") -> dict[str, Any]:
     state = {"terminated": {"reason": reason, "exitCode": code}}
-    return pod({"phase": "Failed", "containerStatuses": [{"name": "notebook", "state": state}]})
+    return pod({"phase": "Failed", "containerStatuses": [{"name": "notebook", "state": state}]}) | limited(memory)
+
+
+def limited(memory: str) -> dict[str, Any]:
+    other = {"name": "other", "resources": {"limits": {"memory": "1Gi"}}}
+    return {"spec": {"containers": [other, {"name": "notebook", "resources": {"limits": {"memory": memory}}}]}}
 
 
 @pytest.mark.parametrize(
@@ -65,9 +70,16 @@ def exited(reason: str, code: int) -> dict[str, Any]:
             "Its node evicted its pod (Evicted: The node was low on resource: memory).",
         ),
         (
+            exited("OOMKilled", 137, memory="16Gi"),
+            False,
+            "It used more memory than the 16 GiB that it may use (OOMKilled: exit code 137). Choose a profile with "
+            "more memory, or hold less data in memory at a time.",
+        ),
+        (
             exited("OOMKilled", 137),
             False,
-            "It used more memory than its profile has (OOMKilled: exit code 137).",
+            "Its node ran out of memory (OOMKilled: exit code 137). Start it again with a profile that has memory of "
+            "its own.",
         ),
         (exited("Error", 137), True, "Its server ended by itself (Error: exit code 137)."),
         (pod({"phase": "Failed"}), False, "Its server ended by itself."),
@@ -75,6 +87,21 @@ def exited(reason: str, code: int) -> dict[str, Any]:
 )
 def test_the_end_is_told_to_the_user(seen: dict[str, Any] | None, gone: bool, words: str) -> None:
     assert pod_end.sentence(seen, gone) == words
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("536870912", "512 MiB"),
+        ("1500M", "1.397 GiB"),
+        ("0.5Gi", "512 MiB"),
+        ("2Ti", "2 TiB"),
+        ("1e9", "1e9"),
+        ("", ""),
+    ],
+)
+def test_the_limit_of_memory_is_read_from_the_pod(written: str, read: str) -> None:
+    assert pod_end.memory_limit(limited(written)) == read
 
 
 def test_only_a_failed_or_succeeded_pod_has_ended() -> None:
