@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from traitlets import Unicode
+from kubernetes_asyncio.client.rest import ApiException
+from makeway_api.quantities import listed
+from traitlets import Float, Unicode
 
-from . import listening, pod, pod_end, pod_events
+from . import api_refusal, listening, pod, pod_end, pod_events
 from .lease import LeaseMixin
 from .pod_spawner import PodSpawner
+from .pod_start import PodStart
 from .refusal import Refused
 
 _MARGIN = 5.0
@@ -39,8 +42,16 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         "", help="Priority class of preemptible sessions; empty: the cluster's default."
     ).tag(config=True)
 
-    _problem = ""
-    """Why the pod is not running yet, as Kubernetes said last."""
+    unschedulable_seconds = Float(
+        60.0,
+        min=0.0,
+        help="A start is given up whose pod the scheduler has not placed for this long on the node that was granted.",
+    ).tag(config=True)
+
+    _following: PodStart
+    """What Kubernetes says of the start that is under way, or was last."""
+    _where = ""
+    """The address of the server that is starting, once known."""
 
     @property
     def makeway_kept(self) -> list[str]:
@@ -99,57 +110,47 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
 
         The Hub asks the server itself afterwards, but ever less often: what it finds at once costs no such pause.
         """
-        self._problem = ""
+        self._following, self._where = PodStart(), ""
         starting = asyncio.ensure_future(self._listening_server())
         loop = asyncio.get_running_loop()
         until = loop.time() + self.start_timeout - min(_MARGIN, self.start_timeout / 10)
-        said: set[tuple[str, str]] = set()
         try:
             while not starting.done():
                 await asyncio.wait([starting], timeout=self.look_seconds)
-                self._report_pod(said)
-                if not starting.done() and (loop.time() > until or self._cannot_start()):
-                    raise Refused(self._why_not(), code="pod_not_running", status=503)
+                self._report_pod()
+                if not starting.done():
+                    self._check_start(late=loop.time() > until)
             return await starting
         except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
-            raise Refused(self._why_not(str(late)), code="pod_not_running", status=503) from late
+            raise self._not_started(self._following.why_not(self.created_pod, self._where, str(late))) from late
+        except ApiException as error:
+            raise self._not_started(api_refusal.start_sentence(error, self.namespace)) from error
         finally:
             starting.cancel()
 
     async def _listening_server(self) -> Any:
         where = await super().start_server()
+        self._where = str(where)
         await listening.wait(where)
         return where
 
-    def _cannot_start(self) -> bool:
-        """Whether waiting does not help: the image cannot be pulled, or the pod has ended."""
-        pod = self.created_pod or {}
-        return pod_events.cannot_be_pulled(pod) or pod_end.ended(pod)
-
-    def _report_pod(self, said: set[tuple[str, str]]) -> None:
-        """Report what Kubernetes said since the last look; `said` are the versions of events that were reported."""
-        if not self._created:
-            return  # events of an earlier pod
-        events = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in self.events}
-        steps = [pod_events.step(event) for version, event in events.items() if version not in said]
-        said.update(events)
-        pod = self.pod or {}
-        for step in [*steps, pod_events.waiting(pod)]:
-            if step is not None:
-                self._problem = step.message if step.problem else ""
+    def _report_pod(self) -> None:
+        """Report what Kubernetes said since the last look."""
+        if self._created:  # else the events are those of an earlier pod
+            for step in self._following.look(self.created_pod or {}, self.events):
                 self.report(step.phase, step.message)
-        placed = pod_events.placed(pod)  # its event may be dropped, or come late
-        if placed is not None and self._progress is not None and self._progress.phase == placed.phase:
-            self._problem = ""
-            self.report(placed.phase, placed.message)
 
-    def _why_not(self, said: str = "") -> str:
-        pod = self.created_pod
-        if pod is not None and pod_end.ended(pod):
-            return f"The notebook could not be started. {pod_end.sentence(pod)}"
-        if said := self._problem or said:
-            return f"The notebook could not be started: {said.rstrip('.')}."
-        return f"The notebook's pod was not running within {self.start_timeout} s, and Kubernetes does not say why."
+    def _check_start(self, late: bool) -> None:
+        """Raise Refused where the start took too long, or where waiting does not help."""
+        pod, start, lease = self.created_pod, self._following, self._lease
+        if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.ended(pod or {}):
+            raise self._not_started(start.why_not(pod, self._where))
+        granted = listed(node for node, _ in lease.placement) if lease is not None else ""
+        if granted and pod is not None and start.unscheduled_for > self.unschedulable_seconds:
+            raise self._not_started(start.not_placed(pod, granted))
+
+    def _not_started(self, message: str) -> Refused:
+        return Refused(message, code="pod_not_running", status=503)
 
     def save_state(self) -> None:
         """Write the state now: a Hub that is killed must find the pod."""
@@ -158,6 +159,24 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
     def how_server_ended(self, status: int) -> str:
         """Return how the pod ended, in Kubernetes' words, too."""
         return self._end or super().how_server_ended(status)
+
+    async def poll(self) -> int | None:
+        """Return None while the containers may run, else an exit status; Refused where a stop cannot know it."""
+        try:
+            return await super().poll()
+        except ApiException as error:
+            raise self._not_stopped(error) from error
+
+    async def stop(self, now: bool = False) -> None:
+        """Stop the pod; raise Refused with the reason where the API server does not let the Hub."""
+        try:
+            await super().stop(now)
+        except ApiException as error:
+            raise self._not_stopped(error) from error
+
+    def _not_stopped(self, error: ApiException) -> Refused:
+        self._end_sentence = api_refusal.stop_sentence(error, self._key)
+        return Refused(self._end_sentence, code="not_stopped", status=503)
 
     # -- after the pod -----------------------------------------------------------------------------------------
 

@@ -18,11 +18,19 @@ _PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One sentence for the pending page. `problem`: the start cannot go on like this."""
+    """One sentence for the pending page. `problem`: the start cannot go on like this.
+
+    `unscheduled`: the problem is over once the pod has a node. `volume`: it is one of a volume.
+    """
 
     phase: str
     message: str
     problem: bool = False
+    unscheduled: bool = False
+    volume: bool = False
+
+
+_RUNS = Step("server", "The container runs; waiting for the notebook server to answer")
 
 
 def step(event: Mapping[str, Any]) -> Step | None:
@@ -30,11 +38,11 @@ def step(event: Mapping[str, Any]) -> Step | None:
     reason, said = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     about = (event.get("involvedObject") or {}).get("fieldPath") or ""
     if reason == "FailedScheduling":
-        return Step("node", f"Kubernetes does not place the notebook yet: {said}", problem=True)
+        return Step("node", f"Kubernetes does not place the notebook yet: {said}", problem=True, unscheduled=True)
     if reason == "TriggeredScaleUp":
         return Step("node", "The cluster is adding a node.")
     if reason in ("FailedMount", "FailedAttachVolume"):
-        return Step("node", f"A volume is not there yet: {said}", problem=True)
+        return Step("node", f"A volume is not there yet: {said}", problem=True, volume=True)
     if reason == "Pulling":
         return Step("image", f"Pulling the image {_quoted(said)}".rstrip())
     if reason == "Pulled":
@@ -42,7 +50,7 @@ def step(event: Mapping[str, Any]) -> Step | None:
     if reason in ("Failed", "BackOff", "InspectFailed", "ErrImageNeverPull") and "image" in said.lower():
         return Step("image", f"The image cannot be pulled: {said}", problem=True)
     if reason == "Started" and about in ("", NOTEBOOK):
-        return Step("server", "The container runs; waiting for the notebook server to answer")
+        return _RUNS
     if event.get("type") == "Warning":
         phase = "server" if about == NOTEBOOK else "node"
         return Step(phase, said, problem=True) if said else None
@@ -64,6 +72,22 @@ def waiting(pod: Mapping[str, Any]) -> Step | None:
             said = str(state.get("message") or state["reason"]).strip()
             return Step("image", f"The image {one.get('image', '')} cannot be pulled: {said}", problem=True)
     return None
+
+
+def running(pod: Mapping[str, Any]) -> Step | None:
+    """Return that the notebook's container runs, None while it does not; a Hub may see no events."""
+    for one in (pod.get("status") or {}).get("containerStatuses") or ():
+        if one.get("name") == "notebook" and "running" in (one.get("state") or {}):
+            return _RUNS
+    return None
+
+
+def unschedulable(pod: Mapping[str, Any]) -> str:
+    """Return why the scheduler finds no node for the pod, in its words; empty where it has one, or did not try."""
+    for one in (pod.get("status") or {}).get("conditions") or ():
+        if one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable":
+            return str(one.get("message") or "no node fits").strip()
+    return ""
 
 
 def cannot_be_pulled(pod: Mapping[str, Any]) -> bool:

@@ -2,7 +2,8 @@
 
 `PodSpawner` is KubeSpawner that recognises evicted and lost pods, deletes with the full grace, and whose `stop` returns
 once the pod is gone from the API server: a lease that is released earlier would give its GPUs out a second time. While
-the API server does not answer, `poll` and `stop` wait: an error would be taken for the end of the server.
+the API server does not answer, `poll` and `stop` wait: an error would be taken for the end of the server. Where it
+refuses what a start or a stop needs, these fail with its reason.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from kubernetes_asyncio.client.rest import ApiException
 from kubespawner import KubeSpawner
 from traitlets import Float, default
 
-from . import pod_end
+from . import api_refusal, pod_end
 from .pod_watch import PodWatch
 
 T = TypeVar("T")
 _NOT_FOUND = 404
 _SAVED_AS = "makeway_pod"
 """The key under which the Hub stores that a pod was created and not seen to go."""
+_REFUSED = 3.0
+"""Seconds after which a refusal is one: twice that is less than the Hub waits for a stop before it answers."""
+_WARN_AGAIN = 60.0
+"""Seconds after which a warning about a request that still fails is repeated."""
 _GLANCE = 0.1
 """Seconds between two looks at the watched pods, which cost no request."""
 
@@ -96,18 +101,27 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
         await self._start_watching_pods(replace=reflector is not None and _gave_up(reflector))
 
     async def _until_answered(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a request until the API server answers it."""
-        failed = False
+        """Repeat a request until the API server answers it.
+
+        A start and a stop raise ApiException where it refuses for `_REFUSED` seconds, which just after its own start it
+        may do to all. Any other look at the pod goes on: the Hub would take an error for the end of the server.
+        """
+        warned = refused_since = None
         while True:
             try:
                 answer = await request()
             except Exception as error:
-                if not failed:
-                    self.log.warning("Kubernetes cannot tell whether the pod of %s runs: %s", self._log_name, error)
-                failed = True
+                now = time.monotonic()
+                refused_since = (refused_since or now) if api_refusal.refused(error) else None
+                if refused_since is not None and self.pending in ("spawn", "stop") and now - refused_since >= _REFUSED:
+                    raise
+                if warned is None or now - warned >= _WARN_AGAIN:
+                    said = api_refusal.words(error) if isinstance(error, ApiException) else error
+                    self.log.warning("Kubernetes cannot tell whether the pod of %s runs: %s", self._log_name, said)
+                    warned = now
                 await asyncio.sleep(self.look_seconds)
             else:
-                if failed:
+                if warned is not None:
                     self.log.info("Kubernetes answers again about the pod of %s", self._log_name)
                 return answer
 

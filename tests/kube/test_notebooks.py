@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -27,8 +28,11 @@ PRIORITY = "makeway-guaranteed"
 MORE = f"""
 c.MakewayKubeSpawner.guaranteed_priority_class = "{PRIORITY}"
 c.MakewayKubeSpawner.lost_seconds = 1
+c.MakewayKubeSpawner.unschedulable_seconds = 8
 c.KubeSpawner.tolerations = [{toleration()}]  # a service that knows nothing of the cluster names none
 """
+QUOTAS = "/api/v1/namespaces/default/resourcequotas"
+POLICY = ("value", "preemptionPolicy")
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -105,8 +109,9 @@ def test_named_servers_have_pods_and_leases_of_their_own(portal: Notebooks) -> N
 def test_a_third_notebook_with_gpus_is_refused_in_words_and_the_other_two_go_on(portal: Notebooks) -> None:
     pods = [portal.running("ana", server, **GPU1)["metadata"]["uid"] for server in ("", "second")]
     sessions = {session.id for session in portal.live_sessions()}
-    portal.hub("POST", "/users/ana/servers/third", json=GPU1)  # refused at once, or once the Hub has answered
-    wait_until(lambda: "ana already has 2 GPU sessions, and 2 is the most for one person" in portal.log, "the reason")
+    said = refusal(portal, "ana", "third", **GPU1)
+    assert said.startswith("ana already has 2 GPU sessions, and 2 is the most for one person")
+    assert "Stop one of them first." in said
     wait_until(lambda: not portal.starting("ana", "third"), "the start is over")
     assert not (portal.server("ana", "third") or {}).get("ready")
     assert {session.id for session in portal.live_sessions()} == sessions
@@ -129,6 +134,11 @@ def test_an_evicted_pod_ends_its_lease_and_is_deleted(portal: Notebooks) -> None
     portal.api.merge(f"{pod_path(pod)}/status", {"status": {**status, "containerStatuses": None}})
     wait_until(lambda: not portal.live_sessions() and not portal.pods(), "pod and lease are gone")
     assert "Evicted: The node was low on resource: memory." in portal.log
+    wait_until(lambda: portal.server("ana") is None, "the Hub lists the server no more")
+    page = " ".join(portal.browser("ana").get("/hub/user/ana/lab").text.split())
+    assert "Its node evicted its pod (Evicted: The node was low on resource: memory)." in page
+    assert "Files outside of lasting volumes are gone." in page, "this site's notebooks have no home"
+    assert "files are safe" not in page
 
 
 @pytest.mark.covers("N07")
@@ -217,13 +227,43 @@ def test_a_pod_that_a_killed_hub_was_starting_is_adopted_with_its_lease(portal: 
 @pytest.mark.covers("N05")
 def test_a_node_that_is_full_of_others_is_told_in_words_and_leaves_nothing(portal: Notebooks) -> None:
     with full(portal.api, NODES):
-        portal.begin("ana", **GPU1)
-        events = progress(portal, "ana")
-    assert events[-1]["failed"]
-    assert "Kubernetes does not place the notebook yet" in events[-1]["message"]
-    assert "Insufficient nvidia.com/gpu" in events[-1]["message"]
+        said = refusal(portal, "ana", **GPU1)
+    assert re.match(
+        r"Kubernetes does not place the notebook on virtual-\d, for (8|9|1\d) s now: 0/\d+ nodes are ", said
+    )
+    assert "Insufficient nvidia.com/gpu" in said
+    assert "choose another profile" in said
     wait_until(lambda: not portal.live_sessions() and not portal.pods(), "neither lease nor pod is left")
     portal.running("ana", **GPU1)  # the refused start has left no settings behind
+
+
+@pytest.mark.covers("N05")
+def test_a_pod_beyond_the_quota_of_the_namespace_is_refused_in_words_and_leaves_nothing(portal: Notebooks) -> None:
+    portal.api.create(QUOTAS, {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}})
+    try:
+        wait_until(lambda: "hard" in portal.api.get(f"{QUOTAS}/none").get("status", {}), "the quota counts")
+        said = refusal(portal, "ana", **GPU1)
+    finally:
+        portal.api.delete(f"{QUOTAS}/none")
+    assert said.startswith("Kubernetes refuses the notebook's pod: pods ")
+    assert "exceeded quota: none, requested: pods=1, used: pods=0, limited: pods=0. " in said
+    assert "headers" not in said
+    wait_until(lambda: not portal.live_sessions() and not portal.pods(), "neither lease nor pod is left")
+    portal.running("ana", **GPU1)
+
+
+@pytest.mark.covers("N05")
+def test_a_pod_of_a_priority_class_that_is_missing_is_refused_in_words(portal: Notebooks) -> None:
+    path = f"{CLASSES}/{PRIORITY}"
+    kept = portal.api.get(path)
+    portal.api.delete(path)
+    try:
+        said = refusal(portal, "ana", **GPU1)
+    finally:
+        portal.api.create(CLASSES, {"metadata": {"name": PRIORITY}, **{key: kept[key] for key in POLICY}})
+    assert said.startswith("Kubernetes refuses the notebook's pod: pods ")
+    assert f"no PriorityClass with name {PRIORITY} was found" in said
+    assert "an administrator" in said
 
 
 @pytest.mark.covers("N05")
@@ -246,8 +286,18 @@ def test_a_start_tells_its_phases_with_a_clock_for_each(portal: Notebooks) -> No
     assert set(told[-1]["clocks"]) == {"admission", "node", "server"}
 
 
-def progress(portal: Notebooks, user: str) -> list[dict[str, Any]]:
+def refusal(portal: Notebooks, user: str, server: str = "", **options: Any) -> str:
+    """Return why a start is refused, as its user reads it: at once, or at the end of the progress."""
+    answer = portal.hub("POST", f"/users/{user}/server{'s/' + server if server else ''}", json=options)
+    if answer.is_error:
+        return str(answer.json()["message"])
+    last = progress(portal, user, server)[-1]
+    assert last["failed"], last
+    return str(last["message"])
+
+
+def progress(portal: Notebooks, user: str, server: str = "") -> list[dict[str, Any]]:
     """Return all events of a start, once it has ended."""
-    answer = portal.hub("GET", f"/users/{user}/server/progress")
+    answer = portal.hub("GET", f"/users/{user}/server{'s/' + server if server else ''}/progress")
     answer.raise_for_status()
     return [json.loads(line.removeprefix("data:")) for line in answer.text.splitlines() if line.startswith("data:")]

@@ -9,13 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from informing import soon
 from jupyterhub.utils import maybe_future
 from kube.notebooks import Line
 from kubernetes_asyncio.client import V1ObjectMeta, V1Pod
 from kubernetes_asyncio.config import kube_config
 from kubespawner.clients import load_config
+from makeway_spawner import pod_spawner
+from makeway_spawner.granted import Lease
 from makeway_spawner.kube import MakewayKubeSpawner
+from makeway_spawner.refusal import Refused
 from pods import PODS, evict, simulated_pod
 
 from kube_cluster.api import Api
@@ -51,6 +55,60 @@ def notebook(**annotations: str) -> dict[str, Any]:
     pod = simulated_pod("jupyter-ana", **annotations)
     pod["metadata"]["labels"] = {"component": "singleuser-server"}
     return pod
+
+
+NAMESPACED = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
+ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
+VERBS = ["get", "list", "watch", "create"]
+
+
+@pytest.fixture
+def rights(api: Api, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Have the spawner's account lack the right to delete pods; without the binding that is returned it has none."""
+    monkeypatch.setattr(pod_spawner, "_REFUSED", 0.3)
+    api.create(ACCOUNTS, {"metadata": {"name": "hub"}})
+    rules = [{"apiGroups": [""], "resources": ["pods", "events"], "verbs": VERBS}]
+    api.create(f"{NAMESPACED}/roles", {"metadata": {"name": "hub"}, "rules": rules})
+    api.create(f"{NAMESPACED}/rolebindings", BINDING)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.create(f"{ACCOUNTS}/hub/token", request)["status"]["token"]
+    config = yaml.safe_load((tmp_path / "kubeconfig").read_text(encoding="utf-8"))
+    config["users"][0]["user"] = {"token": token}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config), encoding="utf-8")
+    yield f"{NAMESPACED}/rolebindings/hub"
+    for path in (f"{NAMESPACED}/rolebindings/hub", f"{NAMESPACED}/roles/hub", f"{ACCOUNTS}/hub"):
+        api.delete(path)
+
+
+BINDING = {
+    "metadata": {"name": "hub"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "hub"},
+    "subjects": [{"kind": "ServiceAccount", "name": "hub", "namespace": "default"}],
+}
+
+
+@pytest.fixture
+def manifest(spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the pod that the spawner will create; a test changes what it needs."""
+    pod = notebook()
+    spawner.pod_name = pod["metadata"]["name"] = "jupyter-starts"
+    pod["spec"]["containers"][0] |= {
+        "name": "notebook",
+        "ports": [{"name": "notebook-port", "containerPort": 8888}],
+    }
+
+    async def made() -> V1Pod:
+        return V1Pod(metadata=V1ObjectMeta(**pod["metadata"]), spec=pod["spec"])
+
+    monkeypatch.setattr(spawner, "get_pod_manifest", made)
+    return pod
+
+
+@pytest.fixture
+def starts(api: Api) -> Iterator[None]:
+    """Remove the pod of a start."""
+    yield
+    api.delete(f"{PODS}/jupyter-starts", gracePeriodSeconds="0")
 
 
 async def test_a_watch_that_gave_up_begins_anew(api: Api, spawner: MakewayKubeSpawner) -> None:
@@ -181,3 +239,96 @@ async def test_what_was_seen_last_of_a_pod_is_kept_until_the_next_stop(api: Api,
     api.delete(f"{PODS}/jupyter-ana", gracePeriodSeconds="0")
     await watch._list_and_update()
     assert spawner._gone_pod(), "missed by the watch, and missing in the next list"
+
+
+async def test_a_stop_that_the_hub_has_no_right_to_fails_with_the_reason(
+    api: Api, rights: str, spawner: MakewayKubeSpawner
+) -> None:
+    api.create(PODS, notebook())
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Running", "the pod runs")
+    spawner._stop_pending = True
+    with pytest.raises(Refused, match='User "system:serviceaccount:default:hub" cannot delete resource "pods"') as told:
+        await asyncio.wait_for(spawner.stop(), 30)
+    assert "Its pod default/jupyter-ana may still run and hold its GPUs" in str(told.value)
+    assert spawner.makeway_end == str(told.value)
+    assert api.get(f"{PODS}/jupyter-ana")["metadata"].get("deletionTimestamp") is None
+
+
+async def test_a_poll_without_the_right_to_see_pods_waits_and_fails_in_a_stop_only(
+    api: Api, rights: str, spawner: MakewayKubeSpawner
+) -> None:
+    api.create(PODS, notebook())
+    await spawner.follow_pods()
+    await soon(lambda: spawner.pod and spawner.pod["status"]["phase"] == "Running", "the pod runs")
+    api.delete(rights)
+    first = spawner.pod_reflector
+    first.watch_task.cancel()
+    await asyncio.wait([first.watch_task])
+    poll = asyncio.ensure_future(spawner.poll())
+    for _ in range(5):
+        before = spawner.pod_reflector
+        await soon(lambda before=before: spawner.pod_reflector is not before, "another watch is tried")
+    assert not poll.done(), "the Hub would take an error for the end of the server"
+    spawner._stop_pending = True
+    with pytest.raises(Refused, match="has to give the Hub's account this right"):
+        await asyncio.wait_for(poll, 30)
+    spawner._stop_pending = False
+    api.create(f"{NAMESPACED}/rolebindings", BINDING)
+    assert await asyncio.wait_for(spawner.poll(), 30) is None
+
+
+async def test_a_start_without_the_right_to_see_pods_is_refused_with_what_to_do(
+    api: Api, rights: str, spawner: MakewayKubeSpawner
+) -> None:
+    api.delete(rights)
+    spawner._spawn_pending = True
+    with pytest.raises(Refused, match="An administrator has to give the Hub's account this right"):
+        await asyncio.wait_for(spawner.start_server(), 30)
+
+
+@pytest.mark.usefixtures("starts")
+@pytest.mark.covers("N05")
+async def test_a_server_that_never_listens_is_told_from_a_pod_that_does_not_run(
+    api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
+) -> None:
+    spawner.start_timeout = 10
+    with pytest.raises(
+        Refused, match=r"its container has run for \d s, but accepts no connection at http://10\.\S+:8888"
+    ):
+        await asyncio.wait_for(spawner.start_server(), 60)
+
+
+@pytest.mark.usefixtures("starts")
+@pytest.mark.covers("N05")
+async def test_a_slow_pull_is_named_where_a_start_takes_too_long(
+    api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
+) -> None:
+    spawner.start_timeout = 10
+    manifest["spec"]["schedulerName"] = "none"  # it stays pending
+    starting = asyncio.ensure_future(spawner.start_server())
+    await soon(lambda: spawner.created_pod, "the pod is seen")
+    about = {"kind": "Pod", "namespace": "default", "name": "jupyter-starts", "fieldPath": "spec.containers{notebook}"}
+    pulling = {"reason": "Pulling", "message": 'Pulling image "lab:1"', "type": "Normal", "involvedObject": about}
+    api.create("/api/v1/namespaces/default/events", {"metadata": {"name": "pulling"}, **pulling})
+    with pytest.raises(Refused, match=r"within 9 s\. For \d s: Pulling the image lab:1\. .*start_timeout"):
+        await asyncio.wait_for(starting, 60)
+
+
+@pytest.mark.usefixtures("starts")
+@pytest.mark.covers("N05")
+async def test_a_start_whose_node_is_not_for_its_pod_ends_long_before_the_time_out(
+    api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
+) -> None:
+    spawner.unschedulable_seconds = 1
+    manifest["spec"]["nodeSelector"] = {"makeway.test/zone": "another"}
+    spawner._lease = Lease("s-1", "gpu1", "rnd", 1.0, False, [("node-9", [0])], {}, False)
+    with pytest.raises(Refused, match=r"Kubernetes does not place the notebook on node-9, for [12] s now: 0/\d+ nodes"):
+        await asyncio.wait_for(spawner.start_server(), 60)
+    await spawner.stop()
+    spawner._lease = Lease("s-2", "cpu", None, 0.0, False, [], {}, False)
+    starting = asyncio.ensure_future(spawner.start_server())
+    await soon(lambda: spawner._following.unscheduled_for > 3, "the scheduler finds no place")
+    assert not starting.done(), "the cluster may be adding a node; none was granted"
+    starting.cancel()
+    await asyncio.wait([starting])

@@ -200,3 +200,15 @@ async def test_the_image_of_the_lease_is_that_of_the_pod(spawner: Any) -> None:
 async def test_a_profile_without_cpu_and_memory_leaves_the_sites_limits(spawner: Any) -> None:
     limits = (await manifest(spawner, CPU))["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": 1.0, "memory": 2**30}
+
+
+def test_no_private_name_of_the_hubs_spawner_is_hidden_by_chance() -> None:
+    """JupyterHub's own `_failed` once was, and it replaced spawners that ran."""
+    from kubespawner import KubeSpawner
+    from makeway_spawner.kube import MakewayKubeSpawner
+    from traitlets import HasTraits
+
+    ours = [one for one in MakewayKubeSpawner.__mro__ if one.__module__.startswith("makeway_spawner.")]
+    known = set(dir(KubeSpawner)) - set(dir(HasTraits))
+    hidden = {name for one in ours for name in vars(one) if name.startswith("_") and name in known}
+    assert hidden == {"_start", "_make_create_pod_request", "_start_reflector"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from makeway_spawner.pod_events import Step, cannot_be_pulled, placed, step, waiting
+from makeway_spawner.pod_events import Step, cannot_be_pulled, placed, running, step, unschedulable, waiting
 
 NOTEBOOK = "spec.containers{notebook}"
 
@@ -25,6 +25,7 @@ def event(reason: str, message: str, path: str = "", type: str = "Normal") -> di
                 "node",
                 "Kubernetes does not place the notebook yet: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
                 problem=True,
+                unscheduled=True,
             ),
         ),
         (event("Pulling", 'Pulling image "lab:1"', NOTEBOOK), Step("image", "Pulling the image lab:1")),
@@ -48,7 +49,12 @@ def event(reason: str, message: str, path: str = "", type: str = "Normal") -> di
         (event("Created", "Created container notebook", NOTEBOOK), None),
         (
             event("FailedMount", "MountVolume.SetUp failed for volume home", type="Warning"),
-            Step("node", "A volume is not there yet: MountVolume.SetUp failed for volume home", problem=True),
+            Step(
+                "node",
+                "A volume is not there yet: MountVolume.SetUp failed for volume home",
+                problem=True,
+                volume=True,
+            ),
         ),
         (
             event("BackOff", "Back-off restarting failed container notebook", NOTEBOOK, "Warning"),
@@ -75,6 +81,20 @@ def test_a_pod_says_itself_that_its_image_is_missing() -> None:
 def test_a_pod_says_itself_where_it_runs() -> None:
     assert placed({"spec": {"nodeName": "node-1"}}) == Step("node", "Kubernetes has placed the notebook on node-1")
     assert placed({"spec": {}}) is None
+
+
+def test_a_pod_says_itself_that_its_server_runs() -> None:
+    status = {"containerStatuses": [{"name": "notebook", "state": {"running": {}}}]}
+    assert running({"status": status}) == step(event("Started", "Started container notebook", NOTEBOOK))
+    assert running({"status": {"containerStatuses": [{"name": "copy", "state": {"running": {}}}]}}) is None
+    assert running(pod("ContainerCreating")) is None
+
+
+def test_a_pod_says_itself_that_no_node_fits() -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes fit."}
+    assert unschedulable({"status": {"conditions": [condition]}}) == "0/1 nodes fit."
+    assert not unschedulable({"status": {"conditions": [condition | {"reason": "SchedulingGated"}]}})
+    assert not unschedulable({"status": {"conditions": [condition | {"status": "True"}]}})
 
 
 def test_an_image_without_a_valid_name_is_told_from_one_that_may_come() -> None:

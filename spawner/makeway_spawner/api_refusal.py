@@ -1,0 +1,58 @@
+"""Distinguish refusals of Kubernetes' API server from failures that pass, and describe them for the user. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kubernetes_asyncio.client.rest import ApiException
+
+_PASSING = frozenset({408, 409, 429})
+"""Client errors that say "not now"."""
+
+
+def refused(error: BaseException) -> bool:
+    """Whether the API server understood a request and refuses it: repeating it does not help."""
+    return isinstance(error, ApiException) and 400 <= _status(error) < 500 and error.status not in _PASSING
+
+
+def words(error: ApiException) -> str:
+    """Return what the API server said, from the Status in its answer, without a full stop."""
+    try:
+        answer: Any = json.loads(error.body or "")
+    except ValueError:
+        answer = None
+    said = answer.get("message") if isinstance(answer, dict) else None
+    return str(said or error.reason or f"status {error.status}").strip().rstrip(".")
+
+
+def start_sentence(error: ApiException, namespace: str) -> str:
+    """Return why the API server creates no pod or no volume of a notebook, and what to do."""
+    said = words(error)
+    if not refused(error):
+        return f"Kubernetes could not create the notebook's pod: {said} (status {error.status}). Start it again."
+    if "exceeded quota" in said:
+        todo = "Start it again once others have ended, or ask an administrator for more in the quota of this namespace."
+    elif is_right(error):
+        todo = "An administrator has to give the Hub's account this right."
+    else:
+        todo = f"Show this to an administrator: the namespace {namespace} does not admit what the Hub configures."
+    return f"Kubernetes refuses the notebook's pod: {said}. {todo}"
+
+
+def stop_sentence(error: ApiException, pod: str) -> str:
+    """Return why the API server does not let the Hub stop a pod, and what to do."""
+    return (
+        f"Kubernetes does not let the Hub stop the notebook: {words(error)}. Its pod {pod} may still run and hold its "
+        "GPUs: an administrator has to give the Hub's account this right, and to delete the pod."
+    )
+
+
+def is_right(error: ApiException) -> bool:
+    """Whether the Hub's account lacks a right; a quota or an admission rule is also a 403."""
+    said = words(error)
+    return _status(error) == 401 or said == "Forbidden" or ('User "' in said and "cannot" in said)
+
+
+def _status(error: ApiException) -> int:
+    return int(error.status or 0)

@@ -1,0 +1,113 @@
+"""Follow the start of one pod: what Kubernetes said last, since when, and why the pod's server is not there.
+
+Called with the pod and its events at every look; makes no requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from makeway_api.durations import duration
+
+from . import pod_end, pod_events
+from .pod_events import Step
+
+Pod = Mapping[str, Any]
+_ADVICE = {
+    "node": "Start it again; if that does not help, an administrator can look at the pod's events.",
+    "volume": "An administrator has to look at that volume, or at the Secret or ConfigMap that it names.",
+    "image": "Start it again: its node may have the image by then. An administrator can have images pulled beforehand, "
+    "or raise the start_timeout of the Hub's KubeSpawner.",
+    "no image": "Check that the image exists and that its node may pull it, or choose another one.",
+    "server": "Check that the image starts a notebook server on that port, and that the Hub may reach it there. Where "
+    "it is only slow, an administrator can raise the start_timeout of the Hub's KubeSpawner.",
+    "unseen": "An administrator can check that the Hub's account may list and watch pods and events.",
+}
+
+
+class PodStart:
+    """The steps of one start. `look` returns what is new; the sentences are for the user whose start fails."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began = self._since = clock()
+        self._seen: set[tuple[str, str]] = set()
+        self._last: Step | None = None
+        self._placed = False
+        self._unscheduled: float | None = None
+
+    def look(self, pod: Pod, events: Iterable[Pod]) -> list[Step]:
+        """Return the steps since the last look, in their order; where the pod runs is one of them, once."""
+        versions = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in events}
+        told = [pod_events.step(event) for version, event in versions.items() if version not in self._seen]
+        self._seen.update(versions)
+        found: list[Step] = []
+        for step in (*told, pod_events.waiting(pod)):
+            if step is not None and not (step.unscheduled and self._placed):  # else it comes late
+                found.append(self._keep(step))
+        place = pod_events.placed(pod)  # its event may be dropped, or come late
+        if place is not None and not self._placed:
+            self._placed = True
+            if self._last is None or self._last.unscheduled or (self._last.phase == "node" and not self._last.problem):
+                found.append(self._keep(place))
+        if (runs := pod_events.running(pod)) is not None and (self._last is None or self._last.phase != runs.phase):
+            found.append(self._keep(runs))
+        unscheduled = bool(pod_events.unschedulable(pod))
+        self._unscheduled = (self._unscheduled or self._clock()) if unscheduled else None
+        return found
+
+    def _keep(self, step: Step) -> Step:
+        """Remember the step; what repeats or adds to a step of the same kind is as old as that one."""
+        last = self._last
+        if last is None or (last.phase, last.problem) != (step.phase, step.problem):
+            self._since = self._clock()
+        self._last = step
+        return step
+
+    @property
+    def unscheduled_for(self) -> float:
+        """The seconds for which the scheduler has said that the pod fits nowhere; 0 where it does not."""
+        return 0.0 if self._unscheduled is None else self._clock() - self._unscheduled
+
+    def not_placed(self, pod: Pod, nodes: str) -> str:
+        """Return the sentence for a pod that the scheduler does not place on the granted nodes."""
+        words = pod_events.unschedulable(pod).rstrip(".")
+        said = f"Kubernetes does not place the notebook on {nodes}, for {duration(self.unscheduled_for)} now: {words}."
+        if "volume node affinity" in words or "node affinity conflict" in words:
+            return (
+                f"{said} The volume of its home is bound to another zone or node. An administrator can move it, or use "
+                "homes that every node can mount."
+            )
+        return f"{said} Start it again, or choose another profile; an administrator can look at what is on this node."
+
+    def why_not(self, pod: Pod | None, where: str = "", said: str = "") -> str:
+        """Return why the server is not there, with what to do.
+
+        `where` is its address, once known; `said` is why KubeSpawner gave up by itself.
+        """
+        if pod is not None and pod_end.ended(pod):
+            return f"The notebook could not be started. {pod_end.sentence(pod)}"
+        waited, last = duration(self._clock() - self._began), self._last
+        if last is not None and pod_events.cannot_be_pulled(pod or {}):
+            return f"The notebook could not be started: {last.message.rstrip('.')}. {_advice(last)}"
+        begin = f"The notebook could not be started within {waited}"
+        if last is None:
+            if pod is None and said:
+                return f"{begin}: {said.rstrip('.')}. {_ADVICE['node']}"
+            what = "the Hub does not see its pod" if pod is None else "Kubernetes says nothing about its pod"
+            return f"{begin}, and {what}. {_ADVICE['unseen']}"
+        lasts = duration(self._clock() - self._since)
+        if last.phase == "server" and not last.problem:
+            address = f" at {where}" if where else ""
+            return (
+                f"{begin}: its container has run for {lasts}, but accepts no connection{address}. {_ADVICE['server']}"
+            )
+        return f"{begin}. For {lasts}: {last.message.rstrip('.')}. {_advice(last)}"
+
+
+def _advice(step: Step) -> str:
+    if step.phase == "image":
+        return _ADVICE["no image" if step.problem else "image"]
+    return _ADVICE["volume" if step.volume else "node"]

@@ -1,0 +1,68 @@
+"""Refusals of the API server in words, and failures that pass told from them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from kubernetes_asyncio.client.rest import ApiException
+from makeway_spawner import api_refusal
+
+
+def answer(status: int, message: str = "", reason: str = "Forbidden") -> ApiException:
+    error = ApiException(status=status, reason=reason)
+    error.body = json.dumps({"kind": "Status", "message": message, "code": status}) if message else None
+    error.headers = {"Audit-Id": "7f"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (answer(403), True),
+        (answer(422), True),
+        (answer(401), True),
+        (answer(404), True),
+        (answer(409), False),
+        (answer(429), False),
+        (answer(500), False),
+        (answer(503), False),
+        (ApiException(), False),
+        (OSError("no route"), False),
+        (TimeoutError(), False),
+    ],
+)
+def test_what_passes_is_told_from_a_refusal(error: Exception, refused: bool) -> None:
+    assert api_refusal.refused(error) == refused
+
+
+QUOTA = 'pods "jupyter-ana" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0'
+RIGHT = 'pods is forbidden: User "system:serviceaccount:lab:hub" cannot list resource "pods" in the namespace "lab"'
+CLASS = 'pods "jupyter-ana" is forbidden: no PriorityClass with name gone was found'
+
+
+@pytest.mark.parametrize(
+    ("message", "todo"),
+    [(QUOTA, "quota of this namespace"), (RIGHT, "this right"), (CLASS, "the namespace lab does not")],
+)
+def test_a_refusal_is_what_kubernetes_said_and_what_to_do(message: str, todo: str) -> None:
+    said = api_refusal.start_sentence(answer(403, message), "lab")
+    assert said.startswith(f"Kubernetes refuses the notebook's pod: {message}. ")
+    assert todo in said
+    assert "Audit-Id" not in said
+
+
+def test_an_answer_without_a_status_has_its_reason() -> None:
+    assert api_refusal.words(answer(403)) == "Forbidden"
+    broken = answer(502, reason="Bad Gateway")
+    broken.body = "<html>"
+    assert api_refusal.start_sentence(broken, "lab") == (
+        "Kubernetes could not create the notebook's pod: Bad Gateway (status 502). Start it again."
+    )
+    assert "status 500" in api_refusal.words(answer(500, reason=""))
+
+
+def test_a_stop_that_is_refused_names_the_pod() -> None:
+    said = api_refusal.stop_sentence(answer(403, RIGHT), "lab/jupyter-ana")
+    assert RIGHT in said
+    assert "lab/jupyter-ana" in said

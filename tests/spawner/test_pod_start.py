@@ -1,0 +1,148 @@
+"""What a start says that takes too long, or cannot go on: the last step of Kubernetes, its age, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from makeway_spawner.pod_start import PodStart
+
+PLACED = {"spec": {"nodeName": "node-1"}}
+NOTEBOOK = "spec.containers{notebook}"
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def start(clock: Clock) -> PodStart:
+    return PodStart(clock)
+
+
+def event(reason: str, message: str, uid: str = "1", version: str = "1", path: str = "") -> dict[str, Any]:
+    return {
+        "metadata": {"uid": uid, "resourceVersion": version},
+        "reason": reason,
+        "message": message,
+        "type": "Warning" if reason.startswith("Failed") else "Normal",
+        "involvedObject": {"fieldPath": path},
+    }
+
+
+def status(state: dict[str, Any]) -> dict[str, Any]:
+    return PLACED | {"status": {"containerStatuses": [{"name": "notebook", "image": "lab:2", "state": state}]}}
+
+
+def messages(start: PodStart, pod: dict[str, Any], *events: dict[str, Any]) -> list[str]:
+    return [step.message for step in start.look(pod, events)]
+
+
+@pytest.mark.covers("N05")
+def test_a_volume_that_cannot_be_mounted_stays_the_reason(start: PodStart, clock: Clock) -> None:
+    assert messages(start, PLACED) == ["Kubernetes has placed the notebook on node-1"]
+    failed = event("FailedMount", 'MountVolume.SetUp failed for volume "data" : secret "missing" not found')
+    clock.now += 5
+    (said,) = messages(start, PLACED, failed)
+    assert said.startswith("A volume is not there yet")
+    assert messages(start, PLACED, failed) == [], "where the pod is has been said"
+    clock.now += 290
+    assert start.why_not(PLACED) == (
+        "The notebook could not be started within 4 min 55 s. For 4 min 50 s: A volume is not there yet: "
+        'MountVolume.SetUp failed for volume "data" : secret "missing" not found. An administrator has to look at that '
+        "volume, or at the Secret or ConfigMap that it names."
+    )
+
+
+def test_a_volume_that_fails_before_the_placement_is_seen_stays_the_reason(start: PodStart) -> None:
+    (said,) = messages(start, PLACED, event("FailedMount", "no such volume"))
+    assert said == "A volume is not there yet: no such volume"
+    assert said in start.why_not(PLACED)
+
+
+def test_what_the_scheduler_said_is_over_once_the_pod_has_a_node(start: PodStart) -> None:
+    unfit = event("FailedScheduling", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+    messages(start, {}, unfit)
+    assert "Insufficient nvidia.com/gpu" in start.why_not({})
+    messages(start, PLACED, unfit)
+    assert messages(start, PLACED, event("FailedScheduling", "late", version="2")) == []
+    assert "For 0 s: Kubernetes has placed the notebook on node-1. " in start.why_not(PLACED)
+
+
+def test_a_slow_image_is_named_with_its_age(start: PodStart, clock: Clock) -> None:
+    messages(start, PLACED)
+    clock.now += 35
+    messages(start, PLACED, event("Pulling", 'Pulling image "lab:2"', path=NOTEBOOK))
+    clock.now += 260
+    said = start.why_not(PLACED)
+    assert said.startswith(
+        "The notebook could not be started within 4 min 55 s. For 4 min 20 s: Pulling the image lab:2. "
+    )
+    assert "start_timeout" in said
+
+
+def test_an_image_that_cannot_be_pulled_is_as_old_as_its_first_failure(start: PodStart, clock: Clock) -> None:
+    missing = status({"waiting": {"reason": "ErrImagePull", "message": "not found"}})
+    for version in range(3):
+        failed = event("Failed", 'Failed to pull image "lab:2": not found', version=str(version), path=NOTEBOOK)
+        messages(start, missing, failed)
+        clock.now += 20
+    said = start.why_not(missing)
+    assert "For 1 min: The image lab:2 cannot be pulled: not found. Check that the image exists" in said
+
+
+def test_an_image_without_a_valid_name_is_refused_at_once(start: PodStart) -> None:
+    wrong = status({"waiting": {"reason": "InvalidImageName", "message": "invalid reference format"}})
+    messages(start, wrong)
+    assert start.why_not(wrong).startswith(
+        "The notebook could not be started: The image lab:2 cannot be pulled: invalid reference format."
+    )
+
+
+def test_a_server_that_does_not_listen_is_told_from_a_pod_that_does_not_run(start: PodStart, clock: Clock) -> None:
+    running = status({"running": {}})
+    assert messages(start, running)[-1] == "The container runs; waiting for the notebook server to answer"
+    clock.now += 120
+    said = start.why_not(running, "http://10.0.0.7:8888")
+    assert "its container has run for 2 min, but accepts no connection at http://10.0.0.7:8888. Check that" in said
+
+
+def test_a_hub_that_sees_no_pod_says_so(start: PodStart, clock: Clock) -> None:
+    clock.now += 295
+    assert start.why_not(None) == (
+        "The notebook could not be started within 4 min 55 s, and the Hub does not see its pod. An administrator can "
+        "check that the Hub's account may list and watch pods and events."
+    )
+    assert "Kubernetes says nothing about its pod" in start.why_not({})
+    assert ": Could not create pod default/ana. Start it again" in start.why_not(
+        None, said="Could not create pod default/ana"
+    )
+
+
+def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: PodStart, clock: Clock) -> None:
+    words = "0/3 nodes are available: 1 node(s) had volume node affinity conflict."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    unfit = {"status": {"conditions": [condition]}}
+    start.look({}, ())
+    clock.now += 10
+    start.look(unfit, ())
+    clock.now += 61
+    start.look(unfit, ())
+    assert start.unscheduled_for == 61
+    said = start.not_placed(unfit, "node-1")
+    assert said.startswith(f"Kubernetes does not place the notebook on node-1, for 1 min 1 s now: {words} ")
+    assert "homes that every node can mount" in said
+    condition["message"] = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert "another profile" in start.not_placed(unfit, "node-1")
+    start.look(PLACED, ())
+    assert start.unscheduled_for == 0
