@@ -65,6 +65,11 @@ def test_notebooks_have_as_much_shared_memory_as_memory(configuration: Any) -> N
     assert set(mounts) == {"/home/jovyan", "/dev/shm"}
 
 
+def test_no_home_is_deleted_with_its_server_or_user_unless_the_site_says_so(configuration: Any) -> None:
+    assert configuration({}).KubeSpawner.delete_pvc is False
+    assert configuration({"config": {"KubeSpawner": {"delete_pvc": True}}}).KubeSpawner.delete_pvc is True
+
+
 def makeway_admins(c: Any) -> list[str]:
     """Return the users who administer Makeway."""
     (role,) = (one for one in c.JupyterHub.load_roles if one["name"] == "makeway-admin")

@@ -52,6 +52,7 @@ c.KubeSpawner.storage_pvc_ensure = True
 c.KubeSpawner.storage_access_modes = ["ReadWriteOnce"]
 c.KubeSpawner.storage_capacity = values["home"]["size"]
 c.KubeSpawner.storage_class = values["home"].get("storageClass")
+c.KubeSpawner.delete_pvc = False  # no click of a user deletes files: not that which deletes a named server, either
 c.KubeSpawner.pvc_name_template = "home-{user_server}"
 c.KubeSpawner.volumes = {
     "home": {"name": "home", "persistentVolumeClaim": {"claimName": "{pvc_name}"}},
