@@ -219,9 +219,12 @@ class Person:
     def told(self, server: str = "") -> str:
         """Return what the Hub's page says of a server that has ended, once the Hub has noticed it."""
         wait_until(lambda: not self.server(server), "the Hub lists the server no more")
-        answer = self.browser.get(f"/hub/user/{self.name}/{server}{'/' if server else ''}lab")
-        found = re.search(r'id="mw-end">(.*?)</div>', answer.text, re.DOTALL)
-        return " ".join(found[1].split()) if found else ""
+        found = re.search(r'id="mw-end">(.*?)</div>', self.page(server))
+        return found[1].strip() if found else ""
+
+    def page(self, server: str = "") -> str:
+        """Return the Hub's page for a server that does not run, with single spaces."""
+        return " ".join(self.browser.get(f"/hub/user/{self.name}/{server}{'/' if server else ''}lab").text.split())
 
     def _path(self, server: str) -> str:
         return f"/users/{self.name}/server" + (f"s/{server}" if server else "")

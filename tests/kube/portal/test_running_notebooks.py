@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import pytest
 from charts import NAMESPACE
@@ -42,10 +43,10 @@ CLAIM = {
 }
 """The claim of bo's named server, for a volume that the site makes by hand."""
 WAITS = "PersistentVolumeClaim"
+GRACE = 30
+"""Seconds that a notebook has to save: while they last, a pod on a node that does not answer may be saving."""
 RECONCILED = 30.0
-"""Seconds after a pod has ended, or was given up, in which its lease ends: the Hub looks every five."""
-LOST = 16.0
-"""Seconds after which a deleted pod that is still there counts as lost: its grace, and `lost_seconds`."""
+"""Seconds in which a lease ends once its pod has ended, or once the grace is over of a pod that no kubelet ends."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,24 +87,32 @@ def test_a_named_server_waits_for_its_volume_in_words_and_runs_the_image_that_wa
     bo.begin(options(bo, "second"), "second")
     with ThreadPoolExecutor(1) as reader:
         events = reader.submit(bo.progress, "second")
-        wait_until(lambda: waits(portal), "the pod waits", STARTED)
+        wait_until(lambda: waits(portal, "FailedScheduling", WAITS), "the pod waits", STARTED)
         assert bo.server("second")["pending"] == "spawn"
         place = portal.cluster.volumes / "by-hand"
+        made = volume(claim, place) | {"metadata": {"name": "by-hand"}}
+        made["spec"]["hostPath"]["type"] = "Directory"  # its folder is not there yet
+        portal.api.create(VOLUMES, made)
+        wait_until(lambda: waits(portal, "FailedMount", "by-hand"), "the volume cannot be mounted", STARTED)
         place.mkdir()
         place.chmod(0o777)
-        portal.api.create(VOLUMES, volume(claim, place) | {"metadata": {"name": "by-hand"}})
         pod = bo.wait("second")
         said = [one["message"] for one in events.result()]
     assert pod["spec"]["containers"][0]["image"] == OTHER_IMAGE
     assert any("does not place the notebook yet" in one and WAITS in one for one in said)
+    mounts = [
+        number for number, one in enumerate(said) if one.startswith("A volume is not there yet") and "by-hand" in one
+    ]
+    assert mounts
+    assert not any("has placed the notebook" in one for one in said[mounts[0] :]), "the reason stays until it is over"
     assert said[-1].startswith("Server ready at /user/bo/second")
     assert bo.session("second").profile == "named"
 
 
-def waits(portal: Portal) -> bool:
-    """Whether the scheduler has said that a pod waits for its volume."""
-    found = portal.api.items(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector="reason=FailedScheduling")
-    return any(WAITS in one["message"] and "--second" in one["involvedObject"]["name"] for one in found)
+def waits(portal: Portal, reason: str, words: str) -> bool:
+    """Whether Kubernetes has said for this reason, in these words, that a pod waits for its volume."""
+    found = portal.api.items(f"/api/v1/namespaces/{NAMESPACE}/events", fieldSelector=f"reason={reason}")
+    return any(words in one["message"] and "--second" in one["involvedObject"]["name"] for one in found)
 
 
 # -- how notebooks end
@@ -118,8 +127,15 @@ def test_a_notebook_on_a_node_that_does_not_answer_loses_its_lease_once(portal: 
     os.kill(kubelet, signal.SIGSTOP)
     try:
         # As by the taint of a node that does not answer, after the site's toleration; no kubelet confirms the end.
-        portal.api.delete(f"{PODS}/{pod['metadata']['name']}", gracePeriodSeconds="1")
-        ended_within(LOST + RECONCILED, bo, session)
+        portal.api.delete(f"{PODS}/{pod['metadata']['name']}")
+        deleted = bo.notebook("second")["metadata"]
+        assert deleted["deletionGracePeriodSeconds"] == GRACE
+        ended_within(GRACE + RECONCILED, bo, session)
+        over = datetime.fromisoformat(deleted["deletionTimestamp"])  # when its grace is over
+        with bo.client() as client:
+            ended = client.session(session.id).ended_at
+        assert ended
+        assert 0 <= (ended - over).total_seconds() < RECONCILED
         assert portal.runs(session), "it is not known to have ended"
         assert "Its node does not answer" in bo.told("second")
     finally:
@@ -172,6 +188,7 @@ def test_the_lease_of_a_notebook_that_ends_is_released_once_and_its_user_reads_w
         wait_until(lambda session=session: not portal.runs(session), "the pod has ended", STARTED)
         ended_within(RECONCILED, person, session)
         assert words in person.told(server)
+        assert "Files in /home/jovyan are kept; others are gone." in person.page(server)
 
 
 def ended_within(seconds: float, person: Person, session: Session) -> None:
