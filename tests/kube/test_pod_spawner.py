@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,8 +77,8 @@ def rights(api: Api, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     config["users"][0]["user"] = {"token": token}
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config), encoding="utf-8")
     yield f"{NAMESPACED}/rolebindings/hub"
-    for path in (f"{NAMESPACED}/rolebindings/hub", f"{NAMESPACED}/roles/hub", f"{ACCOUNTS}/hub"):
-        api.delete(path)
+    for path in (f"{NAMESPACED}/rolebindings", f"{NAMESPACED}/roles", ACCOUNTS):
+        api.delete(path, fieldSelector="metadata.name=hub")
 
 
 BINDING = {
@@ -102,13 +103,6 @@ def manifest(spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch) -> di
 
     monkeypatch.setattr(spawner, "get_pod_manifest", made)
     return pod
-
-
-@pytest.fixture
-def starts(api: Api) -> Iterator[None]:
-    """Remove the pod of a start."""
-    yield
-    api.delete(f"{PODS}/jupyter-starts", gracePeriodSeconds="0")
 
 
 async def test_a_watch_that_gave_up_begins_anew(api: Api, spawner: MakewayKubeSpawner) -> None:
@@ -287,7 +281,6 @@ async def test_a_start_without_the_right_to_see_pods_is_refused_with_what_to_do(
         await asyncio.wait_for(spawner.start_server(), 30)
 
 
-@pytest.mark.usefixtures("starts")
 @pytest.mark.covers("N05")
 async def test_a_server_that_never_listens_is_told_from_a_pod_that_does_not_run(
     api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
@@ -299,7 +292,6 @@ async def test_a_server_that_never_listens_is_told_from_a_pod_that_does_not_run(
         await asyncio.wait_for(spawner.start_server(), 60)
 
 
-@pytest.mark.usefixtures("starts")
 @pytest.mark.covers("N05")
 async def test_a_slow_pull_is_named_where_a_start_takes_too_long(
     api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
@@ -310,12 +302,14 @@ async def test_a_slow_pull_is_named_where_a_start_takes_too_long(
     await soon(lambda: spawner.created_pod, "the pod is seen")
     about = {"kind": "Pod", "namespace": "default", "name": "jupyter-starts", "fieldPath": "spec.containers{notebook}"}
     pulling = {"reason": "Pulling", "message": 'Pulling image "lab:1"', "type": "Normal", "involvedObject": about}
-    api.create("/api/v1/namespaces/default/events", {"metadata": {"name": "pulling"}, **pulling})
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    api.create(
+        "/api/v1/namespaces/default/events", {"metadata": {"generateName": "pulling-"}, "lastTimestamp": now, **pulling}
+    )
     with pytest.raises(Refused, match=r"within 9 s\. For \d s: Pulling the image lab:1\. .*start_timeout"):
         await asyncio.wait_for(starting, 60)
 
 
-@pytest.mark.usefixtures("starts")
 @pytest.mark.covers("N05")
 async def test_a_start_whose_node_is_not_for_its_pod_ends_long_before_the_time_out(
     api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
