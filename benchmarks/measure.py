@@ -18,7 +18,10 @@ STEPS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row of the report. `value` is the median of `samples`; a goal is an upper bound in the same unit."""
+    """One row of the report. `value` is the median of `samples`; a goal is an upper bound in the same unit.
+
+    The goal is one for the median or, with `at_95`, for 95 of 100 samples.
+    """
 
     name: str
     unit: str
@@ -28,6 +31,7 @@ class Measured:
     goal: float | None = None
     note: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
+    at_95: bool = False
 
     @property
     def value(self) -> float:
@@ -48,7 +52,7 @@ class Measured:
     @property
     def met(self) -> bool | None:
         """Whether the goal holds; None without one."""
-        return None if self.goal is None else self.value <= self.goal
+        return None if self.goal is None else (self.worst if self.at_95 else self.value) <= self.goal
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as plain values."""
@@ -72,7 +76,7 @@ HEAD = ("what", "median", "95 %", "goal", "met", "baseline of the same run", "ra
 def row(one: Measured) -> tuple[str, ...]:
     """One measurement as the cells of a table."""
     met = {True: "yes", False: "NO", None: "–"}[one.met]
-    goal = f"< {number(one.goal)} {one.unit}" if one.goal is not None else "–"
+    goal = f"< {number(one.goal)} {one.unit}{' (95 %)' if one.at_95 else ''}" if one.goal is not None else "–"
     base = f"{one.baseline_name}: {number(one.baseline)} {one.unit}"
     value, worst = f"{number(one.value)} {one.unit}", f"{number(one.worst)} {one.unit}"
     return (one.name, value, worst, goal, met, base, f"{number(one.ratio)}×")

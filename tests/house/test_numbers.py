@@ -65,3 +65,8 @@ def test_a_goal_that_is_missed_is_named_and_an_error(
     assert main(["--only", "lease"]) == status
     missed = "Goals that were missed:\n  tried\n"
     assert capsys.readouterr().err.endswith(missed) == bool(status)
+
+
+@pytest.mark.parametrize(("at_95", "met"), [(False, True), (True, False)])
+def test_a_goal_is_one_for_the_median_or_for_95_of_100_samples(at_95: bool, met: bool) -> None:
+    assert Measured("x", "s", [1.0, 1.0, 3.0], "a bare one", 1.0, 2.0, at_95=at_95).met is met
