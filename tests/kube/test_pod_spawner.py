@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ from kubernetes_asyncio.client import V1ObjectMeta, V1Pod
 from kubernetes_asyncio.config import kube_config
 from kubespawner.clients import load_config
 from makeway_spawner import pod_spawner
-from makeway_spawner.granted import Lease
 from makeway_spawner.kube import MakewayKubeSpawner
 from makeway_spawner.refusal import Refused
 from pods import PODS, evict, simulated_pod
@@ -86,23 +84,6 @@ BINDING = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "hub"},
     "subjects": [{"kind": "ServiceAccount", "name": "hub", "namespace": "default"}],
 }
-
-
-@pytest.fixture
-def manifest(spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the pod that the spawner will create; a test changes what it needs."""
-    pod = notebook()
-    spawner.pod_name = pod["metadata"]["name"] = "jupyter-starts"
-    pod["spec"]["containers"][0] |= {
-        "name": "notebook",
-        "ports": [{"name": "notebook-port", "containerPort": 8888}],
-    }
-
-    async def made() -> V1Pod:
-        return V1Pod(metadata=V1ObjectMeta(**pod["metadata"]), spec=pod["spec"])
-
-    monkeypatch.setattr(spawner, "get_pod_manifest", made)
-    return pod
 
 
 async def test_a_watch_that_gave_up_begins_anew(api: Api, spawner: MakewayKubeSpawner) -> None:
@@ -279,50 +260,3 @@ async def test_a_start_without_the_right_to_see_pods_is_refused_with_what_to_do(
     spawner._spawn_pending = True
     with pytest.raises(Refused, match="An administrator has to give the Hub's account this right"):
         await asyncio.wait_for(spawner.start_server(), 30)
-
-
-@pytest.mark.covers("N05")
-async def test_a_server_that_never_listens_is_told_from_a_pod_that_does_not_run(
-    api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
-) -> None:
-    spawner.start_timeout = 10
-    with pytest.raises(
-        Refused, match=r"its container has run for \d s, but accepts no connection at http://10\.\S+:8888"
-    ):
-        await asyncio.wait_for(spawner.start_server(), 60)
-
-
-@pytest.mark.covers("N05")
-async def test_a_slow_pull_is_named_where_a_start_takes_too_long(
-    api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
-) -> None:
-    spawner.start_timeout = 10
-    manifest["spec"]["schedulerName"] = "none"  # it stays pending
-    starting = asyncio.ensure_future(spawner.start_server())
-    await soon(lambda: spawner.created_pod, "the pod is seen")
-    about = {"kind": "Pod", "namespace": "default", "name": "jupyter-starts", "fieldPath": "spec.containers{notebook}"}
-    pulling = {"reason": "Pulling", "message": 'Pulling image "lab:1"', "type": "Normal", "involvedObject": about}
-    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    api.create(
-        "/api/v1/namespaces/default/events", {"metadata": {"generateName": "pulling-"}, "lastTimestamp": now, **pulling}
-    )
-    with pytest.raises(Refused, match=r"within 9 s\. For \d s: Pulling the image lab:1\. .*start_timeout"):
-        await asyncio.wait_for(starting, 60)
-
-
-@pytest.mark.covers("N05")
-async def test_a_start_whose_node_is_not_for_its_pod_ends_long_before_the_time_out(
-    api: Api, spawner: MakewayKubeSpawner, manifest: dict[str, Any]
-) -> None:
-    spawner.unschedulable_seconds = 1
-    manifest["spec"]["nodeSelector"] = {"makeway.test/zone": "another"}
-    spawner._lease = Lease("s-1", "gpu1", "rnd", 1.0, False, [("node-9", [0])], {}, False)
-    with pytest.raises(Refused, match=r"Kubernetes does not place the notebook on node-9, for [12] s now: 0/\d+ nodes"):
-        await asyncio.wait_for(spawner.start_server(), 60)
-    await spawner.stop()
-    spawner._lease = Lease("s-2", "cpu", None, 0.0, False, [], {}, False)
-    starting = asyncio.ensure_future(spawner.start_server())
-    await soon(lambda: spawner._following.unscheduled_for > 3, "the scheduler finds no place")
-    assert not starting.done(), "the cluster may be adding a node; none was granted"
-    starting.cancel()
-    await asyncio.wait([starting])
