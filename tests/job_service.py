@@ -211,6 +211,18 @@ async def training(serving: Serving, person: str, name: str, seconds: str) -> Jo
     return await serving.submit(person, name, "python3", "train.py", *steps, files=[TRAIN])
 
 
+async def waits_because(serving: Serving, job: Job, *words: str) -> None:
+    """Wait until the reason of a job contains the words."""
+    found: list[str] = []
+
+    async def told() -> bool:
+        one: Job = await serving.client("ana").job(job.id)
+        found.append(one.reason.message if one.reason else "")
+        return all(word in found[-1] for word in words)
+
+    await serving.until(told, lambda: f"the reason says {words}: {found[-1]}")
+
+
 def weights(log: str) -> str:
     found = re.search(r"weights (\w+)", log)
     assert found, log

@@ -10,11 +10,13 @@ from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
 SECONDS = {
-    "tests/kube/portal": 580,
+    "tests/kube/portal": 500,
     "images": 180,
     "tests/kube/test_cluster_faults.py": 170,
     "tests/kube/test_notebooks.py": 150,
     "tests/kube/test_job_pods.py": 150,
+    "tests/kube/test_two_nodes.py": 170,
+    "tests/kube/test_run_kube.py": 60,
     "tests/kube/test_chart_pods.py": 80,
     "tests/kube/test_notebook_placement.py": 70,
     "tests/kube/test_killed_service.py": 70,
@@ -23,7 +25,6 @@ SECONDS = {
     "tests/kube/test_teardown.py": 50,
     "tests/kube/test_policies.py": 40,
     "tests/kube/test_node.py": 30,
-    "tests/kube/test_two_nodes.py": 25,
     "tests/kube/test_chart_rights.py": 20,
     "accounts": 160,
     "tests/hub": 150,

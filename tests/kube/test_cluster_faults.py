@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from informing import start_api_server, stop_api_server
-from job_service import NAMESPACE, Serving, training
-from makeway_api.models import Job
+from job_service import NAMESPACE, Serving, training, waits_because
 from pods import wait_until
 
 pytestmark = pytest.mark.kube
@@ -19,18 +18,6 @@ pytestmark = pytest.mark.kube
 DOWN = float(os.environ.get("API_DOWN", "20"))
 """Seconds; as long as the upgrade of a control plane takes: `API_DOWN=60 make kube-test ARGS="-k api_server"`."""
 QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
-
-
-async def waits_because(serving: Serving, job: Job, *words: str) -> None:
-    """Wait until the reason of a job contains the words."""
-    found: list[str] = []
-
-    async def told() -> bool:
-        one: Job = await serving.client("ana").job(job.id)
-        found.append(one.reason.message if one.reason else "")
-        return all(word in found[-1] for word in words)
-
-    await serving.until(told, lambda: f"the reason says {words}: {found[-1]}")
 
 
 async def test_a_job_waits_for_the_quota_of_the_namespace(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,53 +1,74 @@
-"""What `make run-kube` installs and prints: a portal with the users, teams and policy of `make run`."""
+"""`make run-kube` starts a portal with the users, teams and policy of `make run`, and ends without a trace."""
 
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
+from leftovers import left
 from makeway_hub.sample import SAMPLE_USERS
 from makeway_quota.policy import read
 from pods import wait_until
 from portals import STARTED, log_in
-from releases import namespaces
 
+from kube_cluster import image_build, node
 from kube_cluster.__main__ import main
-from kube_cluster.cluster import Cluster
-from kube_cluster.helm import Helm
-from kube_cluster.portal import RELEASE, announcement, demo_values, install, wait_until_ready
+from kube_cluster.folder import Folder
+from kube_cluster.portal import demo_values
+from kube_cluster.problems import NotHere
 
 pytestmark = [pytest.mark.kube, pytest.mark.timeout(900)]
 
-NAMESPACE = "demo"
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "kube_cluster", "run", "--gpus", "2"]
+LAST = "  Ctrl-C removes the cluster and everything in it.\n"
 
 
 @pytest.fixture(scope="module")
-def said(
-    control_plane: Cluster, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[str]]:
-    """Return what the command prints when the portal is ready, the names of the parts first."""
-    found: list[str] = []
-    install(control_plane, demo_values(2), NAMESPACE)
-    wait_until_ready(control_plane, NAMESPACE, found.append)
-    yield [*found, announcement(control_plane, NAMESPACE)]
-    helm = Helm(tmp_path_factory.mktemp("helm"), control_plane.kubeconfig)
-    helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait")
-    own = {NAMESPACE, f"{NAMESPACE}-jobs"}
-    for name in own:
-        control_plane.api.delete(f"/api/v1/namespaces/{name}")
-    wait_until(lambda: not own & namespaces(control_plane.api), "the namespaces are gone")
+def said() -> Iterator[str]:
+    """Return what the command prints until the portal is ready; afterwards Ctrl-C leaves nothing of its cluster."""
+    try:
+        node.check_machine()
+        image_build.check_machine()
+    except NotHere as reason:
+        pytest.skip(str(reason))
+    with subprocess.Popen(
+        COMMAND, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    ) as command:
+        try:
+            assert command.stdout
+            found = ""
+            for line in command.stdout:
+                found += line
+                if line == LAST:
+                    break
+            kubeconfig = re.search(r"export KUBECONFIG=(\S+)", found)
+            assert kubeconfig, found
+            folder = Folder(Path(kubeconfig[1]).parent)
+            facts = folder.facts()
+            assert len(left(folder, facts)) > 4
+            yield found
+            command.send_signal(signal.SIGINT)
+            assert "Removing the cluster" in command.stdout.read()
+            assert command.wait() == 130
+            assert left(folder, facts) == []
+        finally:
+            command.kill()
 
 
-@pytest.mark.covers("F80")
-def test_the_sample_users_log_in_at_the_address_that_is_printed(said: list[str]) -> None:
-    assert sorted(said[:-1]) == ["hub is ready", "images is ready", "proxy is ready", "service is ready"]
-    (url,) = re.findall(r"Makeway is ready at  (http://\S+)", said[-1])
-    (password,) = re.findall(r"The password of all is  (\S+)", said[-1])
+@pytest.mark.covers("F80", "N28")
+def test_the_sample_users_log_in_at_the_address_that_is_printed(said: str) -> None:
+    assert sorted(re.findall(r"  (\w+) is ready\n", said)) == ["hub", "images", "proxy", "service"]
+    (url,) = re.findall(r"Makeway is ready at  (http://\S+)", said)
+    (password,) = re.findall(r"The password of all is  (\S+)", said)
     for name, text in SAMPLE_USERS.items():
-        assert f"{name:<8} {text}" in said[-1]
+        assert f"{name:<8} {text}" in said
         with httpx2.Client(base_url=url, follow_redirects=True, timeout=60) as browser:
             assert log_in(browser, name, password).status_code == 200
             queues = set(re.findall(r'data-queue="(\w+)/gpu1"', browser.get("/hub/spawn").text))
@@ -55,9 +76,9 @@ def test_the_sample_users_log_in_at_the_address_that_is_printed(said: list[str])
             assert "2 GPUs" in browser.get("/services/makeway/").text
 
 
-def test_a_first_notebook_has_the_tour(said: list[str]) -> None:
-    (url,) = re.findall(r"ready at  (\S+)", said[-1])
-    (password,) = re.findall(r"all is  (\S+)", said[-1])
+def test_a_first_notebook_has_the_tour(said: str) -> None:
+    (url,) = re.findall(r"ready at  (\S+)", said)
+    (password,) = re.findall(r"all is  (\S+)", said)
     with httpx2.Client(base_url=url, follow_redirects=True, timeout=60) as browser:
         log_in(browser, "guest", password)
         headers = {"X-XSRFToken": browser.cookies.get("_xsrf", path="/hub/") or "", "Referer": f"{url}/hub/home"}
