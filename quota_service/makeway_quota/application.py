@@ -249,7 +249,7 @@ def current_policy(store: Store, settings: ServiceSettings, now: float, sizes: S
         except Conflict:  # another replica started at the same time
             return current_policy(store, settings, now, sizes)
     try:
-        return read(current.document, f"policy version {current.version}"), current.version
+        return read(current.document, f"policy version {current.version}", stored=True), current.version
     except PolicyInvalid:
         log.error("Policy version %s is not valid for this service", current.version)
         raise

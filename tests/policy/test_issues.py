@@ -318,3 +318,15 @@ def test_quantities_can_carry_units(good) -> None:
 def test_the_error_is_one_text_for_the_terminal(good) -> None:
     with pytest.raises(PolicyInvalid, match=r"^policy.yaml:6: profiles\[0\].gpus: -1 is too small"):
         policy.read(good(("gpus: 1", "gpus: -1")))
+
+
+def test_what_an_earlier_release_took_is_still_read_where_it_has_no_effect() -> None:
+    text = (
+        "{version: 1, pools: [{name: gpu}], policies: [], profiles: "
+        "[{name: lab, gpus: 1, kinds: [session], pod: {spec: {runtimeClassName: nvidia}}}]}"
+    )
+    with pytest.raises(PolicyInvalid):
+        policy.read(text)
+    assert policy.read(text, stored=True).profile("lab") is not None
+    with pytest.raises(PolicyInvalid):
+        policy.read(text.replace("[{name: gpu}]", "[{name: gpu}, {name: gpu}]"), stored=True)

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from ..policy import PolicyInvalid, read
@@ -100,7 +101,9 @@ class ChangeFeed:
         if current is None or current.version <= self._world.policy_version:
             return
         try:
-            document = await self._read(read, current.document, f"policy version {current.version}")
+            document = await self._read(
+                partial(read, stored=True), current.document, f"policy version {current.version}"
+            )
         except PolicyInvalid as error:
             log.error(
                 "Policy version %s is not valid for this replica, which keeps the last valid one: %s",

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from ..engine.snapshot import Policy, Pool, Profile, Settings
-from .check import Entries, check
+from .check import FOR_JOBS, Entries, check
 from .document import Document, PolicyFacts, PoolFacts, ProfileFacts
 from .issues import Issue, Loc, PolicyInvalid, Problem, in_order, place, quote
 from .models import DocumentPolicy, DocumentPool, DocumentProfile, DocumentSettings, DocumentTable
@@ -20,11 +20,12 @@ Sizes = Mapping[str, int] | Callable[[Document], Mapping[str, int]]
 MAX_BYTES = 1_000_000
 
 
-def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Document:
+def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None, *, stored: bool = False) -> Document:
     """Return the document; PolicyInvalid lists everything that is wrong with it.
 
     `sizes` gives how many whole GPUs each pool has now: no more can be reserved. A pool that is not in it counts
     with the size that the document gives, if any. It may be a function of the document, which assigns nodes to pools.
+    `stored`: an earlier release has taken the document, so that a part without any effect is no problem.
     """
     try:
         source = parse(text, MAX_BYTES)
@@ -40,7 +41,8 @@ def read(text: str, file: str = "policy.yaml", sizes: Sizes | None = None) -> Do
         reader.section(DocumentPolicy, "policies", top.policies),
     )
     document = _document(settings, entries)
-    found = islice(check(document, entries, sizes(document) if callable(sizes) else sizes), ENOUGH)
+    checked = check(document, entries, sizes(document) if callable(sizes) else sizes)
+    found = islice((problem for problem in checked if not (stored and problem[1] == FOR_JOBS)), ENOUGH)
     problems = reader.problems + [problem for problem in found if not reader.has_problem_at(problem[0])]
     if problems:
         raise PolicyInvalid(in_order(Issue(file, source.line(loc), place(loc), message) for loc, message in problems))
