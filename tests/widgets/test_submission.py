@@ -14,6 +14,8 @@ from makeway import options, payload, snapshot
 from makeway.problems import Refused
 from makeway.submission import Submission, risk, submit
 from makeway.training import Job
+from makeway_api.errors import MakewayError
+from makeway_api.models import JobRequest
 
 
 @pytest.fixture
@@ -195,3 +197,27 @@ def test_the_risk_over_quota_is_to_begin_anew_where_checkpoints_end_with_their_p
     for durable, ends in ((True, "`%job` shows the newest one."), (False, "here checkpoints end with a job's pod.")):
         over = samples.job(over_quota=True, durable_checkpoints=durable)
         assert " ".join(risk(Job(over), wanted).split()).endswith(ends)
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_service_of_an_earlier_release_gets_a_request_that_it_knows(
+    monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    """Its fields are checked strictly, and it has none for the notebook."""
+    monkeypatch.setenv("JUPYTERHUB_SERVER_NAME", "")
+    asked: list[dict[str, Any]] = []
+
+    class Older:
+        def submit(self, request: JobRequest) -> Any:
+            asked.append(request.model_dump(mode="json", exclude_unset=True))
+            if "server" in asked[-1]:
+                errors = [{"field": "server", "message": "unknown"}]
+                raise MakewayError("The request is not valid.", code="invalid", status=422, errors=errors)
+            return samples.job()
+
+        dry_run = submit
+
+    monkeypatch.setattr("makeway.submission.client", Older)
+    submit(command=["true"], name="x", dry_run=dry_run)
+    assert [request.get("server", "none") for request in asked] == ["", "none"]
+    assert {**asked[0], "server": None} == {**asked[1], "server": None}

@@ -130,14 +130,23 @@ def send(submission: Submission, *, dry_run: bool = False) -> Job | DryRunResult
     """Send one submission; return the Job, or the result of a dry run."""
     from .training import Job
 
-    service = client()
     request = submission.request()
     try:
-        if dry_run:
-            return DryRunResult(service.dry_run(request))
-        return Job(service.submit(request))
+        try:
+            answer = _answer(request, dry_run)
+        except MakewayError as error:
+            if error.status != 422 or not any(one.get("field") == "server" for one in error.errors):
+                raise
+            # A service of an earlier release knows no images of notebooks. It has checked, and taken nothing.
+            older = request.model_dump(exclude_unset=True, exclude={"server"})
+            answer = _answer(JobRequest.model_validate(older), dry_run)
     except MakewayError as error:
         raise _with_hint(error, request) from None
+    return DryRunResult(answer) if isinstance(answer, DryRun) else Job(answer)
+
+
+def _answer(request: JobRequest, dry_run: bool) -> Any:
+    return client().dry_run(request) if dry_run else client().submit(request)
 
 
 def notes(job: Job, submission: Submission) -> str:
