@@ -42,7 +42,7 @@ class Outage:
 
 
 def _say(sentence: str) -> None:
-    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} launcher: {sentence}\n".encode()
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} launcher: {sentence}\n".encode("utf-8", "replace")
     try:
         room = select.poll()
         room.register(sys.stderr.fileno(), select.POLLOUT)

@@ -61,8 +61,13 @@ class OutputCopy:
 
     def _hold(self, data: bytes) -> None:
         if self._thread is None:  # not before, as the launcher forks
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the job has used up the processes of its pod; its log has the output
+                self._over = True
+                return
+            self._thread = thread
         self._held.append(data)
         self._size += len(data)
 
