@@ -185,6 +185,7 @@ async def test_the_policy_document_is_read_checked_and_applied(web: Portal) -> N
 @pytest.mark.covers("N19")
 async def test_probes_need_no_login_and_metrics_below_the_prefix_do(web: Portal) -> None:
     outsider = web.as_(None)
+    await web.run.until(lambda: web.run.service.components.world.cycled, "a first cycle")
     for base in ("/", PREFIX):
         assert (await outsider.get(f"{base}healthz")).json()["ok"]
         ready = await outsider.get(f"{base}readyz")
