@@ -19,7 +19,7 @@ from makeway_quota.backends.base import (
     Phase,
     WorkerPlace,
 )
-from makeway_quota.backends.kubernetes.attempt_pods import LIMITS
+from makeway_quota.backends.kubernetes.attempt_pods import LIMITS, MOST_REMADE
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.connection import Connection
@@ -251,6 +251,32 @@ async def test_a_job_that_asks_for_a_part_of_a_gpu_leaves_no_token(backend: Back
     assert backend._tokens._of == {}
 
 
+async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(backend: Backend) -> None:
+    for _ in range(MOST_REMADE):
+        backend.hear("ADDED", pod("j1", "Pending"))
+        backend.hear("DELETED", pod("j1", "Pending"))
+        assert (await backend.seen("j1")).unfinished
+        await backend.start(order("j1"))
+        await backend.observe()
+    backend.hear("ADDED", pod("j1", "Pending"))
+    backend.hear("DELETED", pod("j1", "Pending"))
+    await backend.observe()
+    backend.now += PATIENCE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.unfinished, seen.never_ran) == (Phase.LOST, False, True), "the job waits, and is no loss"
+    await backend.forget("j1", 1)
+    assert backend.attempt_pods._remade == {}
+
+
+async def test_a_worker_that_reports_runs_although_its_pod_is_still_shown_as_pending(backend: Backend) -> None:
+    backend.hear("ADDED", pod("j1", "Pending"))
+    assert (await backend.seen("j1")).waiting_reason == "init"
+    backend.report("j1", WorkerSeen(started_at=10.0))
+    backend.now += 2 * max(LIMITS.values())
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.waiting_reason) == (Phase.RUNNING, "")
+
+
 async def test_an_order_that_takes_too_long_is_given_again_later_and_does_not_begin_anew(backend: Backend) -> None:
     hangs = asyncio.Event()
     create = backend.server.create
@@ -401,7 +427,7 @@ def fetching(reason: str, message: str, site_image: bool = False) -> Object:
     """Return a pod whose image is not there yet."""
     waiting = {"reason": reason, "message": message}
     found = pod("j1", "Pending")
-    found["metadata"]["annotations"] = {"makeway/default-image": "true"} if site_image else {}
+    found["metadata"]["annotations"] = {} if site_image else {"makeway/own-image": "true"}
     found["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": {"waiting": waiting}}]
     return found
 

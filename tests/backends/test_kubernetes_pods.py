@@ -366,7 +366,7 @@ def pod(
                 "name": f"p{worker}",
                 "uid": f"u{worker}",
                 "creationTimestamp": "2026-01-01T00:00:00Z",
-                "annotations": {"makeway/default-image": "true"} if site_image else {},
+                "annotations": {} if site_image else {"makeway/own-image": "true"},
                 "labels": {
                     "makeway/job": "j-1",
                     "makeway/attempt": "2",

@@ -41,6 +41,8 @@ PodReadyToStartContainers a pod that is being created may be pulling its image, 
 Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
 """
 UNFINISHED = Machines(0, unfinished=True)
+MOST_REMADE = 3
+"""How often the pods of an attempt are made again that others deleted before they ran; then its job waits longer."""
 NO_REPORTS: Mapping[Key, Mapping[int, WorkerSeen]] = {}
 
 
@@ -62,6 +64,8 @@ class AttemptPods:
         self._key_of: dict[str, Key] = {}
         """the attempt of each pod in `_by_key`, by the pod's name"""
         self._left: dict[Key, _Left] = {}
+        self._remade: dict[Key, int] = {}
+        """how often the pods of an attempt were made again"""
         self._forgotten: set[Key] = set()
         """attempts whose pods are deleted and still listed"""
         self._unfinished: set[Key] = set()
@@ -124,7 +128,7 @@ class AttemptPods:
         """Report an attempt no more; its pods are deleted."""
         if key in self._by_key:
             self._forgotten.add(key)
-        for by_key in (self._left, self._waiting):
+        for by_key in (self._left, self._waiting, self._remade):
             by_key.pop(key, None)
         self.show(key)
 
@@ -146,6 +150,8 @@ class AttemptPods:
     def started(self, key: Key, workers: int) -> None:
         """Report an attempt as started, also before its pods are listed if it was reported before."""
         if key in self._unfinished or key in self._left:
+            if key in self._left:
+                self._remade[key] = self._remade.get(key, 0) + 1
             self.show(key)
             self._started[key] = workers
             self._left.pop(key, None)
@@ -163,6 +169,7 @@ class AttemptPods:
         for key in [key for key, left in self._left.items() if left.since <= before and key not in but]:
             if key not in self._by_key:
                 del self._left[key]
+                self._remade.pop(key, None)
                 self._stale.add(key)
 
     def machines(
@@ -202,9 +209,12 @@ class AttemptPods:
             torn = not machines.present and any(pod.present for pod in pods.values())
             (self._torn.add if torn else self._torn.discard)(key)
             self._stranded.discard(key)
+            if machines.waiting_reason not in ("", "incomplete") and len(workers) >= machines.workers:
+                machines = replace(machines, waiting_reason="", message="")  # all run: their node has not said so yet
             return self._in_time(key, machines, now, reported=bool(workers))
         if last:
-            return UNFINISHED if never_ran(last, self._usable) and not workers else gone(last, self._usable)
+            again = self._remade.get(key, 0) < MOST_REMADE and not workers and never_ran(last, self._usable)
+            return UNFINISHED if again else gone(last, self._usable)
         return Machines(self._started[key]) if key in self._started else None
 
     def _in_time(self, key: Key, machines: Machines, now: float, *, reported: bool) -> Machines:

@@ -101,6 +101,9 @@ class CheckpointFolders:
         name = claim_of(self._settings, team)
         if not name:
             return True
+        if not team and "{team}" in self._settings.checkpoint_claim:
+            log.warning("The checkpoints of %s are left, as nothing has its team any more", workload)
+            return True
         claim = self._claims.setdefault(name, _Claim())
         if workload in claim.gone:
             claim.gone.discard(workload)

@@ -25,7 +25,7 @@ from .template import merged
 
 NUMBER = "makeway/worker"
 WORKERS = "makeway/workers"
-DEFAULT_IMAGE = "makeway/default-image"
+OWN_IMAGE = "makeway/own-image"
 """The annotation of pods whose image neither the job nor its profile chose."""
 MASTER_PORT = 29500
 LAUNCHER = "/makeway/launcher"
@@ -151,7 +151,7 @@ def worker_pod(
             "annotations": {
                 OWNER: order.owner,
                 "makeway/name": order.name,
-                **({} if order.image else {DEFAULT_IMAGE: "true"}),
+                **({OWN_IMAGE: "true"} if order.image else {}),
             },
         },
         "spec": {

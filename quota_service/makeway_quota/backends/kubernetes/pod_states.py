@@ -14,7 +14,7 @@ from ...policy.pod_template import WORKER
 from ..base import Key
 from ..machines import Machines
 from .client import Object
-from .manifest import DEFAULT_IMAGE, NUMBER, WORKERS, token_secret_of
+from .manifest import NUMBER, OWN_IMAGE, WORKERS, token_secret_of
 from .pod_requests import ATTEMPT, ENDED, JOB
 from .quantities import amount
 
@@ -119,7 +119,7 @@ def project_job_pod(item: Object) -> JobPod | None:
         deleting="deletionTimestamp" in metadata,
         reason=status.get("reason") or "",
         message=status.get("message") or "",
-        own_image=DEFAULT_IMAGE not in (metadata.get("annotations") or {}),
+        own_image=OWN_IMAGE in (metadata.get("annotations") or {}),
         began=status.get("phase") in ("Running", "Succeeded"),
         memory=_memory_of(spec),
         tokens=intern(token_secret_of(item)),
