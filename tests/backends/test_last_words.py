@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from api_server import ApiServer, pod
 from makeway_quota.backends.base import AttemptSeen, NoticeOrder, Phase
+from makeway_quota.backends.kubernetes.pod_states import LONGEST_LINE
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import Store, open_store
@@ -165,4 +166,5 @@ async def test_what_is_no_report_is_not_believed(backend: Backend, store: Store,
     began(store)
     backend.hear("ADDED", pod("j1", "Succeeded", words=said))
     seen = await outcome(backend)
-    assert (seen.phase, seen.message) == (Phase.LOST, "its launcher ended with exit code 0 without a report")
+    line = f": {said[:LONGEST_LINE]}" if said[:1] not in ("", "{") else ""
+    assert (seen.phase, seen.message) == (Phase.LOST, f"its launcher ended with exit code 0 without a report{line}")

@@ -42,6 +42,8 @@ OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
 """In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
 LONGEST_WORDS = 4096
 """Characters of a termination message that are kept, as many as the kubelet keeps"""
+LONGEST_LINE = 300
+"""Characters of its last line that people read"""
 KILLED = 137
 """The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
 NO_COMMAND = 127
@@ -179,7 +181,7 @@ def _with_worker(pod: JobPod, state: Object, image: str) -> JobPod:
 def _last_words(ended: Object) -> str:
     """Return the last line of what a container said about its end; the report of a launcher is not for people."""
     said = (ended.get("message") or "").strip()
-    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))
+    return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))[:LONGEST_LINE]
 
 
 def _memory_of(spec: Object) -> int:
