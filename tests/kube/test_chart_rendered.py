@@ -148,7 +148,9 @@ def test_the_service_reads_its_variables(helm: Helm, tmp_path: Path) -> None:
 def test_the_service_reads_claims_only_where_jobs_have_homes(helm: Helm, tmp_path: Path) -> None:
     def read(values: Object) -> tuple[list[str], Any]:
         manifests = rendered(helm, tmp_path, values)
-        (role,) = [one for one in of_kind(manifests, "Role") if one["metadata"].get("namespace") == JOBS]
+        (role,) = [
+            one for one in of_kind(manifests, "Role", "makeway-service") if one["metadata"].get("namespace") == JOBS
+        ]
         verbs = [rule["verbs"] for rule in role["rules"] if "persistentvolumeclaims" in rule["resources"]]
         return [verb for some in verbs for verb in some], variables(manifests).get("MAKEWAY_KUBE_HOME_CLAIM")
 

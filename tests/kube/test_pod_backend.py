@@ -77,11 +77,11 @@ def cluster(kwok_cluster: Cluster) -> Iterator[Cluster]:
 
 
 @asynccontextmanager
-async def replica(cluster: Cluster, folder: Path) -> AsyncIterator[KubernetesBackend]:
+async def replica(cluster: Cluster, folder: Path, settings: PodSettings = SETTINGS) -> AsyncIterator[KubernetesBackend]:
     """Open the backend of one replica."""
     store = open_store(f"sqlite:///{folder / 'makeway.sqlite'}")
     async with client(cluster, seconds=10.0) as api:
-        made = KubernetesBackend(api, SETTINGS, [toleration(SIMULATED)], timing=QUICK, limits=LIMITS)
+        made = KubernetesBackend(api, settings, [toleration(SIMULATED)], timing=QUICK, limits=LIMITS)
         made.connect(WorkerChannel(store, AttemptTokens(b"secret" * 8)))
         document = read(POLICY)
         made.follow_policy(lambda: document)
@@ -305,13 +305,11 @@ async def test_a_gang_that_a_quota_refuses_waits_and_leaves_nothing_meanwhile(
         cluster.api.delete(f"{CORE}/resourcequotas/few")
 
 
-async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster, backend: KubernetesBackend) -> None:
-    ours = backend.settings
+async def test_what_the_installation_lacks_is_no_fault_of_a_job(cluster: Cluster, tmp_path: Path) -> None:
     for lacks in ("service_account", "priority_class", "namespace"):
-        backend.settings = replace(ours, **{lacks: "forgotten"})
-        with pytest.raises(BackendRefusal, match=r"until an administrator changes something: .*forgotten"):
-            await backend.start(order(f"j-{lacks.replace('_', '-')}", "simulated-0012"))
-    backend.settings = ours
+        async with replica(cluster, tmp_path, replace(SETTINGS, **{lacks: "forgotten"})) as backend:
+            with pytest.raises(BackendRefusal, match=r"until an administrator changes something: .*forgotten"):
+                await backend.start(order(f"j-{lacks.replace('_', '-')}", "simulated-0012"))
     cluster.api.create(ACCOUNTS, {"metadata": {"name": "no-rights"}})
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     token = cluster.api.create(f"{ACCOUNTS}/no-rights/token", request)["status"]["token"]
