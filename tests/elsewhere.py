@@ -30,7 +30,7 @@ class Processes(RemoteBackend):
         self.address = address
         self.down: set[Key] = set()
         """attempts whose machines are to look gone"""
-        self.told: list[tuple[Key, str, str]] = []
+        self.published: list[tuple[Key, str, str]] = []
         """what was shown beside the machines: attempt, code and sentence"""
         self._nodes = {"far-1": NodeSeen("far-1", "gpu", tuple(range(gpus)), virtual=True)}
         self._running: dict[Path, subprocess.Popen[bytes]] = {}
@@ -66,8 +66,8 @@ class Processes(RemoteBackend):
         (home / "pid").write_text(f"{process.pid} {len(order.workers)}")
         self._running[home] = process
 
-    def tell(self, key: Key, code: str, message: str) -> None:
-        self.told.append((key, code, message))
+    def publish_event(self, key: Key, code: str, message: str) -> None:
+        self.published.append((key, code, message))
 
     async def machines(self) -> Mapping[Key, Machines]:
         found: dict[Key, Machines] = {}

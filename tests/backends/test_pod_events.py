@@ -57,13 +57,13 @@ def refusing(status: int, reason: str) -> Callable[[str, str], None]:
 async def test_a_decision_is_an_event_of_each_pod_of_the_attempt() -> None:
     server = Server()
     events = events_of(server)
-    events.tell([worker(1), worker(0)], "made_way", "fit made way for owner.")
+    events.publish_events([worker(1), worker(0)], "made_way", "fit made way for owner.")
     await idle(events)
     assert [found["involvedObject"]["name"] for found in server.posted] == ["makeway-j1-1-0", "makeway-j1-1-1"]
     first = server.posted[0]
     assert (first["reason"], first["type"], first["message"]) == ("MadeWay", "Normal", "fit made way for owner.")
     assert (first["involvedObject"]["uid"], first["lastTimestamp"]) == ("u0", "2027-01-15T08:00:00Z")
-    events.tell([worker()], "node_failed", "x" * 2000)
+    events.publish_events([worker()], "node_failed", "x" * 2000)
     await idle(events)
     assert (server.posted[-1]["type"], len(server.posted[-1]["message"])) == ("Warning", 1000)
 
@@ -72,13 +72,13 @@ async def test_the_same_decision_has_the_same_name_and_is_posted_once() -> None:
     server = Server()
     events = events_of(server)
     for text in ("a", "a", "b"):
-        events.tell([worker()], "notice", text)
+        events.publish_events([worker()], "notice", text)
     await idle(events)
     names = [found["metadata"]["name"] for found in server.posted]
     assert names[0] == names[1] != names[2]
     server.answer = refusing(409, "AlreadyExists")
     for _ in range(2):
-        events.tell([worker()], "notice", "a")
+        events.publish_events([worker()], "notice", "a")
         await idle(events)
     assert len(server.asked) == 5, "it goes on after that answer"
 
@@ -87,14 +87,14 @@ async def test_what_is_too_much_is_dropped(caplog: pytest.LogCaptureFixture) -> 
     server = Server()
     events = events_of(server)
     for number in range(MOST_WAITING):
-        events.tell([worker()], "notice", str(number))
+        events.publish_events([worker()], "notice", str(number))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            events.tell([worker()], "notice", "one too many")
+            events.publish_events([worker()], "notice", "one too many")
     await idle(events)
     assert len(server.posted) == MOST_WAITING
     assert len(caplog.records) == 1
-    events.tell([worker(number) for number in range(100)], "notice", "a gang")
+    events.publish_events([worker(number) for number in range(100)], "notice", "a gang")
     await idle(events)
     assert len(server.posted) == MOST_WAITING + MOST_PODS
 
@@ -104,15 +104,15 @@ async def test_an_api_server_that_refuses_events_is_left_alone_for_a_while(statu
     server, now = Server(), [0.0]
     events = events_of(server, lambda: now[0])
     server.answer = refusing(status, "No")
-    events.tell([worker(), worker(1)], "notice", "a")
+    events.publish_events([worker(), worker(1)], "notice", "a")
     await idle(events)
     assert len(server.asked) == 1
-    events.tell([worker()], "notice", "a")
+    events.publish_events([worker()], "notice", "a")
     await idle(events)
     assert len(server.asked) == 1
     server.answer = lambda method, path: None
     now[0] = rests
-    events.tell([worker()], "notice", "a")
+    events.publish_events([worker()], "notice", "a")
     await idle(events)
     assert len(server.posted) == 1
 
@@ -150,14 +150,14 @@ async def test_a_pod_that_is_gone_gets_the_event_of_its_loss(backend: Backend) -
     for number in range(2):
         backend.hear("DELETED", pod("j1", worker=number, of=2, version="30"))
     await backend.observe()
-    backend.tell(("j1", 1), "node_failed", "fit was lost.")
+    backend.publish_event(("j1", 1), "node_failed", "fit was lost.")
     await idle(backend._events)
     assert {found["involvedObject"]["uid"] for found in server.posted} == {"j1-0", "j1-1"}
 
 
 async def test_a_replica_that_leads_no_more_posts_nothing(backend: Backend) -> None:
     backend.guard(lambda: False)
-    backend.tell(("j1", 1), "node_failed", "fit was lost.")
+    backend.publish_event(("j1", 1), "node_failed", "fit was lost.")
     await idle(backend._events)
     assert f"POST {EVENTS}" not in backend.server.asked
 

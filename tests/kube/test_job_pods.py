@@ -318,7 +318,7 @@ async def test_jobs_that_end_while_the_service_is_away_for_long_have_ended(servi
         for job in (finished, saved):
             await serving.says(job, "up")
     for job in (finished, saved):
-        await serving.until(partial(last_words_of, job), lambda: "the job has ended")
+        await serving.until(partial(has_termination_message, job), lambda: "the job has ended")
         os.kill(launcher_of(job), signal.SIGKILL)
 
     async def ended() -> bool:
@@ -363,7 +363,7 @@ def cut_off(process: int) -> None:
     subprocess.run([*inside, "ip", "link", "set", "eth0", "down"], check=True)
 
 
-async def last_words_of(job: Job) -> bool:
+async def has_termination_message(job: Job) -> bool:
     """Whether a job's launcher has written how the job ended."""
     return Path(f"/proc/{launcher_of(job)}/root/dev/termination-log").stat().st_size > 0
 

@@ -110,11 +110,11 @@ async def test_decisions_about_attempts_that_do_not_succeed_are_told_beside_thei
         job = await service.run.job(job.id, "pending", "starting", "running")
         await service.run.client("ana").cancel(job.id)
         await service.ended(job)
-        told = [(key[0], code) for key, code, _ in service.backend.told]
-        assert good.id not in [id for id, _ in told]
-        assert (bad.id, "failed") in told
-        assert [code for id, code in told if id == job.id][:2] == ["notice", "made_way"]
-        (notice,) = [message for _, code, message in service.backend.told if code == "notice"]
+        published = [(key[0], code) for key, code, _ in service.backend.published]
+        assert good.id not in [id for id, _ in published]
+        assert (bad.id, "failed") in published
+        assert [code for id, code in published if id == job.id][:2] == ["notice", "made_way"]
+        (notice,) = [message for _, code, message in service.backend.published if code == "notice"]
         assert notice.startswith("ana tests the preemption of far")
         assert "It may save until" in notice
 

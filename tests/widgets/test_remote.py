@@ -22,10 +22,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from makeway.launcher import log_sender, outage, output_copy, remote
 from makeway.launcher.attempt import Attempt
-from makeway.launcher.last_words import MOST, write_last_words
 from makeway.launcher.log import Log
 from makeway.launcher.remote import LogSender, Pause, Remote, _report
 from makeway.launcher.service import AttemptEnded, Rejected, Service, Unavailable
+from makeway.launcher.termination_message import MOST, write_termination_message
 
 FOLDER = Path(__file__).parents[2] / "widgets" / "makeway" / "launcher"
 START = {
@@ -231,7 +231,7 @@ def test_a_copy_of_the_launcher_runs_where_there_is_no_package(quota: Quota, tmp
 
 def test_a_worker_leaves_how_it_ended_to_its_machine(quota: Quota, tmp_path: Path) -> None:
     """While the service is away, before it gives up reporting to it."""
-    words = tmp_path / "last-words"
+    words = tmp_path / "termination-message"
     code = "echo up; while [ ! -e ../away ]; do sleep 0.05; done; echo last; exit 3"
     process = launch(quota, tmp_path, "sh", "-c", code, MAKEWAY_TERMINATION_FILE=str(words))
     until(quota, lambda: quota.outputs["log"])
@@ -249,9 +249,9 @@ def test_a_worker_leaves_how_it_ended_to_its_machine(quota: Quota, tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "ü\U0001f40d" * 2000, "\0" * 4000])
-def test_last_words_are_shortened_until_a_kubelet_keeps_them(tmp_path: Path, text: str) -> None:
+def test_a_termination_message_is_shortened_until_a_kubelet_keeps_it(tmp_path: Path, text: str) -> None:
     report = {"noticed": True, "step": 7, "exit": {"exit_code": 1, "message": text[:4000]}}
-    write_last_words(str(tmp_path / "words"), report, [text, "newest"])
+    write_termination_message(str(tmp_path / "words"), report, [text, "newest"])
     data = (tmp_path / "words").read_bytes()
     assert len(data) <= MOST
     said = json.loads(data)
@@ -777,7 +777,7 @@ def test_a_launcher_whose_machine_is_stopping_does_not_wait_for_a_service_that_i
     quota: Quota, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "STOPPING_SECONDS", 0.5)
-    words = tmp_path / "last-words"
+    words = tmp_path / "termination-message"
     far = Remote(Service(quota.url, "t"), {"MAKEWAY_TERMINATION_FILE": str(words)})
     far.order()
     quota.down.set()

@@ -94,7 +94,7 @@ class AttemptSeen:
     """the step of the newest complete checkpoint"""
     checkpoint_at: float | None = None
     message: str = ""
-    """last words: an error line, 'saved at step 12', 'could not start: …'"""
+    """how it ended: an error line, 'saved at step 12', 'could not start: …'"""
     waiting_reason: str = ""
     """while it is starting: the code of the cause, such as `unschedulable`, `image_pull`, `container` or `init`"""
     since: float | None = None

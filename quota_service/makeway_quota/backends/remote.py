@@ -191,9 +191,9 @@ class RemoteBackend(ABC):
             remove_at = self._monotonic()  # there is nothing that could save
         self._known.order_end((workload, attempt), Ending(remove_at, notice))
         until = datetime.fromtimestamp(notice.deadline, UTC).strftime("%H:%M:%S UTC")
-        self.tell((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
+        self.publish_event((workload, attempt), "notice", f"{notice.reason} It may save until {until}.")
 
-    def tell(self, key: Key, code: str, message: str) -> None:  # noqa: B027 (not every backend has where to)
+    def publish_event(self, key: Key, code: str, message: str) -> None:  # noqa: B027 (not every backend has where to)
         """Show a decision about an attempt beside its machines; never fails, and what is shown twice is shown once."""
 
     async def notes(self, owner: str, team: str) -> list[str]:

@@ -281,10 +281,10 @@ class Loop:
         commit = partial(self.store.commit, change_set.changes, change_set.decisions, now=now, term=self.term)
         applied = await asyncio.get_running_loop().run_in_executor(self._threads, commit)
         count_decisions(d for d in change_set.decisions if d.workload is None or d.workload in applied)
-        self._tell(d for d in change_set.decisions if d.workload in applied)
+        self._publish_events(d for d in change_set.decisions if d.workload in applied)
         return bool(applied)
 
-    def _tell(self, decisions: Iterable[NewDecision]) -> None:
+    def _publish_events(self, decisions: Iterable[NewDecision]) -> None:
         """Show how attempts ended that did not succeed, where people look at their machines."""
         backend = self.backend
         if not isinstance(backend, RemoteBackend):
@@ -292,7 +292,7 @@ class Loop:
         for decision in decisions:
             number = decision.numbers.get("attempt")
             if decision.workload and number and decision.verb != "finish":
-                backend.tell((decision.workload, number), decision.code, decision.message)
+                backend.publish_event((decision.workload, number), decision.code, decision.message)
 
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)

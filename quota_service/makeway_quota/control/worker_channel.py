@@ -127,15 +127,15 @@ class WorkerChannel:
         late = [key for key, at in self._heard.items() if at <= since]
         return {key[:2]: key[2] for key in late if (w := self._seen.get(key[:2], {}).get(key[2])) and not w.ended}
 
-    def kept(self, report: WorkerReportIn) -> dict[str, Any]:
-        """Return a report as it is kept: with what only this process knows of the service."""
+    def stored_report(self, report: WorkerReportIn) -> dict[str, Any]:
+        """Return a report as it is stored: with what only this process knows of the service."""
         given = report.model_dump()
         if report.exit is not None:
             given["exit"]["service_unavailable"] = report.exit.unheard and self.just_started
         return given
 
-    async def take(self, worker: WorkerKey, report: WorkerReportIn) -> None:
-        """Keep the end of a worker that its machine tells, and read it, unless the worker has reported one itself.
+    async def record_final_report(self, worker: WorkerKey, report: WorkerReportIn) -> None:
+        """Record the end of a worker that its machine reports, and read it, unless the worker has reported one itself.
 
         A worker ends after its report was taken, so a report that is not there now will not come.
         """
@@ -143,7 +143,7 @@ class WorkerChannel:
         seen = self._seen.get(worker[:2], {}).get(worker[2])
         if seen is None or seen.ended:
             return
-        await asyncio.to_thread(self._store.worker_reports.write, worker, self.kept(report), self._clock())
+        await asyncio.to_thread(self._store.worker_reports.write, worker, self.stored_report(report), self._clock())
         await self.refresh()
 
     async def forget(self, workload: str, attempt: int) -> None:

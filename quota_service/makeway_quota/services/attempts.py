@@ -137,7 +137,7 @@ class AttemptService:
         old = self.check_token(token, key, renewing=True)
         await self._live(key)
         self._channel.hear(key)
-        given = self._channel.kept(report)
+        given = self._channel.stored_report(report)
         if given != self._channel.report(key):
             self._slow_down(key, LEAST, self._rates)
             context = self._context

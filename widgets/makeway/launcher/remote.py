@@ -23,10 +23,10 @@ from typing import Any
 
 from .attempt import Attempt, read_json
 from .durations import duration
-from .last_words import write_last_words
 from .log import Log
 from .log_sender import PART, LogSender
 from .service import AttemptEnded, Rejected, Service, Unavailable
+from .termination_message import write_termination_message
 
 POLL_SECONDS = 25.0
 """Seconds that one long poll for orders takes at most; as long as from one heartbeat to the next"""
@@ -135,7 +135,7 @@ class Remote:
         report = self._report(attempt, status)
         report["exit"]["unheard"] = self._unheard
         if path := self._environ.get("MAKEWAY_TERMINATION_FILE"):  # before all else, however it ends from here on
-            write_last_words(path, report, log.last_lines(10))
+            write_termination_message(path, report, log.last_lines(10))
         for thread in self._threads[:1]:  # the others may wait for orders, and end with the process
             thread.join(30.0)
         stopping = status["noticed"] and not self._notice  # by its machine, which keeps what it has written
@@ -148,11 +148,11 @@ class Remote:
         self._until_taken(attempt, partial(sender.send, final=True), ends)
         ends = max(ends, time.monotonic() + min(patience, REPORT_SECONDS))
         try:
-            self._until_taken(attempt, partial(self._tell, report), ends)
+            self._until_taken(attempt, partial(self._send_report, report), ends)
         except Rejected:  # what the job wrote about itself cannot be read: its end can
             end = {key: report["exit"][key] for key in ("exit_code", "ended_at")}
             with contextlib.suppress(Rejected):
-                self._until_taken(attempt, partial(self._tell, {"exit": end}), ends)
+                self._until_taken(attempt, partial(self._send_report, {"exit": end}), ends)
 
     def _until_taken(self, attempt: Attempt, work: Callable[[], object], ends: float) -> None:
         """Do something until the service has taken it, the attempt has ended, time is up, or its files are gone."""
@@ -223,7 +223,7 @@ class Remote:
             try:
                 report, now = self._report(attempt, None), time.monotonic()
                 if report != last or now >= due or self._service.expired:
-                    self._tell(report)
+                    self._send_report(report)
                     last, due = report, now + self._heartbeat
                 if now >= log_due:
                     self._log.send()
@@ -236,7 +236,7 @@ class Remote:
             except OSError as error:
                 self._done.wait(pause.next(getattr(error, "wait", 0.0)))
 
-    def _tell(self, report: dict[str, Any]) -> None:
+    def _send_report(self, report: dict[str, Any]) -> None:
         receipt = self._service.post("report", report)
         self._heartbeat = _time(receipt.get("heartbeat")) or self._heartbeat
         self._pace = _time(receipt.get("pace")) or EVERY
@@ -245,7 +245,7 @@ class Remote:
     def _renew(self, attempt: Attempt) -> None:
         """Get a new token by a report; the next try shows whether that went well."""
         with contextlib.suppress(Unavailable, Rejected):
-            self._tell(self._report(attempt, None))
+            self._send_report(self._report(attempt, None))
 
     def _report(self, attempt: Attempt, status: dict[str, Any] | None) -> dict[str, Any]:
         """Return a report that takes nothing back, also where the job has removed its files."""

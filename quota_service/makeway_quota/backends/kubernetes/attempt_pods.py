@@ -79,16 +79,16 @@ class AttemptPods:
         self._found: dict[Key, Machines] = {}
         self._torn: set[Key] = set()
         """attempts that are over as a pod ended without a report, which may still come, while others run"""
-        self._told: set[Key] = set()
-        """attempts of which a pod has the last words of its worker"""
+        self._with_final_report: set[Key] = set()
+        """attempts of which a pod has the final report of its worker"""
         self._stale: set[Key] = set()
         self._usable: Mapping[str, bool] = {}
 
     def gone(self, pod: JobPod) -> None:
         """Remember the last state of a pod that is listed no more."""
         self._left.setdefault(pod.key, _Left(self._clock())).pods[pod.name] = pod
-        if pod.last_words:
-            self._told.add(pod.key)
+        if pod.termination_message:
+            self._with_final_report.add(pod.key)
         self._stale.add(pod.key)
 
     def sort(self, changed: Iterable[str], pods: Mapping[str, JobPod]) -> None:
@@ -98,8 +98,8 @@ class AttemptPods:
             if (pod := pods.get(one)) is not None:
                 self._by_key.setdefault(pod.key, {})[name] = pod
                 self._key_of[name] = pod.key
-                if pod.last_words:
-                    self._told.add(pod.key)
+                if pod.termination_message:
+                    self._with_final_report.add(pod.key)
                 self._stale.add(pod.key)
             elif (key := self._key_of.pop(name, None)) is not None:
                 self._stale.add(key)
@@ -119,10 +119,10 @@ class AttemptPods:
         left = self._left.get(key)
         return [*self.of(key), *(left.pods.values() if left is not None else ())]
 
-    def told(self) -> list[JobPod]:
-        """Return the pods, and last states of pods, of attempts of which one has the last words of its worker."""
-        self._told = {key for key in self._told if key in self._by_key or key in self._left}
-        return [pod for key in self._told for pod in self.known(key)]
+    def with_final_report(self) -> list[JobPod]:
+        """Return the pods, and last states of pods, of attempts of which one has the final report of its worker."""
+        self._with_final_report = {key for key in self._with_final_report if key in self._by_key or key in self._left}
+        return [pod for key in self._with_final_report for pod in self.known(key)]
 
     def forget(self, key: Key) -> None:
         """Report an attempt no more; its pods are deleted."""

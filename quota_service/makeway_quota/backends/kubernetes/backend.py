@@ -27,7 +27,6 @@ from .gang import create_shared
 from .homes import Homes, HomeSetting
 from .informer import USUAL, Informer, Timing
 from .inventory import KubernetesInventory
-from .last_words import take_last_words
 from .manifest import PodSettings, attempt_name, pod_name, token_secret_of
 from .nodes import Toleration
 from .pod_events import PodEvents
@@ -36,6 +35,7 @@ from .pod_states import JobPod, project_job_pod
 from .pulse import BEAT, Beat, Pulse
 from .removals import Removals
 from .start_errors import start_error
+from .termination_message import record_final_reports
 from .token_secrets import TokenPart, TokenSecrets
 from .volumes import team_mounts, with_mounts
 from .worker_pods import WorkerPods
@@ -177,9 +177,9 @@ class KubernetesBackend(RemoteBackend):
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        told = self.attempt_pods.told()
+        pods = self.attempt_pods.with_final_report()
         if self._may_act():
-            await take_last_words(self.channel, told, reported)
+            await record_final_reports(self.channel, pods, reported)
         return self.attempt_pods.machines(usable, self.channel.seen())
 
     async def start(self, order: StartOrder) -> None:
@@ -275,9 +275,9 @@ class KubernetesBackend(RemoteBackend):
             f"{duration(self.report_within)}: check MAKEWAY_WORKER_URL and the network policies"
         )
 
-    def tell(self, key: Key, code: str, message: str) -> None:
+    def publish_event(self, key: Key, code: str, message: str) -> None:
         """Show a decision about an attempt as an event of its pods."""
-        self._events.tell(self.attempt_pods.known(key), code, message)
+        self._events.publish_events(self.attempt_pods.known(key), code, message)
 
     async def notes(self, owner: str, team: str) -> list[str]:
         """Return why the pods of a job do not have its owner's home, where they do not."""
@@ -293,8 +293,8 @@ class KubernetesBackend(RemoteBackend):
         """
         ending = self._known.endings.get(pod.key)
         worker = self.channel.seen().get(pod.key, {}).get(pod.worker)
-        told = worker is not None and (worker.noticed or worker.ended)
-        return None if pod.over or (ending is not None and ending.notice and not told) else REMOVAL_GRACE
+        noticed = worker is not None and (worker.noticed or worker.ended)
+        return None if pod.over or (ending is not None and ending.notice and not noticed) else REMOVAL_GRACE
 
     def _changed(self) -> None:
         self._wake()

@@ -1,7 +1,7 @@
 """Show decisions about jobs as events of their pods, for people who look with kubectl.
 
-The backend calls `tell` for the leader's decisions. Posting is beside all else: it holds up no cycle and fails no
-order. What the API server does not take, and what is too much, is dropped: the decision log has everything.
+The backend calls `publish_events` for the leader's decisions. Posting is beside all else: it holds up no cycle and
+fails no order. What the API server does not take, and what is too much, is dropped: the decision log has everything.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PodEvents:
         self._not_before = 0.0
         self._dropped = 0
 
-    def tell(self, pods: Sequence[JobPod], code: str, message: str) -> None:
+    def publish_events(self, pods: Sequence[JobPod], code: str, message: str) -> None:
         """Begin to post a decision, by its code and its sentence, as an event of each of these pods."""
         if self._monotonic() < self._not_before:
             return

@@ -40,7 +40,7 @@ UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
 """Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
 OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
 """In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
-LONGEST_WORDS = 4096
+LONGEST_MESSAGE = 4096
 """Characters of a termination message that are kept, as many as the kubelet keeps"""
 LONGEST_LINE = 300
 """Characters of its last line that people read"""
@@ -88,7 +88,7 @@ class JobPod:
     """MiB that its worker may use; 0: no limit"""
     tokens: str = ""
     """the Secret with its token"""
-    last_words: str = ""
+    termination_message: str = ""
     """what its ended worker left as its termination message"""
 
     @property
@@ -153,7 +153,7 @@ def _with_containers(pod: JobPod, status: Object) -> JobPod:
         if name == WORKER:
             pod = _with_worker(pod, state, one.get("image") or "")
         elif ended.get("exitCode") and pod.phase == "Failed":
-            said = f"its container {name} ended with exit code {ended['exitCode']}: {_last_words(ended)}".rstrip(": ")
+            said = f"its container {name} ended with exit code {ended['exitCode']}: {_last_line(ended)}".rstrip(": ")
             pod = replace(pod, message=pod.message or said)
         elif "running" in state and one in first:
             pod = replace(pod, preparing=intern(name))
@@ -172,13 +172,13 @@ def _with_worker(pod: JobPod, state: Object, image: str) -> JobPod:
         began=reason not in NO_START,
         exit_code=ended.get("exitCode"),
         reason=pod.reason or reason,
-        message=pod.message or _last_words(ended),
+        message=pod.message or _last_line(ended),
         image=image if reason in NO_START else "",
-        last_words=str(ended.get("message") or "")[:LONGEST_WORDS],
+        termination_message=str(ended.get("message") or "")[:LONGEST_MESSAGE],
     )
 
 
-def _last_words(ended: Object) -> str:
+def _last_line(ended: Object) -> str:
     """Return the last line of what a container said about its end; the report of a launcher is not for people."""
     said = (ended.get("message") or "").strip()
     return "" if said.startswith("{") else str("".join(said.splitlines()[-1:]))[:LONGEST_LINE]

@@ -12,10 +12,10 @@ TAIL = 2000
 """Characters of the log, for people who look at the pod"""
 
 
-def write_last_words(path: str, report: dict[str, Any], lines: list[str]) -> None:
+def write_termination_message(path: str, report: dict[str, Any], lines: list[str]) -> None:
     """Write a report with `exit`, and the newest lines of the log, shortened until both fit."""
     tail, message = "\n".join(lines)[-TAIL:], report["exit"]["message"]
-    while len(data := _words(report, message, tail)) > MOST and (tail or message):
+    while len(data := _encoded(report, message, tail)) > MOST and (tail or message):
         if tail:
             tail = tail[len(tail) // 2 + 1 :]
         else:
@@ -24,5 +24,5 @@ def write_last_words(path: str, report: dict[str, Any], lines: list[str]) -> Non
         file.write(data)
 
 
-def _words(report: dict[str, Any], message: str, tail: str) -> bytes:
+def _encoded(report: dict[str, Any], message: str, tail: str) -> bytes:
     return json.dumps({**report, "exit": {**report["exit"], "message": message}, "tail": tail}).encode()

@@ -17,22 +17,22 @@ from .pod_states import JobPod
 UNSENT = "its launcher did not reach the service any more: the end of its log, and its result, may be missing"
 
 
-async def take_last_words(
+async def record_final_reports(
     channel: Channel, pods: Iterable[JobPod], reported: Mapping[Key, Mapping[int, WorkerSeen]]
 ) -> None:
-    """Hand the channel the ends that pods tell, of workers that began and reported no end."""
+    """Hand the channel the final reports that pods hold, of workers that began and reported no end."""
     for pod in pods:
         worker = reported.get(pod.key, {}).get(pod.worker)
         if worker is not None and not worker.ended and (report := report_of(pod)) is not None:
-            await channel.take((*pod.key, pod.worker), report)
+            await channel.record_final_report((*pod.key, pod.worker), report)
 
 
 def report_of(pod: JobPod) -> WorkerReportIn | None:
-    """Return the end of a worker as its pod tells it, None where it tells none, or something else."""
-    if not pod.last_words:
+    """Return the end of a worker as its termination message reports it, None where there is none, or something else."""
+    if not pod.termination_message:
         return None
     try:
-        report = WorkerReportIn.model_validate_json(pod.last_words)
+        report = WorkerReportIn.model_validate_json(pod.termination_message)
     except ValueError:
         return None
     if report.exit is None:
