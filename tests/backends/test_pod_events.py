@@ -11,7 +11,13 @@ import pytest
 from api_server import PODS, ApiServer, pod
 from makeway_quota.backends.base import NoticeOrder
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable, Object
-from makeway_quota.backends.kubernetes.pod_events import MOST_PODS, MOST_WAITING, RESTS, RESTS_LONG, PodEvents
+from makeway_quota.backends.kubernetes.pod_events import (
+    LONG_PAUSE_AFTER_FAILURE,
+    MOST_PODS,
+    MOST_WAITING,
+    PAUSE_AFTER_FAILURE,
+    PodEvents,
+)
 from makeway_quota.backends.kubernetes.pod_states import JobPod
 from makeway_quota.store.store import open_store
 from pod_backend import Backend
@@ -99,8 +105,8 @@ async def test_what_is_too_much_is_dropped(caplog: pytest.LogCaptureFixture) -> 
     assert len(server.posted) == MOST_WAITING + MOST_PODS
 
 
-@pytest.mark.parametrize(("status", "rests"), [(403, RESTS_LONG), (429, RESTS)])
-async def test_an_api_server_that_refuses_events_is_left_alone_for_a_while(status: int, rests: float) -> None:
+@pytest.mark.parametrize(("status", "pause"), [(403, LONG_PAUSE_AFTER_FAILURE), (429, PAUSE_AFTER_FAILURE)])
+async def test_an_api_server_that_refuses_events_is_left_alone_for_a_while(status: int, pause: float) -> None:
     server, now = Server(), [0.0]
     events = events_of(server, lambda: now[0])
     server.answer = refusing(status, "No")
@@ -111,7 +117,7 @@ async def test_an_api_server_that_refuses_events_is_left_alone_for_a_while(statu
     await idle(events)
     assert len(server.asked) == 1
     server.answer = lambda method, path: None
-    now[0] = rests
+    now[0] = pause
     events.publish_events([worker()], "notice", "a")
     await idle(events)
     assert len(server.posted) == 1

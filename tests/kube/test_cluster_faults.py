@@ -21,8 +21,8 @@ QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
 
 
 async def test_a_job_waits_for_the_quota_of_the_namespace(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.resting.LONGEST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 2.0)
     async with serving.running():
         serving.cluster.api.create(QUOTAS, {"metadata": {"name": "site"}, "spec": {"hard": {"pods": "0"}}})
         try:

@@ -429,7 +429,7 @@ async def test_a_job_that_uses_too_much_memory_fails_with_that_reason(serving: S
         assert done.message == "it used more than the 64 MiB of its profile"
 
 
-async def rests_because(serving: Serving, job: Job, *words: str) -> Job:
+async def delayed_because(serving: Serving, job: Job, *words: str) -> Job:
     """Wait until a job was tried in vain at least twice, for a reason with these words."""
     found: list[Job] = []
 
@@ -439,7 +439,7 @@ async def rests_because(serving: Serving, job: Job, *words: str) -> Job:
         said = reason is not None and all(word in reason.message for word in ("cannot be started yet", *words))
         return said and found[-1].state.value == "pending" and found[-1].attempt >= 2
 
-    await serving.until(told, lambda: f"it rests because of {words}: {found[-1]}")
+    await serving.until(told, lambda: f"it is delayed because of {words}: {found[-1]}")
     return found[-1]
 
 
@@ -451,8 +451,8 @@ async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setitem(LIMITS, "container", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.resting.LONGEST", 4.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 4.0)
     document = json.loads(jobs_policy)
     pod = document["profiles"][0]["pod"]["spec"]
     if lacks == "claim":
@@ -464,7 +464,7 @@ async def test_a_job_whose_pod_lacks_something_waits_with_the_reason_until_it_is
     Path(serving.environ["MAKEWAY_POLICY_FILE"]).write_text(json.dumps(document))
     async with serving.running() as service:
         job = await serving.submit("ana", "patient", "true")
-        waits = await rests_because(serving, job, '"later" not found')
+        waits = await delayed_because(serving, job, '"later" not found')
         assert (waits.failures, waits.attempts) == (0, []), "what never ran is no attempt"
         if lacks == "claim":
             make_claim(serving.cluster.api, NAMESPACE, "later", tmp_path)
@@ -500,14 +500,14 @@ async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administ
 ) -> None:
     monkeypatch.setitem(LIMITS, "site_image", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 2.0)
-    monkeypatch.setattr("makeway_quota.control.resting.LONGEST", 4.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 2.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.LONGEST", 4.0)
     right = serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"]
     serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = wrong = "makeway.test/Wrong:1"
     async with serving.running():
         job = await serving.submit("ana", "patient", "true")
         said = f"the image {wrong} of its container launcher cannot be pulled, and an administrator has to change it"
-        await rests_because(serving, job, said)
+        await delayed_because(serving, job, said)
     serving.environ["MAKEWAY_KUBE_LAUNCHER_IMAGE"] = right
     async with serving.running():
         done = await serving.reaches(job, "succeeded", "failed")

@@ -59,7 +59,7 @@ async def test_a_job_that_kubernetes_does_not_place_follows_to_another_node(
 ) -> None:
     monkeypatch.setitem(LIMITS, "unschedulable", 2.0)  # type: ignore[misc]
     monkeypatch.setattr("makeway_quota.backends.remote.PATIENCE", 1.0)
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 1.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 1.0)
     serving = Serving(two_nodes, tmp_path / "state", json.dumps(POLICY))
     serving.environ |= {"MAKEWAY_KUBE_TOLERATIONS": SIMULATED, "MAKEWAY_KUBE_CHECKPOINT_CLAIM": ""}
     try:
@@ -73,9 +73,9 @@ async def test_a_job_that_kubernetes_does_not_place_follows_to_another_node(
 
             await serving.until(placed, lambda: f"its next pod is on {NODES[1]}")
             events = [each.message for each in await serving.client("ana").job_events(job.id)]
-            (rests,) = [message for message in events if "cannot be started yet" in message]
-            assert "its pod waited for 2 s: Kubernetes does not place its pod: 0/" in rests
-            assert "anti-affinity rules" in rests
+            (delayed,) = [message for message in events if "cannot be started yet" in message]
+            assert "its pod waited for 2 s: Kubernetes does not place its pod: 0/" in delayed
+            assert "anti-affinity rules" in delayed
             row = service.components.store.workload(job.id)
             assert row is not None
             assert (row.state, row.attempt, row.failures, row.infra_failures) == ("starting", 2, 0, 0)

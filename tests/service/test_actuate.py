@@ -105,7 +105,7 @@ async def test_a_job_starts_with_the_cpu_and_memory_that_it_was_planned_with(tmp
 async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 300.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 300.0)
     backend = Faulty()
     backend.broken["start"], backend.error = {"large"}, BackendFull("the quota of the namespace is used up.")
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
@@ -131,7 +131,7 @@ async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
 async def test_the_output_of_an_earlier_attempt_is_shown_while_a_later_one_finds_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 300.0)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 300.0)
 
     class Later(LocalBackend):
         async def start(self, order: StartOrder) -> None:
@@ -186,15 +186,15 @@ async def test_a_start_that_is_refused_in_ever_new_words_is_repeated_less_and_le
         assert run.service.loop.actuator.retries.due() is None
 
 
-async def test_the_rests_of_a_job_that_is_cancelled_are_forgotten(tmp_path: Path) -> None:
+async def test_the_backoff_of_a_job_that_is_cancelled_is_forgotten(tmp_path: Path) -> None:
     backend = Faulty()
     backend.broken["start"], backend.error = {"large"}, BackendFull("the quota of the namespace is used up.")
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
-        job, rests = await run.submit("ana", "large", profile="gpu8"), run.service.loop.actuator.rests
-        await run.until(lambda: job.id in rests.refused, "it rests")
+        job, backoff = await run.submit("ana", "large", profile="gpu8"), run.service.loop.actuator.backoff
+        await run.until(lambda: job.id in backoff.refused, "it is in backoff")
         await run.client("ana").cancel(job.id)
         await run.job(job.id, "cancelled")
-        assert rests.refused == {}
+        assert backoff.refused == {}
 
 
 async def test_a_job_is_cancelled_while_the_backend_finds_no_room_for_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of which nothing ran, through no fault of theirs: they rest, go to another node, and lose nothing."""
+"""Jobs of which nothing ran, through no fault of theirs: they are delayed, go to another node, and lose nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.engine_view import EngineView
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.resting import AVOIDED, Rests, rests_until
+from makeway_quota.control.start_backoff import AVOIDED, StartBackoff, backoff_until
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
@@ -35,81 +35,83 @@ def row(node: str = "n1", **changes: object) -> Workload:
     return made._replace(**(placed | changes))  # type: ignore[arg-type]
 
 
-def refused(job: Workload, rests: Rests, now: float, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool) -> Change:
+def refused(
+    job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool
+) -> Change:
     """Return what becomes of a job of which nothing ran."""
     seen = AttemptSeen(job.id, job.attempt, Phase.LOST, message=SAYS, **({"never_ran": True} | facts))
     (change,) = reconcile(
-        {job.id: job}, Seen(nodes, (seen,)), now=now, lost_budget=0, document=POLICY, rests=rests
+        {job.id: job}, Seen(nodes, (seen,)), now=now, lost_budget=0, document=POLICY, backoff=backoff
     ).changes
     return change
 
 
-def avoided(rests: Rests, now: float) -> list[str]:
-    return [node for node, _ in rests.avoided("j-1", now)]
+def avoided(backoff: StartBackoff, now: float) -> list[str]:
+    return [node for node, _ in backoff.avoided("j-1", now)]
 
 
 @pytest.mark.parametrize("node_lost", [False, True])
-def test_a_job_of_which_nothing_ran_rests_longer_and_longer_and_has_lost_nothing(node_lost: bool) -> None:
-    rests, waited = Rests(), list[float]()
+def test_a_job_of_which_nothing_ran_is_delayed_longer_and_longer_and_has_lost_nothing(node_lost: bool) -> None:
+    backoff, waited = StartBackoff(), list[float]()
     for now in range(100, 107):
-        change = refused(row(), rests, float(now), node_lost=node_lost)
+        change = refused(row(), backoff, float(now), node_lost=node_lost)
         after = row()._replace(**change.fields)  # type: ignore[arg-type]
         assert (after.state, after.failures, after.infra_failures, after.lost_on) == ("pending", 0, 0, ())
         assert change.drop_attempt, "it is none of its attempts"
         assert SAYS in after.reason_message
-        until = rests_until(after, float(now))
+        until = backoff_until(after, float(now))
         assert until is not None
         waited.append(until - now)
     assert waited == [60.0, 120.0, 240.0, 480.0, 900.0, 900.0, 900.0]
-    rests.committed([row(state="running")])
-    assert refused(row(), rests, 200.0).fields["not_before"] == 260.0, "once it ran, it begins anew"
+    backoff.committed([row(state="running")])
+    assert refused(row(), backoff, 200.0).fields["not_before"] == 260.0, "once it ran, it begins anew"
 
 
 def test_a_job_that_ran_was_lost() -> None:
-    rests = Rests()
-    change = refused(row(state="running"), rests, 100.0, never_ran=False)
+    backoff = StartBackoff()
+    change = refused(row(state="running"), backoff, 100.0, never_ran=False)
     assert change.fields["infra_failures"] == 1
-    assert (rests.refused, avoided(rests, 100.0)) == ({}, [])
+    assert (backoff.refused, avoided(backoff, 100.0)) == ({}, [])
 
 
 def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_another() -> None:
-    rests = Rests()
-    refused(row(), rests, 100.0, NODES[:1])
-    assert avoided(rests, 100.0) == [], "there is no other node"
-    refused(row(), rests, 100.0)
-    assert avoided(rests, 100.0) == ["n1"]
-    refused(row("n2"), rests, 200.0)
-    assert avoided(rests, 200.0) == ["n2"], "the other one had its turn"
+    backoff = StartBackoff()
+    refused(row(), backoff, 100.0, NODES[:1])
+    assert avoided(backoff, 100.0) == [], "there is no other node"
+    refused(row(), backoff, 100.0)
+    assert avoided(backoff, 100.0) == ["n1"]
+    refused(row("n2"), backoff, 200.0)
+    assert avoided(backoff, 200.0) == ["n2"], "the other one had its turn"
     three = (*NODES, NodeSeen("n3", "", (0,), virtual=True))
-    refused(row(), rests, 300.0, three)
-    assert avoided(rests, 300.0) == ["n1", "n2"]
-    assert avoided(rests, 200.0 + AVOIDED) == ["n1"]
+    refused(row(), backoff, 300.0, three)
+    assert avoided(backoff, 300.0) == ["n1", "n2"]
+    assert avoided(backoff, 200.0 + AVOIDED) == ["n1"]
 
 
 def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> None:
-    rests, three = Rests(), (*NODES, NodeSeen("n3", "", (0,), virtual=True))
+    backoff, three = StartBackoff(), (*NODES, NodeSeen("n3", "", (0,), virtual=True))
     gang = row(workers=2, placement=(Place("n1", (0,), (1000,)), Place("n2", (0,), (1000,))))
     seen = AttemptSeen("j-1", 1, Phase.LOST, message=SAYS, never_ran=True, worker=1)
-    reconcile({"j-1": gang}, Seen(three, (seen,)), now=100.0, lost_budget=0, document=POLICY, rests=rests)
-    assert avoided(rests, 100.0) == ["n2"]
+    reconcile({"j-1": gang}, Seen(three, (seen,)), now=100.0, lost_budget=0, document=POLICY, backoff=backoff)
+    assert avoided(backoff, 100.0) == ["n2"]
 
 
 def test_a_job_whose_pod_was_preempted_there_goes_elsewhere_at_once() -> None:
     """The scheduler of Kubernetes gave its room to a pod that is more important."""
-    rests = Rests()
-    after = row()._replace(**refused(row(state="running"), rests, 100.0, node_lost=True, never_ran=False).fields)  # type: ignore[arg-type]
-    assert (after.state, after.infra_failures, rests_until(after, 100.0)) == ("pending", 0, None)
-    assert avoided(rests, 100.0) == ["n1"]
+    backoff = StartBackoff()
+    after = row()._replace(**refused(row(state="running"), backoff, 100.0, node_lost=True, never_ran=False).fields)  # type: ignore[arg-type]
+    assert (after.state, after.infra_failures, backoff_until(after, 100.0)) == ("pending", 0, None)
+    assert avoided(backoff, 100.0) == ["n1"]
     down = (replace(NODES[0], ready=False), NODES[1])
-    other = Rests()
+    other = StartBackoff()
     refused(row(state="running"), other, 100.0, down, node_lost=True, never_ran=False)
     assert avoided(other, 100.0) == [], "it takes nothing while it is down, and is as good as before afterwards"
 
 
 def test_the_engine_sees_what_a_job_avoids_as_long_as_it_does() -> None:
-    rests, waits = Rests(), row(state="pending", placement=())
-    view, assignment = EngineView(Durations(), rests), divide(NODES, POLICY)
-    rests.avoid("j-1", ["n1"], 100.0)
+    backoff, waits = StartBackoff(), row(state="pending", placement=())
+    view, assignment = EngineView(Durations(), backoff), divide(NODES, POLICY)
+    backoff.avoid("j-1", ["n1"], 100.0)
     view.stale = {"j-1"}
     for now, nodes in ((100.0, {"n1"}), (99.0 + AVOIDED, {"n1"}), (100.0 + AVOIDED, set[str]())):
         view.show({"j-1": waits}, assignment, POLICY, now)
@@ -129,10 +131,10 @@ class Rejecting(MemoryBackend):
             entry.seen = replace(entry.seen, phase=Phase.LOST, never_ran=True, node_lost=True, message=SAYS)
 
 
-async def test_a_job_that_a_node_rejects_rests_and_runs_on_another(
+async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("makeway_quota.control.resting.FIRST", 0.5)
+    monkeypatch.setattr("makeway_quota.control.start_backoff.FIRST", 0.5)
     backend = Rejecting(NODES, real_time=True)
     async with running(tmp_path, backend=backend, MAKEWAY_TICK_SECONDS=0.1) as run:
         job = await run.submit("ana", "train", profile="gpu1")

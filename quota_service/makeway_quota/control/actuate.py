@@ -36,8 +36,8 @@ from .change_set import ChangeSet, decide
 from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
-from .resting import Rests
 from .retries import Retries, alike, sentence
+from .start_backoff import StartBackoff
 
 log = logging.getLogger("makeway.actuate")
 
@@ -72,7 +72,7 @@ class Actuator:
         backend: Backend,
         leader: Leader,
         servers: HubServers | None = None,
-        rests: Rests | None = None,
+        backoff: StartBackoff | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -90,7 +90,7 @@ class Actuator:
         """monotonic seconds since when a session, by id and time of its notice, is noticed"""
         self._noticed: dict[tuple[str, int], float] = {}
         self._failing: dict[tuple[str, int], str] = {}
-        self.rests = rests or Rests()
+        self.backoff = backoff or StartBackoff()
         self.retries = Retries(monotonic)
         self._postponed: frozenset[tuple[str, int]] = frozenset()
         """the attempts that the last cycle postponed"""
@@ -205,7 +205,7 @@ class Actuator:
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", _job(row), error)
             started.postponed.add(key)
-            started.failed.add(*self.rests.requeue(row, _job(row), sentence(error), now))
+            started.failed.add(*self.backoff.requeue(row, _job(row), sentence(error), now))
         except (FilesUnavailable, BackendUnavailable) as error:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)

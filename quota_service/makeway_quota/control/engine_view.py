@@ -12,7 +12,7 @@ from ..history.durations import Durations
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment, machine_of
-from .resting import Rests, rests_until
+from .start_backoff import StartBackoff, backoff_until
 
 MOST_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
@@ -47,10 +47,12 @@ class Unread:
 class EngineView:
     """The workloads and nodes as the engine has them. `stale` rows and `stale_machines` are converted again."""
 
-    def __init__(self, durations: Durations, rests: Rests | None = None, durable_checkpoints: bool = True) -> None:
+    def __init__(
+        self, durations: Durations, backoff: StartBackoff | None = None, durable_checkpoints: bool = True
+    ) -> None:
         """`durable_checkpoints`: whether an attempt that ends leaves them to the next one."""
         self.durations = durations
-        self._rests = rests or Rests()
+        self._backoff = backoff or StartBackoff()
         self._durable_checkpoints = durable_checkpoints
         self.stale: set[str] = set()
         self.stale_machines: set[str] = set()
@@ -126,7 +128,7 @@ class EngineView:
             places = [*(machine_of(each.node) for each in (known.placement if known else ()))]
             places += [place.node for place in (row.placement if row else ())]
             self.stale_machines.update(assignment.divided.intersection(places))
-        until = rests_until(row, now) if row is not None else None
+        until = backoff_until(row, now) if row is not None else None
         if row is None or row.team is None or until is not None:
             self._workloads.pop(id, None)
             self._end_of.pop(id, None)
@@ -141,7 +143,7 @@ class EngineView:
         shown = as_workload(row, lambda places: assignment.placement(places, pools), self.durations.left(row, now))
         if not self._durable_checkpoints:
             shown = replace(shown, last_checkpoint_at=None)
-        refusals = self._rests.avoided(id, now)
+        refusals = self._backoff.avoided(id, now)
         if shown.avoid or refusals:
             avoid = sorted({*shown.avoid, *(node for node, _ in refusals)})
             shown = replace(shown, avoid=_in_any_pool(avoid, document))

@@ -64,7 +64,7 @@ class Loop:
         self.servers = parts.servers
         self.feed = parts.feed
         self.gate = parts.gate
-        self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers, parts.world.rests)
+        self.actuator = Actuator(parts.store, parts.backend, parts.leader, parts.servers, parts.world.backoff)
         self.tick = parts.settings.tick_seconds
         self.lost_budget = parts.settings.max_failures_lost
         self.clock = parts.clock
@@ -212,7 +212,7 @@ class Loop:
         rows = await self.world.rows_as_of_now()
         names = self._names(rows)
         seen, document = work_queue.seen(now), self.world.document
-        durable, rests = self.world.durable_checkpoints, self.world.rests
+        durable, backoff = self.world.durable_checkpoints, self.world.backoff
         reconciled = reconcile(
             rows,
             seen,
@@ -221,7 +221,7 @@ class Loop:
             names=names,
             document=document,
             durable=durable,
-            rests=rests,
+            backoff=backoff,
         )
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)

@@ -16,7 +16,7 @@ from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
 from .change_set import ChangeSet, decide
 from .losses import Losses
-from .resting import Rests
+from .start_backoff import StartBackoff
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -33,18 +33,18 @@ def reconcile(
     names: Names = IDS,
     document: Document = NO_DOCUMENT,
     durable: bool = True,
-    rests: Rests | None = None,
+    backoff: StartBackoff | None = None,
     stopping: bool = False,
 ) -> ChangeSet:
     """Compare rows with the attempts that are reported, and the losses with the nodes in `seen`.
 
     `lost_budget` is how many losses that count a job survives (`Losses.counts`); `document` says which nodes it may go
-    to, `rests` how often they were refused; `durable`: an attempt leaves its checkpoints to the next one. `stopping`:
+    to, `backoff` how often they were refused; `durable`: an attempt leaves its checkpoints to the next one. `stopping`:
     the service has just stopped all jobs, because it ends itself.
     """
     change_set = ChangeSet()
     losses = Losses(seen.nodes, lost_budget, document)
-    reports = _Reports(change_set, now, names, losses, rests or Rests(), durable, stopping)
+    reports = _Reports(change_set, now, names, losses, backoff or StartBackoff(), durable, stopping)
     for reported in sorted(seen.attempts, key=lambda a: (a.workload, a.attempt)):
         row = rows.get(reported.workload)
         if row is None or row.attempt != reported.attempt or row.state not in ADMITTED:
@@ -102,7 +102,7 @@ class _Reports:
     now: float
     names: Names
     losses: Losses
-    rests: Rests
+    backoff: StartBackoff
     durable: bool
     stopping: bool
 
@@ -184,16 +184,16 @@ class _Reports:
             self._count(row, seen, message, outcomes.stopped_for_good(_job(row), nodes, row.infra_failures + 1))
 
     def _never_ran(self, row: Workload, seen: AttemptSeen) -> None:
-        """Requeue a job of which nothing ran, which is no loss; it rests, and goes elsewhere afterwards if it can."""
+        """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can."""
         self._avoid(row, seen)
-        self.change_set.add(*self.rests.requeue(row, _job(row), _cause(seen), self.now))
+        self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now))
 
     def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
         """Remember the node that did not start a worker, or ended it, where it is ready for others."""
         if seen.worker < len(row.placement):
-            before = [node for node, _ in self.rests.avoided(row.id, self.now)]
+            before = [node for node, _ in self.backoff.avoided(row.id, self.now)]
             nodes = self.losses.avoided(row, row.placement[seen.worker].node, before)
-            self.rests.avoid(row.id, nodes, self.now)
+            self.backoff.avoid(row.id, nodes, self.now)
 
     def _lost(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job that was lost."""

@@ -25,7 +25,7 @@ from .expectations import Expectations
 from .followers import Follower, Followers
 from .observed import Observed
 from .pool_assignment import PoolAssignment, divide, sizes
-from .resting import Rests
+from .start_backoff import StartBackoff
 from .work_queue import WorkQueue
 from .workload_pods import with_ended
 
@@ -64,7 +64,7 @@ class World:
         self.accounting = Accounting()
         self.durable_checkpoints = durable_checkpoints
         """Whether an attempt finds the checkpoints of the one before."""
-        self.rests = Rests()
+        self.backoff = StartBackoff()
         """How often the jobs that wait were refused, and by which nodes."""
         self._view = self._new_view()
         self._followers = Followers()
@@ -72,7 +72,7 @@ class World:
         """The histories as they were read, and their age in seconds."""
         self._account(())
         store.on_change(self._active.committed)
-        store.on_change(self.rests.committed)
+        store.on_change(self.backoff.committed)
         store.on_change(self._followers.committed, last=True)
 
     def follow(self, id: str) -> AbstractContextManager[Follower]:
@@ -258,7 +258,7 @@ class World:
         return _plain(self.document, self.accounting.policies(), now)
 
     def _new_view(self) -> EngineView:
-        return EngineView(self.durations, self.rests, self.durable_checkpoints)
+        return EngineView(self.durations, self.backoff, self.durable_checkpoints)
 
     def _placed_on(self, machine: str) -> list[Workload]:
         rows = self._active.found or {}

@@ -76,7 +76,7 @@ def start_postponed(job: str, cause: str) -> str:
     return f"{job} cannot be started yet: {cause}"
 
 
-def rests(job: str, cause: str, rest: str) -> str:
+def start_delayed(job: str, cause: str, rest: str) -> str:
     """Return that a backend has no room for a job, whose GPUs are free for others until it is tried again."""
     return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; it is tried again in {rest}."
 

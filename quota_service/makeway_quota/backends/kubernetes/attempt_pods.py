@@ -30,7 +30,7 @@ LIMITS: Mapping[str, float] = {
     "volumes": 1800.0,
     "init": 21_600.0,
 }
-"""Seconds that a pod may wait, by what it waits for; then its job gives its GPUs back, rests, and is planned anew.
+"""Seconds that a pod may wait, by what it waits for; then its job gives its GPUs back, is delayed, and is planned anew.
 
 Without its token no worker has run: such an attempt is not lost, but started again, and so is one without some of its
 pods. The kubelet looks for a token again every 15 seconds at least.

@@ -27,9 +27,9 @@ MOST_PODS = 16
 """Pods of a gang, the first ones, that get the event of a decision about it."""
 LONGEST = 1000
 """Characters of a message at most: the API server takes 1024 bytes in newer versions of events."""
-RESTS = 10.0
+PAUSE_AFTER_FAILURE = 10.0
 """Seconds for which no event is posted after the API server refused one or did not answer."""
-RESTS_LONG = 600.0
+LONG_PAUSE_AFTER_FAILURE = 600.0
 """The same where the service's account lacks the right, or there is no such namespace."""
 USUAL = ("notice", "made_way", "cancelled")
 """The codes of decisions that are no warnings."""
@@ -95,14 +95,15 @@ class PodEvents:
         try:
             await self._client.create(self._path, found)
         except ApiUnreachable:
-            self._rest(RESTS)
+            self._pause_after_failure(PAUSE_AFTER_FAILURE)
         except ApiRefusal as refusal:
             if refusal.reason == "AlreadyExists":  # it was posted before, here or by an earlier leader
                 return
             log.warning("The event of the pod %s cannot be posted: %s", found["involvedObject"]["name"], refusal)
-            self._rest(RESTS_LONG if refusal.status in (403, 404) else refusal.retry_after or RESTS)
+            pause = refusal.retry_after or PAUSE_AFTER_FAILURE
+            self._pause_after_failure(LONG_PAUSE_AFTER_FAILURE if refusal.status in (403, 404) else pause)
 
-    def _rest(self, seconds: float) -> None:
+    def _pause_after_failure(self, seconds: float) -> None:
         self._waiting.clear()
         self._not_before = self._monotonic() + seconds
 

@@ -1,8 +1,8 @@
-"""Return jobs to the queue that their backend cannot start at the moment, and let them rest before the next try.
+"""Delay jobs whose start was refused or of which nothing ran.
 
-Used by `Actuator`, which is refused, by `reconcile`, which hears what never ran, and by `EngineView`: the engine does
-not see a job that rests, so that its GPUs go to others, and the reason that it is shown with stays. For a while
-afterwards it avoids the node that did not start it.
+Used by `Actuator` (the backend has no room), `reconcile` (nothing of the attempt ran) and `EngineView`, which hides
+jobs in backoff from the engine, so that their GPUs go to others and the reason that is shown stays. It also shows the
+engine which nodes a job avoids for a while.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ CODE = "no_room"
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
 AVOIDED = 1800.0
-"""Seconds for which a job avoids a node that did not start it, its rest included: what is wrong there may pass."""
+"""Seconds for which a job avoids a node that did not start it, its backoff included: what is wrong there may pass."""
 
 Refusals = tuple[tuple[str, float], ...]
 """Nodes that a job avoids, each until a time in Unix seconds."""
 
 
-class Rests:
+class StartBackoff:
     """Counts in a row how often each job was refused, and remembers by which nodes; another process begins anew."""
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class Rests:
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float) -> tuple[Change, NewDecision]:
-        """Return the change by which a job returns to the queue and rests, and the decision about it.
+        """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
         The try is no attempt: there may be 96 of them a day.
         """
         times = self.refused[row.id] = self.refused.get(row.id, 0) + 1
-        rest = min(LONGEST, FIRST * 2.0 ** min(times - 1, 10))
-        message = outcomes.rests(job, cause, duration(rest))
+        delay = min(LONGEST, FIRST * 2.0 ** min(times - 1, 10))
+        message = outcomes.start_delayed(job, cause, duration(delay))
         fields: dict[str, object] = {
             "state": "pending",
             "placement": (),
@@ -63,7 +63,7 @@ class Rests:
             "reason_code": CODE,
             "reason_message": message,
             "reason_numbers": {},
-            "not_before": now + rest,
+            "not_before": now + delay,
             "over_quota": False,
             "borrowed_from": (),
         }
@@ -72,8 +72,8 @@ class Rests:
         return change, decide(row, "requeue", CODE, message, attempt=row.attempt)
 
 
-def rests_until(row: Workload, now: float) -> float | None:
-    """Return until when a job rests, in Unix seconds; None if it does not (any more)."""
+def backoff_until(row: Workload, now: float) -> float | None:
+    """Return until when a job is in backoff, in Unix seconds; None if it is not (any more)."""
     if row.state != "pending" or row.reason_code != CODE or row.not_before is None:
         return None
     return row.not_before if now < row.not_before <= now + LONGEST else None
