@@ -6,9 +6,9 @@ import pytest
 from api_server import ApiServer
 from makeway_quota.backends.kubernetes import uninstallation
 from makeway_quota.backends.kubernetes.client import ApiRefusal, ApiUnreachable
-from makeway_quota.backends.kubernetes.uninstallation import Group, Uninstallation, group
+from makeway_quota.backends.kubernetes.uninstallation import PodSelector, Uninstallation, pod_selector
 
-PARTS, JOBS = Group("portal", "component in (service)"), Group("jobs", "makeway/instance=a")
+PORTAL, JOBS = PodSelector("portal", "component in (service)"), PodSelector("jobs", "makeway/instance=a")
 SERVICE = "/apis/apps/v1/namespaces/portal/deployments/makeway-service"
 
 
@@ -18,17 +18,17 @@ class Cluster(ApiServer):
     def __init__(self) -> None:
         super().__init__()
         self.said: list[str] = []
-        self.lists = {path.path: [{"metadata": {"name": path.namespace, "uid": "u"}}] for path in (PARTS, JOBS)}
+        self.lists = {path.path: [{"metadata": {"name": path.namespace, "uid": "u"}}] for path in (PORTAL, JOBS)}
         self.stubborn = "none"
         self.answer = self._let_go
 
     def _let_go(self, method: str, path: str) -> None:
         if method == "DELETE" and self.stubborn not in path.split("/"):
-            self.lists[PARTS.path if path == SERVICE else path.rpartition("/")[0]] = []
+            self.lists[PORTAL.path if path == SERVICE else path.rpartition("/")[0]] = []
 
     async def uninstall(self, seconds: float = 5.0) -> list[str]:
         """Run the hook and return what it changed."""
-        await Uninstallation(self, self.said.append, seconds).end(["makeway-service"], PARTS, [JOBS])
+        await Uninstallation(self, self.said.append, seconds).end(["makeway-service"], PORTAL, [JOBS])
         return [path for method, path in (one.split(" ") for one in self.asked) if method == "DELETE"]
 
 
@@ -41,7 +41,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 async def test_the_service_ends_before_its_jobs(cluster: Cluster) -> None:
     assert await cluster.uninstall() == [SERVICE, f"{JOBS.path}/jobs"]
     assert cluster.said[-1] == "No pod of jobs and notebooks is left."
-    assert cluster.lists[PARTS.path] == cluster.lists[JOBS.path] == []
+    assert cluster.lists[PORTAL.path] == cluster.lists[JOBS.path] == []
 
 
 async def test_pods_whose_grace_is_longer_are_named_and_left_to_end_by_themselves(cluster: Cluster) -> None:
@@ -53,7 +53,7 @@ async def test_pods_whose_grace_is_longer_are_named_and_left_to_end_by_themselve
 async def test_what_the_api_server_refuses_is_said_and_does_not_keep_the_rest(cluster: Cluster) -> None:
     def refuse(method: str, path: str) -> None:
         if path == SERVICE:
-            cluster.lists[PARTS.path] = []
+            cluster.lists[PORTAL.path] = []
             raise ApiRefusal(403, "Forbidden", "not yours")
         cluster._let_go(method, path)
 
@@ -73,10 +73,10 @@ async def test_it_ends_in_time_where_the_api_server_does_not_answer(cluster: Clu
 
 
 @pytest.mark.parametrize("text", ["jobs", "jobs:", ":a=b"])
-def test_all_pods_of_a_namespace_are_no_group(text: str) -> None:
+def test_all_pods_of_a_namespace_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected NAMESPACE:LABEL=VALUE"):
-        group(text)
+        pod_selector(text)
 
 
-def test_a_group_is_a_namespace_and_labels() -> None:
-    assert group("jobs:makeway/instance=a,b in (c,d)") == Group("jobs", "makeway/instance=a,b in (c,d)")
+def test_a_selector_is_a_namespace_and_labels() -> None:
+    assert pod_selector("jobs:makeway/instance=a,b in (c,d)") == PodSelector("jobs", "makeway/instance=a,b in (c,d)")

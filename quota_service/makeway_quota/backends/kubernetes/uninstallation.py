@@ -1,4 +1,4 @@
-"""Stop the parts of an installation, then its pods, before Helm deletes what protects and serves them.
+"""Stop the portal of an installation, then end its workloads, before Helm deletes what protects and serves them.
 
 The chart's hook of `helm uninstall` runs this module as a program, with an account that exists for as long.
 """
@@ -22,7 +22,7 @@ LOOK_AGAIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PodSelector:
     """Pods of one namespace by their labels."""
 
     namespace: str
@@ -34,12 +34,12 @@ class Group:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
 
-def group(text: str) -> Group:
-    """Return the group that `NAMESPACE:SELECTOR` says; ValueError without a selector, which would be all pods."""
+def pod_selector(text: str) -> PodSelector:
+    """Return the pods that `NAMESPACE:SELECTOR` says; ValueError without a selector, which would be all pods."""
     namespace, _, selector = text.partition(":")
     if not namespace or not selector:
         raise ValueError(f"{text!r} is no group of pods: expected NAMESPACE:LABEL=VALUE,…")
-    return Group(namespace, selector)
+    return PodSelector(namespace, selector)
 
 
 class Uninstallation:
@@ -50,21 +50,21 @@ class Uninstallation:
         self._say = say
         self._until = time.monotonic() + seconds
 
-    async def end(self, deployments: Sequence[str], parts: Group, work: Sequence[Group]) -> None:
-        """Delete deployments and wait for their pods, then delete the pods of the work and wait for them.
+    async def end(self, deployments: Sequence[str], portal: PodSelector, workloads: Sequence[PodSelector]) -> None:
+        """Delete deployments and wait for their pods, then delete the pods of the workloads and wait for them.
 
         In this order, because a service that runs would start the jobs anew.
         """
         for name in deployments:
-            await self._delete(f"/apis/apps/v1/namespaces/{parts.namespace}/deployments/{name}")
-        await self._gone([parts], "the portal", delete=False)
-        await self._gone(work, "jobs and notebooks", delete=True)
+            await self._delete(f"/apis/apps/v1/namespaces/{portal.namespace}/deployments/{name}")
+        await self._wait_until_gone([portal], "the portal", delete=False)
+        await self._wait_until_gone(workloads, "jobs and notebooks", delete=True)
 
-    async def _gone(self, groups: Sequence[Group], title: str, *, delete: bool) -> None:
-        """Return once no pod of the groups is left, or when the time is over."""
+    async def _wait_until_gone(self, selectors: Sequence[PodSelector], title: str, *, delete: bool) -> None:
+        """Return once none of these pods is left, or when the time is over."""
         deleted = set[str]()
         while True:
-            left, problem = await self._pods(groups)
+            left, problem = await self._pods(selectors)
             for path, uid in left.items() if delete else ():
                 if uid not in deleted:
                     deleted.add(uid)
@@ -78,10 +78,10 @@ class Uninstallation:
                 return
             await asyncio.sleep(LOOK_AGAIN)
 
-    async def _pods(self, groups: Sequence[Group]) -> tuple[dict[str, str], str]:
-        """Return the UIDs of the pods of groups by their paths, and why not all of them are known."""
+    async def _pods(self, selectors: Sequence[PodSelector]) -> tuple[dict[str, str], str]:
+        """Return the UIDs of the pods by their paths, and why not all of them are known."""
         found, problem = dict[str, str](), ""
-        for one in groups:
+        for one in selectors:
             try:
                 pods: list[Object] = (await self._client.get(one.path, {"labelSelector": one.selector}))["items"]
                 found |= {f"{one.path}/{pod['metadata']['name']}": pod["metadata"]["uid"] for pod in pods}
@@ -100,18 +100,18 @@ class Uninstallation:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run as a program; its status is 0 whatever is left, because another one keeps Helm from uninstalling the rest."""
+    """Run as a program; its status is 0 whatever is left, as a non-zero status would stop `helm uninstall`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--deployment", action="append", default=[])
-    parser.add_argument("--parts", type=group, required=True, metavar="NAMESPACE:SELECTOR")
-    parser.add_argument("--work", type=group, action="append", default=[], metavar="NAMESPACE:SELECTOR")
+    parser.add_argument("--portal-pods", type=pod_selector, required=True, metavar="NAMESPACE:SELECTOR")
+    parser.add_argument("--workload-pods", type=pod_selector, action="append", default=[], metavar="NAMESPACE:SELECTOR")
     parser.add_argument("--seconds", type=float, required=True)
     args = parser.parse_args(argv)
 
     async def end() -> None:
         client = ApiClient(connection())
         try:
-            await Uninstallation(client, print, args.seconds).end(args.deployment, args.parts, args.work)
+            await Uninstallation(client, print, args.seconds).end(args.deployment, args.portal_pods, args.workload_pods)
         finally:
             await client.close()
 
