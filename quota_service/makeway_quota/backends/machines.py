@@ -1,4 +1,4 @@
-"""Define what the machines of an attempt are together, as a backend with remote workers sees them."""
+"""Summarize the pods or hosts of one attempt, for backends with remote workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Machines:
     unfinished: bool = False
     """their start broke off before anything ran"""
     never_ran: bool = False
-    """with absence: one of them ran nothing, through no fault of the job"""
+    """with absence: at least one worker did not start, and the job is not to blame"""
     worker: int = 0
     """the one that the message and `node_lost` are about"""
 

@@ -60,9 +60,9 @@ class Losses:
         return tuple(dict.fromkeys(lost_on)) if avoided and not self._fits(row, avoided) else lost_on
 
     def avoided(self, row: Workload, node: str, before: Collection[str]) -> Collection[str]:
-        """Return the nodes that a job avoids for a while which `node` did not start, and those `before` it.
+        """Return the nodes that a job avoids for a while: `node` and those `before`, else `node` alone, else none.
 
-        None where it fits on no others, or only on those before: they had their turn.
+        So it always fits on some node. None also where `node` is not ready: nothing is placed there anyway.
         """
         if node in self._ready:
             for nodes in ({*before, node}, {node}):

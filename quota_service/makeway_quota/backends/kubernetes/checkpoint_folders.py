@@ -49,7 +49,7 @@ MOST_USERS = 4
 
 
 class RemovalFailed(Exception):
-    """A pod removed nothing that is known of; why."""
+    """A removal pod ended without a usable report, or that of an earlier try does not end; why."""
 
 
 class _NotLeading(Exception):
@@ -97,7 +97,10 @@ class CheckpointFolders:
         """by claim where its pods failed, and by workload where its folder was left"""
 
     def purge(self, workload: str, team: str) -> bool:
-        """Begin to remove a job's folder; return whether it is gone, which is known once."""
+        """Begin to remove a job's folder, and return whether it is gone.
+
+        True once, in the first call after the folder was removed, and always for a team without a claim.
+        """
         name = claim_of(self._settings, team)
         if not name:
             return True
@@ -138,10 +141,12 @@ class CheckpointFolders:
                 claim.waiting.clear()  # the retention asks again
                 return
             self._pauses.pop(f"claim {name}", None)
-            self._sort(name, claim, batch, left, why)
+            self._record_results(name, claim, batch, left, why)
 
-    def _sort(self, name: str, claim: _Claim, batch: Sequence[str], left: Mapping[str, int], why: str) -> None:
-        """Note what is gone; try what is left as the user who is in the way, or after a pause."""
+    def _record_results(
+        self, name: str, claim: _Claim, batch: Sequence[str], left: Mapping[str, int], why: str
+    ) -> None:
+        """Record what is gone; try what is left as the user who is in the way, or after a pause."""
         failed: list[str] = []
         for id in batch:
             user, tries = claim.waiting.pop(id)

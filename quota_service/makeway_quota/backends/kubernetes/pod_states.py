@@ -30,8 +30,9 @@ NO_CONFIG = "CreateContainerConfigError"
 """Something that the container's description names is not there."""
 SETUP = (NO_CONFIG, "CreateContainerError", "RunContainerError")
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
+"""Reasons of a pod that its node ended: they say nothing about the job."""
 OUT_OF = "OutOf"
-"""Reasons of a pod that its node ended, and the beginning of others, as OutOfcpu: they say nothing about the job."""
+"""The beginning of further such reasons, as OutOfcpu: the node has too little room."""
 NO_START = ("StartError", "ContainerCannotRun")
 """Reasons of a container whose command could not be started."""
 NO_PYTHON = ('exec: "python3"', "executable file `python3`")
