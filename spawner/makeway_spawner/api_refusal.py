@@ -16,7 +16,7 @@ def refused(error: BaseException) -> bool:
     return isinstance(error, ApiException) and 400 <= _status(error) < 500 and error.status not in _PASSING
 
 
-def words(error: ApiException) -> str:
+def api_message(error: ApiException) -> str:
     """Return what the API server said, from the Status in its answer, without a full stop."""
     try:
         answer: Any = json.loads(error.body or "")
@@ -28,12 +28,12 @@ def words(error: ApiException) -> str:
 
 def start_sentence(error: ApiException, namespace: str) -> str:
     """Return why the API server creates no pod or no volume of a notebook, and what to do."""
-    said = words(error)
+    said = api_message(error)
     if not refused(error):
         return f"Kubernetes could not create the notebook's pod: {said} (status {error.status}). Start it again."
     if "exceeded quota" in said:
         todo = "Start it again once others have ended, or ask an administrator for more in the quota of this namespace."
-    elif is_right(error):
+    elif lacks_permission(error):
         todo = "An administrator has to give the Hub's account this right."
     else:
         todo = f"Show this to an administrator: the namespace {namespace} does not admit what the Hub configures."
@@ -43,14 +43,14 @@ def start_sentence(error: ApiException, namespace: str) -> str:
 def stop_sentence(error: ApiException, pod: str) -> str:
     """Return why the API server does not let the Hub stop a pod, and what to do."""
     return (
-        f"Kubernetes does not let the Hub stop the notebook: {words(error)}. Its pod {pod} may still run and hold its "
-        "GPUs: an administrator has to give the Hub's account this right, and to delete the pod."
+        f"Kubernetes does not let the Hub stop the notebook: {api_message(error)}. Its pod {pod} may still run and "
+        "hold its GPUs: an administrator has to give the Hub's account this right, and to delete the pod."
     )
 
 
-def is_right(error: ApiException) -> bool:
+def lacks_permission(error: ApiException) -> bool:
     """Whether the Hub's account lacks a right; a quota or an admission rule is also a 403."""
-    said = words(error)
+    said = api_message(error)
     return _status(error) == 401 or said == "Forbidden" or ('User "' in said and "cannot" in said)
 
 

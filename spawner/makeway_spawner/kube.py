@@ -50,14 +50,14 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
 
     _following: PodStart
     """What Kubernetes says of the start that is under way, or was last."""
-    _where = ""
+    _server_address = ""
     """The address of the server that is starting, once known."""
 
     @property
-    def makeway_kept(self) -> list[str]:
+    def makeway_persistent_paths(self) -> list[str]:
         """The folders of the pod whose files outlive it."""
         own: Any = self
-        return [str(self._expand_all(path)) for path in pod.kept(own.volumes, own.volume_mounts)]
+        return [str(self._expand_all(path)) for path in pod.persistent_paths(own.volumes, own.volume_mounts)]
 
     # -- before the pod ----------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
 
         The Hub asks the server itself afterwards, but ever less often: what it finds at once costs no such pause.
         """
-        self._following, self._where = PodStart(), ""
+        self._following, self._server_address = PodStart(), ""
         starting = asyncio.ensure_future(self._listening_server())
         loop = asyncio.get_running_loop()
         until = loop.time() + self.start_timeout - min(_MARGIN, self.start_timeout / 10)
@@ -122,7 +122,9 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
                     self._check_start(late=loop.time() > until)
             return await starting
         except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
-            raise self._not_started(self._following.why_not(self.created_pod, self._where, str(late))) from late
+            raise self._not_started(
+                self._following.why_not(self.created_pod, self._server_address, str(late))
+            ) from late
         except ApiException as error:
             raise self._not_started(api_refusal.start_sentence(error, self.namespace)) from error
         finally:
@@ -130,21 +132,21 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
 
     async def _listening_server(self) -> Any:
         where = await super().start_server()
-        self._where = str(where)
+        self._server_address = str(where)
         await listening.wait(where)
         return where
 
     def _report_pod(self) -> None:
-        """Report what Kubernetes said since the last look."""
+        """Report what Kubernetes said since the last update."""
         if self._created:  # else the events are those of an earlier pod
-            for step in self._following.look(self.created_pod or {}, self.events):
+            for step in self._following.update(self.created_pod or {}, self.events):
                 self.report(step.phase, step.message)
 
     def _check_start(self, late: bool) -> None:
         """Raise Refused where the start took too long, or where waiting does not help."""
         pod, start, lease = self.created_pod, self._following, self._lease
         if late or pod_events.cannot_be_pulled(pod or {}) or pod_end.ended(pod or {}):
-            raise self._not_started(start.why_not(pod, self._where))
+            raise self._not_started(start.why_not(pod, self._server_address))
         granted = listed(node for node, _ in lease.placement) if lease is not None else ""
         if granted and pod is not None and start.unscheduled_for > self.unschedulable_seconds:
             raise self._not_started(start.not_placed(pod, granted))

@@ -61,7 +61,7 @@ class LeaseMixin(SpawnForm):
         return self._end_sentence
 
     @property
-    def makeway_kept(self) -> list[str] | None:
+    def makeway_persistent_paths(self) -> list[str] | None:
         """Return the folders whose files outlive the server, for the Hub's pages; None: all files do."""
         return None
 

@@ -134,7 +134,7 @@ def settings(lease: Lease, owner: str, instance: str, own: Mapping[str, Any]) ->
     }
 
 
-def kept(volumes: Any, mounts: Any) -> list[str]:
+def persistent_paths(volumes: Any, mounts: Any) -> list[str]:
     """Return the folders whose files outlive the pod: where volumes are mounted that do not end with it."""
     lasting = {one.get("name") for one in _listed(volumes) if EPHEMERAL.isdisjoint(one)}
     return [str(one.get("mountPath")) for one in _listed(mounts) if one.get("name") in lasting]

@@ -116,7 +116,7 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
                 if refused_since is not None and self.pending in ("spawn", "stop") and now - refused_since >= _REFUSED:
                     raise
                 if warned is None or now - warned >= _WARN_AGAIN:
-                    said = api_refusal.words(error) if isinstance(error, ApiException) else error
+                    said = api_refusal.api_message(error) if isinstance(error, ApiException) else error
                     self.log.warning("Kubernetes cannot tell whether the pod of %s runs: %s", self._log_name, said)
                     warned = now
                 await asyncio.sleep(self.look_seconds)

@@ -1,6 +1,6 @@
 """Follow the start of one pod: what Kubernetes said last, since when, and why the pod's server is not there.
 
-Called with the pod and its events at every look; makes no requests.
+Called with the pod and its events at every update; makes no requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 class PodStart:
-    """The steps of one start. `look` returns what is new; the sentences are for the user whose start fails."""
+    """The steps of one start. `update` returns what is new; the sentences are for the user whose start fails."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -38,27 +38,27 @@ class PodStart:
         self._placed = False
         self._unscheduled: float | None = None
 
-    def look(self, pod: Pod, events: Iterable[Pod]) -> list[Step]:
-        """Return the steps since the last look, in their order; where the pod runs is one of them, once."""
+    def update(self, pod: Pod, events: Iterable[Pod]) -> list[Step]:
+        """Return the steps since the last update, in their order; where the pod runs is one of them, once."""
         versions = {(one["metadata"]["uid"], one["metadata"]["resourceVersion"]): one for one in events}
         told = [pod_events.step(event) for version, event in versions.items() if version not in self._seen]
         self._seen.update(versions)
         found: list[Step] = []
         for step in (*told, pod_events.waiting(pod)):
             if step is not None and not (step.unscheduled and self._placed):  # else it comes late
-                found.append(self._keep(step))
+                found.append(self._remember(step))
         place = pod_events.placed(pod)  # its event may be dropped, or come late
         if place is not None and not self._placed:
             self._placed = True
             if self._last is None or self._last.unscheduled or (self._last.phase == "node" and not self._last.problem):
-                found.append(self._keep(place))
+                found.append(self._remember(place))
         if (runs := pod_events.running(pod)) is not None and (self._last is None or self._last.phase != runs.phase):
-            found.append(self._keep(runs))
+            found.append(self._remember(runs))
         unscheduled = bool(pod_events.unschedulable(pod))
         self._unscheduled = (self._unscheduled or self._clock()) if unscheduled else None
         return found
 
-    def _keep(self, step: Step) -> Step:
+    def _remember(self, step: Step) -> Step:
         """Remember the step; what repeats or adds to a step of the same kind is as old as that one."""
         last = self._last
         if last is None or (last.phase, last.problem) != (step.phase, step.problem):
@@ -82,10 +82,10 @@ class PodStart:
             )
         return f"{said} Start it again, or choose another profile; an administrator can look at what is on this node."
 
-    def why_not(self, pod: Pod | None, where: str = "", said: str = "") -> str:
+    def why_not(self, pod: Pod | None, address: str = "", said: str = "") -> str:
         """Return why the server is not there, with what to do.
 
-        `where` is its address, once known; `said` is why KubeSpawner gave up by itself.
+        `address` is where it listens, once known; `said` is why KubeSpawner gave up by itself.
         """
         if pod is not None and pod_end.ended(pod):
             return f"The notebook could not be started. {pod_end.sentence(pod)}"
@@ -100,10 +100,8 @@ class PodStart:
             return f"{begin}, and {what}. {_ADVICE['unseen']}"
         lasts = duration(self._clock() - self._since)
         if last.phase == "server" and not last.problem:
-            address = f" at {where}" if where else ""
-            return (
-                f"{begin}: its container has run for {lasts}, but accepts no connection{address}. {_ADVICE['server']}"
-            )
+            at = f" at {address}" if address else ""
+            return f"{begin}: its container has run for {lasts}, but accepts no connection{at}. {_ADVICE['server']}"
         return f"{begin}. For {lasts}: {last.message.rstrip('.')}. {_advice(last)}"
 
 

@@ -101,7 +101,7 @@ def test_the_setting_is_a_claim_and_a_folder() -> None:
         ("homes", "/makeway/job", "/makeway is not for volumes"),
     ],
 )
-def test_a_wrong_setting_is_told_when_the_service_starts(
+def test_a_wrong_setting_is_refused_at_start(
     text: str, path: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
@@ -177,7 +177,7 @@ def test_a_template_has_no_volume_of_makeways_names() -> None:
 async def test_a_claim_that_cannot_be_mounted_is_told_with_what_to_do(found: Object, says: str) -> None:
     homes = Homes(Server(**{"home-ana": found}), "jobs", HomeSetting("home-{user}"))
     assert await homes.mount("ana") is None
-    note = await homes.note("ana", ["/data", "/models"])
+    note = await homes.home_notice("ana", ["/data", "/models"])
     assert note.startswith(f"Your home folder is not in its pods: {says}")
     assert note.endswith("Send what the job needs with --files, or use the volumes of the team: /data, /models.")
 
@@ -188,10 +188,10 @@ async def test_a_home_that_is_mounted_or_not_set_up() -> None:
     assert await homes.mount("ana@lab") == Mount(
         "makeway-home", "homes", "/home/jovyan", f"{safe_slug('ana@lab', max_length=48)}", home=True
     )
-    assert await homes.note("ana@lab", ()) == ""
+    assert await homes.home_notice("ana@lab", ()) == ""
     none = Homes(server, "jobs", None)
     assert await none.mount("ana") is None
-    assert await none.note("ana", ()) == (
+    assert await none.home_notice("ana", ()) == (
         "Your home folder is not in its pods: this site has not set up homes for jobs. "
         "Send what the job needs with --files."
     )
@@ -200,7 +200,7 @@ async def test_a_home_that_is_mounted_or_not_set_up() -> None:
 async def test_what_is_read_of_a_claim_is_used_for_a_minute() -> None:
     server, now = Server(), [0.0]
     homes = Homes(server, "jobs", HomeSetting("home-{user}"), lambda: now[0])
-    assert "there is no claim home-ana in the namespace jobs" in await homes.note("ana", ())
+    assert "there is no claim home-ana in the namespace jobs" in await homes.home_notice("ana", ())
     server.claims["home-ana"] = claim("home-ana", "ReadWriteMany")
     assert await homes.mount("ana") is None
     now[0] = KEPT_SECONDS
@@ -218,7 +218,7 @@ async def test_without_the_right_or_an_answer_a_submission_is_answered_all_the_s
 
     server.answer = silent
     for _ in range(3):
-        assert "Makeway cannot tell, as the Kubernetes API server does not answer" in await homes.note("ana", ())
+        assert "Makeway cannot tell, as the Kubernetes API server does not answer" in await homes.home_notice("ana", ())
     assert len(server.asked) == 1, "other submissions do not wait for it"
     now[0] = SILENT_SECONDS
     with pytest.raises(ApiUnreachable):
@@ -228,7 +228,7 @@ async def test_without_the_right_or_an_answer_a_submission_is_answered_all_the_s
         raise ApiRefusal(403, "Forbidden", "cannot get persistentvolumeclaims")
 
     server.answer = forbidden
-    assert "may not read the claim home-ana (cannot get" in await homes.note("ana", ())
+    assert "may not read the claim home-ana (cannot get" in await homes.home_notice("ana", ())
     assert await homes.mount("ana") is None
 
 
@@ -255,7 +255,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
 
 
 async def test_the_pods_of_a_job_have_the_home_of_its_owner(backend: Backend) -> None:
-    assert await backend.notes("ana", "rnd") == []
+    assert await backend.pod_notices("ana", "rnd") == []
     await backend.start(order("j1", workers=2))
     server = backend.server
     assert isinstance(server, Server)
@@ -263,7 +263,7 @@ async def test_the_pods_of_a_job_have_the_home_of_its_owner(backend: Backend) ->
         source = {"claimName": "home-ana"}
         assert {"name": "makeway-home", "persistentVolumeClaim": source} in pod["spec"]["volumes"]
     assert len(server.made) == 2
-    assert len(await backend.notes("bo", "rnd")) == 1
+    assert len(await backend.pod_notices("bo", "rnd")) == 1
 
 
 async def test_the_pods_of_a_job_have_the_volumes_of_its_team_and_no_others(backend: Backend) -> None:
@@ -278,5 +278,5 @@ async def test_the_pods_of_a_job_have_the_volumes_of_its_team_and_no_others(back
     assert [data in each for each in mounts] == [True, False]
     source = {"name": "makeway-team-data", "persistentVolumeClaim": {"claimName": "teams"}}
     assert [source in pod["spec"]["volumes"] for pod in server.made] == [True, False]
-    (note,) = await backend.notes("bo", "rnd")
+    (note,) = await backend.pod_notices("bo", "rnd")
     assert note.endswith("or use the volumes of the team: /data.")

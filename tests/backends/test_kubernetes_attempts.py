@@ -245,7 +245,7 @@ async def test_a_job_ends_whose_pods_are_deleted_before_they_run(backend: Backen
     assert (await backend.phases())["killed"] is Phase.EXITED, "in a new term, too"
 
 
-async def test_a_job_that_asks_for_a_part_of_a_gpu_leaves_no_token(backend: Backend) -> None:
+async def test_a_job_that_requests_a_part_of_a_gpu_leaves_no_token(backend: Backend) -> None:
     with pytest.raises(BackendError, match="can only be requested as a whole"):
         await backend.start(replace(order("j1"), workers=(WorkerPlace("n0", (0,), (500,)),)))
     assert backend._tokens._of == {}

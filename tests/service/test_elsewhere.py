@@ -100,7 +100,7 @@ pickle.dump("r" * 1_500_000, open(os.environ["MAKEWAY_RESULT_FILE"], "wb"))
         assert len(result) > 1_500_000
 
 
-async def test_decisions_about_attempts_that_do_not_succeed_are_told_beside_their_machines(tmp_path: Path) -> None:
+async def test_decisions_about_attempts_that_do_not_succeed_become_pod_events(tmp_path: Path) -> None:
     async with far(tmp_path) as service:
         good = await service.ended(await service.train("pass"))
         bad = await service.ended(await service.train("raise SystemExit(3)"))

@@ -53,13 +53,13 @@ def test_a_refusal_is_what_kubernetes_said_and_what_to_do(message: str, todo: st
 
 
 def test_an_answer_without_a_status_has_its_reason() -> None:
-    assert api_refusal.words(answer(403)) == "Forbidden"
+    assert api_refusal.api_message(answer(403)) == "Forbidden"
     broken = answer(502, reason="Bad Gateway")
     broken.body = "<html>"
     assert api_refusal.start_sentence(broken, "lab") == (
         "Kubernetes could not create the notebook's pod: Bad Gateway (status 502). Start it again."
     )
-    assert "status 500" in api_refusal.words(answer(500, reason=""))
+    assert "status 500" in api_refusal.api_message(answer(500, reason=""))
 
 
 def test_a_stop_that_is_refused_names_the_pod() -> None:

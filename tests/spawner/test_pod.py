@@ -117,12 +117,12 @@ def test_only_files_on_volumes_that_outlive_the_pod_are_kept() -> None:
         "shm": {"name": "shm", "mountPath": "/dev/shm"},
         "key": {"name": "key", "mountPath": "/key"},
     }
-    assert pod.kept({"home": claim, "shm": memory, "key": key}, mounts) == ["/home/jovyan"]
-    assert pod.kept([claim, shared], [*mounts.values(), {"name": "data", "mountPath": "/data"}]) == [
+    assert pod.persistent_paths({"home": claim, "shm": memory, "key": key}, mounts) == ["/home/jovyan"]
+    assert pod.persistent_paths([claim, shared], [*mounts.values(), {"name": "data", "mountPath": "/data"}]) == [
         "/home/jovyan",
         "/data",
     ]
-    assert pod.kept([memory, key | {"name": "home"}], mounts) == []
+    assert pod.persistent_paths([memory, key | {"name": "home"}], mounts) == []
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_a_profile_without_cpu_and_memory_leaves_the_sites_limits(spawner:
     assert limits == {"cpu": 1.0, "memory": 2**30}
 
 
-def test_no_private_name_of_the_hubs_spawner_is_hidden_by_chance() -> None:
+def test_no_private_name_of_the_hubs_spawner_is_overridden_by_accident() -> None:
     """JupyterHub's own `_failed` once was, and it replaced spawners that ran."""
     from kubespawner import KubeSpawner
     from makeway_spawner.kube import MakewayKubeSpawner

@@ -45,7 +45,7 @@ def status(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def messages(start: PodStart, pod: dict[str, Any], *events: dict[str, Any]) -> list[str]:
-    return [step.message for step in start.look(pod, events)]
+    return [step.message for step in start.update(pod, events)]
 
 
 @pytest.mark.covers("N05")
@@ -133,16 +133,16 @@ def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: P
     words = "0/3 nodes are available: 1 node(s) had volume node affinity conflict."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
     unfit = {"status": {"conditions": [condition]}}
-    start.look({}, ())
+    start.update({}, ())
     clock.now += 10
-    start.look(unfit, ())
+    start.update(unfit, ())
     clock.now += 61
-    start.look(unfit, ())
+    start.update(unfit, ())
     assert start.unscheduled_for == 61
     said = start.not_placed(unfit, "node-1")
     assert said.startswith(f"Kubernetes does not place the notebook on node-1, for 1 min 1 s now: {words} ")
     assert "homes that every node can mount" in said
     condition["message"] = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     assert "another profile" in start.not_placed(unfit, "node-1")
-    start.look(PLACED, ())
+    start.update(PLACED, ())
     assert start.unscheduled_for == 0

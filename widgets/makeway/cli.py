@@ -117,8 +117,8 @@ def _submit(args: argparse.Namespace) -> int:
     print(job)
     if isinstance(job, DryRunResult):
         return 0
-    if note := submission.notes(job, wanted):
-        print(note)
+    if notices := submission.notices(job, wanted):
+        print(notices)
     return _ended(job.wait()) if args.wait else 0
 
 

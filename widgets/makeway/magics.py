@@ -68,8 +68,8 @@ class MakewayMagics(Magics):
         if isinstance(job, DryRunResult):
             return job
         self.last = job.id
-        if note := submission.notes(job, wanted):
-            print(note)
+        if notices := submission.notices(job, wanted):
+            print(notices)
         return job.wait() if args.wait else job
 
     @line_magic

@@ -149,7 +149,7 @@ def _answer(request: JobRequest, dry_run: bool) -> Any:
     return client().dry_run(request) if dry_run else client().submit(request)
 
 
-def notes(job: Job, submission: Submission) -> str:
+def notices(job: Job, submission: Submission) -> str:
     """Return what the service says about the pods of a job that was just submitted, and its risk, one line each."""
     said = [textwrap.fill(note, 100, break_long_words=False, break_on_hyphens=False) for note in job.data.notes]
     return "\n".join([*said, *filter(None, [risk(job, submission)])])

@@ -109,7 +109,7 @@ class RemoteBackend(ABC):
     async def remove(self, workload: str, attempt: int) -> None:
         """Remove an attempt's machines with everything on them; a repetition does nothing."""
 
-    def unreported(self, key: Key, worker: int) -> str:
+    def unreported_message(self, key: Key, worker: int) -> str:
         """Return that a worker whose machine is there did not report in time."""
         return f"worker {worker} did not report within {duration(self.report_within)}"
 
@@ -196,7 +196,7 @@ class RemoteBackend(ABC):
     def publish_event(self, key: Key, code: str, message: str) -> None:  # noqa: B027 (not every backend has where to)
         """Show a decision about an attempt beside its machines; never fails, and what is shown twice is shown once."""
 
-    async def notes(self, owner: str, team: str) -> list[str]:
+    async def pod_notices(self, owner: str, team: str) -> list[str]:
         """Return what the owner of a job has to know about its machines, in sentences; within seconds, never fails."""
         return []
 
@@ -278,7 +278,7 @@ class RemoteBackend(ABC):
                 known.unheard_since.pop(key, None)
             elif now - known.unheard_since.setdefault(key, now) >= self.report_within:
                 first = min(set(range(machines.workers)) - workers.keys(), default=0)
-                return self._lose(key, replace(seen, message=self.unreported(key, first)))
+                return self._lose(key, replace(seen, message=self.unreported_message(key, first)))
         if silent is not None:
             message = f"worker {silent} was not heard of for {duration(self.lost_after)}"
             # A machine that is there counts: a job can stop its own launcher. What is gone or unknown does not.

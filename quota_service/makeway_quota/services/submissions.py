@@ -182,7 +182,7 @@ class SubmissionService:
     async def _notes(self, caller: Caller, team: str, choice: ImageChoice, image: str | None) -> list[str]:
         """Return what the owner has to know about the pods of a job with this image; nothing where jobs are no pods."""
         settings, backend = self._context.settings, self._context.backend
-        notes = await backend.notes(caller.name, team) if isinstance(backend, RemoteBackend) else []
+        notes = await backend.pod_notices(caller.name, team) if isinstance(backend, RemoteBackend) else []
         if settings.backend == "kubernetes":
             notes = [image_note(image, choice, settings.kubernetes.image), *notes]
         return notes

@@ -267,7 +267,7 @@ class KubernetesBackend(RemoteBackend):
         await super().forget(workload, attempt)
         self.attempt_pods.forget((workload, attempt))
 
-    def unreported(self, key: Key, worker: int) -> str:
+    def unreported_message(self, key: Key, worker: int) -> str:
         """Return which address a launcher did not reach, from which node, and what to check."""
         node = next((pod.node for pod in self.attempt_pods.of(key) if pod.worker == worker), "an unknown node")
         return (
@@ -279,10 +279,10 @@ class KubernetesBackend(RemoteBackend):
         """Show a decision about an attempt as an event of its pods."""
         self._events.publish_events(self.attempt_pods.known(key), code, message)
 
-    async def notes(self, owner: str, team: str) -> list[str]:
+    async def pod_notices(self, owner: str, team: str) -> list[str]:
         """Return why the pods of a job do not have its owner's home, where they do not."""
         paths = [mount.path for mount in team_mounts(self._worker_pods.document, team)]
-        return list(filter(None, [await self._homes.note(owner, paths)]))
+        return list(filter(None, [await self._homes.home_notice(owner, paths)]))
 
     # -- inside
 

@@ -101,7 +101,7 @@ class Homes:
         """Return the mount of a home, None where its claim cannot be mounted; ApiUnreachable without an answer."""
         return None if await self._problem(owner) else self._mount(owner)
 
-    async def note(self, owner: str, volumes: Sequence[str]) -> str:
+    async def home_notice(self, owner: str, volumes: Sequence[str]) -> str:
         """Return why an owner's home is not in the pods of their jobs, and what to do; "" where it is.
 
         `volumes` are the paths of the team's volumes.
