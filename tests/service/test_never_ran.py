@@ -12,7 +12,7 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.engine_view import EngineView
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.start_backoff import AVOIDED, StartBackoff, backoff_until
+from makeway_quota.control.start_backoff import AVOIDED, FIRST_AVOIDED, StartBackoff, backoff_until
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
@@ -85,7 +85,13 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     three = (*NODES, NodeSeen("n3", "", (0,), virtual=True))
     refused(row(), backoff, 300.0, three)
     assert avoided(backoff, 300.0) == ["n1", "n2"]
-    assert avoided(backoff, 200.0 + AVOIDED) == ["n1"]
+    assert avoided(backoff, 700.0) == ["n1"], "for 8 min after the second refusal, 16 min after the third one"
+    refused(row("n3"), backoff, 700.0, (*three[:2], replace(three[2], ready=False)), node_lost=True, never_ran=False)
+    assert avoided(backoff, 700.0) == ["n1"], "that a node is down says nothing new about the others"
+    for _ in range(20):
+        refused(row(), backoff, 2000.0)
+    assert avoided(backoff, 1999.0 + AVOIDED) == ["n1"]
+    assert avoided(backoff, 2000.0 + AVOIDED) == []
 
 
 def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> None:
@@ -113,7 +119,7 @@ def test_the_engine_sees_what_a_job_avoids_as_long_as_it_does() -> None:
     view, assignment = EngineView(Durations(), backoff), divide(NODES, POLICY)
     backoff.avoid("j-1", ["n1"], 100.0)
     view.stale = {"j-1"}
-    for now, nodes in ((100.0, {"n1"}), (99.0 + AVOIDED, {"n1"}), (100.0 + AVOIDED, set[str]())):
+    for now, nodes in ((100.0, {"n1"}), (99.0 + FIRST_AVOIDED, {"n1"}), (100.0 + FIRST_AVOIDED, set[str]())):
         view.show({"j-1": waits}, assignment, POLICY, now)
         (shown,) = view.workloads()
         assert {node for node in shown.avoid if "/" not in node} == nodes

@@ -29,8 +29,8 @@ class Channel(Protocol):
     def silent(self, seconds: float) -> Mapping[Key, int]:
         """Return attempts with a worker that was not heard of for so long while the service could hear; and which."""
 
-    async def record_final_report(self, worker: tuple[str, int, int], report: WorkerReportIn) -> None:
-        """Record the end of a worker that its machine reports, unless the worker has reported one, or never began."""
+    async def record_final_reports(self, ends: Mapping[tuple[str, int, int], WorkerReportIn]) -> None:
+        """Record ends of workers that their machines report; not of one that reported an end itself, or never began."""
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded; what it sent stays."""

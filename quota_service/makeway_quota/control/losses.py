@@ -62,12 +62,13 @@ class Losses:
     def avoided(self, row: Workload, node: str, before: Collection[str]) -> Collection[str]:
         """Return the nodes that a job avoids for a while: `node` and those `before`, else `node` alone, else none.
 
-        So it always fits on some node. None also where `node` is not ready: nothing is placed there anyway.
+        So it always fits on some node. Where `node` is not ready those `before`: nothing is placed there anyway.
         """
-        if node in self._ready:
-            for nodes in ({*before, node}, {node}):
-                if self._fits(row, {*nodes, *to_avoid(row.lost_on)}):
-                    return nodes
+        if node not in self._ready:
+            return before
+        for nodes in ({*before, node}, {node}):
+            if self._fits(row, {*nodes, *to_avoid(row.lost_on)}):
+                return nodes
         return ()
 
     def _fits(self, row: Workload, avoided: Collection[str]) -> bool:

@@ -18,8 +18,9 @@ from .change_set import decide
 CODE = "no_room"
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
-AVOIDED = 1800.0
-"""Seconds for which a job avoids a node that did not start it, its backoff included: what is wrong there may pass."""
+FIRST_AVOIDED, AVOIDED = 120.0, 1800.0
+"""Seconds for which a job avoids a node that did not start it, its delay included, which double from the first to the
+longest: a device that is not free yet is there a moment later, and others need not make way elsewhere."""
 
 Refusals = tuple[tuple[str, float], ...]
 """Nodes that a job avoids, each until a time in Unix seconds."""
@@ -42,7 +43,8 @@ class StartBackoff:
     def avoid(self, id: str, nodes: Iterable[str], now: float) -> None:
         """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
         before = dict(self.avoided(id, now))
-        self._refusals[id] = tuple((node, before.get(node, now + AVOIDED)) for node in sorted(nodes))
+        until = now + min(AVOIDED, FIRST_AVOIDED * 2.0 ** min(self.refused.get(id, 0), 10))
+        self._refusals[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
 
     def avoided(self, id: str, now: float) -> Refusals:
         """Return the nodes that a job avoids at the moment."""

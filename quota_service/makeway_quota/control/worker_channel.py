@@ -134,17 +134,25 @@ class WorkerChannel:
             given["exit"]["service_unavailable"] = report.exit.unheard and self.just_started
         return given
 
-    async def record_final_report(self, worker: WorkerKey, report: WorkerReportIn) -> None:
-        """Record the end of a worker that its machine reports, and read it, unless the worker has reported one itself.
+    async def record_final_reports(self, ends: Mapping[WorkerKey, WorkerReportIn]) -> None:
+        """Record the ends of workers that their machines report, and read them, but none that a worker has reported.
 
         A worker ends after its report was taken, so a report that is not there now will not come.
         """
         await self.refresh()
-        seen = self._seen.get(worker[:2], {}).get(worker[2])
-        if seen is None or seen.ended:
-            return
-        await asyncio.to_thread(self._store.worker_reports.write, worker, self.stored_report(report), self._clock())
-        await self.refresh()
+        unknown: dict[WorkerKey, dict[str, Any]] = {}
+        for worker, report in ends.items():
+            seen = self._seen.get(worker[:2], {}).get(worker[2])
+            if seen is not None and not seen.ended:
+                unknown[worker] = self.stored_report(report)
+
+        def write() -> None:
+            for worker, given in unknown.items():
+                self._store.worker_reports.write(worker, given, self._clock())
+
+        if unknown:
+            await asyncio.to_thread(write)
+            await self.refresh()
 
     async def forget(self, workload: str, attempt: int) -> None:
         """Drop the reports of an attempt whose end is recorded."""

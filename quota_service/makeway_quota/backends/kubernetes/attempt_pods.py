@@ -122,7 +122,10 @@ class AttemptPods:
     def with_final_report(self) -> list[JobPod]:
         """Return the pods, and last states of pods, of attempts of which one has the final report of its worker."""
         self._with_final_report = {key for key in self._with_final_report if key in self._by_key or key in self._left}
-        return [pod for key in self._with_final_report for pod in self.known(key)]
+        listed = {pod.name: pod.uid for key in self._with_final_report for pod in self.of(key)}
+        # One that had the name of a listed pod may be of an attempt that a restored database does not know.
+        known = [pod for key in self._with_final_report for pod in self.known(key)]
+        return [pod for pod in known if listed.get(pod.name, pod.uid) == pod.uid]
 
     def forget(self, key: Key) -> None:
         """Report an attempt no more; its pods are deleted."""

@@ -21,10 +21,13 @@ async def record_final_reports(
     channel: Channel, pods: Iterable[JobPod], reported: Mapping[Key, Mapping[int, WorkerSeen]]
 ) -> None:
     """Hand the channel the final reports that pods hold, of workers that began and reported no end."""
+    found: dict[tuple[str, int, int], WorkerReportIn] = {}
     for pod in pods:
         worker = reported.get(pod.key, {}).get(pod.worker)
         if worker is not None and not worker.ended and (report := report_of(pod)) is not None:
-            await channel.record_final_report((*pod.key, pod.worker), report)
+            found[(*pod.key, pod.worker)] = report
+    if found:
+        await channel.record_final_reports(found)
 
 
 def report_of(pod: JobPod) -> WorkerReportIn | None:

@@ -17,8 +17,14 @@ from makeway_api.quantities import count
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .connection import connection
 
-LOOK_AGAIN = 1.0
+LOOK_AGAIN = 2.0
 """Seconds between two looks at the pods that end."""
+PAGE = 500
+"""Pods of one answer: thousands of whole pods are more than the memory of the hook."""
+AT_ONCE = 16
+"""Pods that are deleted at the same time."""
+NAMED = 20
+"""Names of pods in one sentence"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +54,37 @@ class Uninstallation:
     def __init__(self, client: ApiClient, say: Callable[[str], None], seconds: float) -> None:
         self._client = client
         self._say = say
-        self._until = time.monotonic() + seconds
+        began = time.monotonic()
+        self._portal_until, self._until = began + seconds / 2, began + seconds
 
     async def end(self, deployments: Sequence[str], portal: PodSelector, workloads: Sequence[PodSelector]) -> None:
         """Delete deployments and wait for their pods, then delete the pods of the workloads and wait for them.
 
-        In this order, because a service that runs would start the jobs anew.
+        In this order, because a service that runs would start the jobs anew. The portal's pods have half of the time:
+        one on a node that does not answer must not keep the workloads.
         """
         for name in deployments:
             await self._delete(f"/apis/apps/v1/namespaces/{portal.namespace}/deployments/{name}")
-        await self._wait_until_gone([portal], "the portal", delete=False)
-        await self._wait_until_gone(workloads, "jobs and notebooks", delete=True)
+        await self._wait_until_gone([portal], "the portal", self._portal_until)
+        await self._wait_until_gone(workloads, "jobs and notebooks", self._until, delete=True)
 
-    async def _wait_until_gone(self, selectors: Sequence[PodSelector], title: str, *, delete: bool) -> None:
-        """Return once none of these pods is left, or when the time is over."""
+    async def _wait_until_gone(
+        self, selectors: Sequence[PodSelector], title: str, until: float, *, delete: bool = False
+    ) -> None:
+        """Return once none of these pods is left, or at a time of the monotonic clock."""
         deleted = set[str]()
         while True:
             left, problem = await self._pods(selectors)
-            for path, uid in left.items() if delete else ():
-                if uid not in deleted:
-                    deleted.add(uid)
-                    await self._delete(path, uid)
+            new = [(path, uid) for path, uid in left.items() if delete and uid not in deleted]
+            deleted |= {uid for _, uid in new}
+            for at in range(0, len(new), AT_ONCE):
+                await asyncio.gather(*(self._delete(*one) for one in new[at : at + AT_ONCE]))
             if not left and not problem:
                 self._say(f"No pod of {title} is left.")
                 return
-            if time.monotonic() >= self._until:
-                names = ", ".join(path.rpartition("/")[2] for path in left)
+            if time.monotonic() >= until:
+                names = ", ".join([path.rpartition("/")[2] for path in left][:NAMED])
+                names += ", …" if len(left) > NAMED else ""
                 self._say(problem or f"{count(len(left), 'pod')} of {title} not ended yet: {names}")
                 return
             await asyncio.sleep(LOOK_AGAIN)
@@ -82,9 +93,15 @@ class Uninstallation:
         """Return the UIDs of the pods by their paths, and why not all of them are known."""
         found, problem = dict[str, str](), ""
         for one in selectors:
+            query = {"labelSelector": one.selector, "limit": str(PAGE)}
             try:
-                pods: list[Object] = (await self._client.get(one.path, {"labelSelector": one.selector}))["items"]
-                found |= {f"{one.path}/{pod['metadata']['name']}": pod["metadata"]["uid"] for pod in pods}
+                while True:
+                    page = await self._client.get(one.path, query)
+                    pods: list[Object] = page["items"]
+                    found |= {f"{one.path}/{pod['metadata']['name']}": pod["metadata"]["uid"] for pod in pods}
+                    if not (more := (page.get("metadata") or {}).get("continue")):
+                        break
+                    query["continue"] = more
             except (ApiRefusal, ApiUnreachable) as error:
                 problem = f"It is not known which pods are left in {one.namespace}: {error}"
         return found, problem
