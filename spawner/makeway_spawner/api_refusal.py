@@ -9,6 +9,7 @@ from kubernetes_asyncio.client.rest import ApiException
 
 _PASSING = frozenset({408, 409, 429})
 """Client errors that say "not now"."""
+RESTART = "An administrator has to restart the Hub: Kubernetes does not accept its credentials any more."
 
 
 def refused(error: BaseException) -> bool:
@@ -32,7 +33,13 @@ def start_sentence(error: ApiException, namespace: str) -> str:
     if not refused(error):
         return f"Kubernetes could not create the notebook's pod: {said} (status {error.status}). Start it again."
     if "exceeded quota" in said:
-        todo = "Start it again once others have ended, or ask an administrator for more in the quota of this namespace."
+        todo = (
+            "Start it again when other pods have ended, or ask an administrator to raise the quota of this namespace."
+        )
+    elif _status(error) == 401:
+        todo = RESTART
+    elif "no PriorityClass" in said:
+        todo = "An administrator has to create this priority class, or to name another one in the Hub's configuration."
     elif lacks_permission(error):
         todo = "An administrator has to give the Hub's account this right."
     else:
@@ -42,16 +49,19 @@ def start_sentence(error: ApiException, namespace: str) -> str:
 
 def stop_sentence(error: ApiException, pod: str) -> str:
     """Return why the API server does not let the Hub stop a pod, and what to do."""
-    return (
-        f"Kubernetes does not let the Hub stop the notebook: {api_message(error)}. Its pod {pod} may still run and "
-        "hold its GPUs: an administrator has to give the Hub's account this right, and to delete the pod."
+    begin = (
+        f"Kubernetes does not let the Hub stop the notebook: {api_message(error)}. Its pod {pod} may still run and hold its "
+        "GPUs"
     )
+    if _status(error) == 401:
+        return f"{begin}. {RESTART}"
+    return f"{begin}: an administrator has to give the Hub's account this right, and to delete the pod."
 
 
 def lacks_permission(error: ApiException) -> bool:
     """Whether the Hub's account lacks a right; a quota or an admission rule is also a 403."""
     said = api_message(error)
-    return _status(error) == 401 or said == "Forbidden" or ('User "' in said and "cannot" in said)
+    return said == "Forbidden" or ('User "' in said and "cannot" in said)
 
 
 def _status(error: ApiException) -> int:

@@ -79,7 +79,10 @@ def memory_limit(pod: Mapping[str, Any]) -> str:
 def _out_of_memory(pod: Mapping[str, Any]) -> str:
     limit = memory_limit(pod)
     if not limit:
-        return f"Its node ran out of memory ({why(pod)}). Start it again with a profile that has memory of its own."
+        return (
+            f"Its node ran out of memory ({why(pod)}). Start it again with a profile that sets a memory limit, or on "
+            "another node."
+        )
     return (
         f"It used more memory than the {limit} that it may use ({why(pod)}). Choose a profile with more memory, or "
         "hold less data in memory at a time."

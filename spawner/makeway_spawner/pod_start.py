@@ -20,7 +20,7 @@ _ADVICE = {
     "volume": "An administrator has to look at that volume, or at the Secret or ConfigMap that it names.",
     "image": "Start it again: its node may have the image by then. An administrator can have images pulled beforehand, "
     "or raise the start_timeout of the Hub's KubeSpawner.",
-    "no image": "Check that the image exists and that its node may pull it, or choose another one.",
+    "no image": "Check the name of the image and the registry's credentials, or choose another image.",
     "server": "Check that the image starts a notebook server on that port, and that the Hub may reach it there. Where "
     "it is only slow, an administrator can raise the start_timeout of the Hub's KubeSpawner.",
     "unseen": "An administrator can check that the Hub's account may list and watch pods and events.",
@@ -74,13 +74,14 @@ class PodStart:
     def not_placed(self, pod: Pod, nodes: str) -> str:
         """Return the sentence for a pod that the scheduler does not place on the granted nodes."""
         words = pod_events.unschedulable(pod).rstrip(".")
-        said = f"Kubernetes does not place the notebook on {nodes}, for {duration(self.unscheduled_for)} now: {words}."
+        waited = duration(self.unscheduled_for)
+        said = f"Kubernetes has not placed the notebook on {nodes} for {waited}: {words}."
         if "volume node affinity" in words or "node affinity conflict" in words:
             return (
                 f"{said} The volume of its home is bound to another zone or node. An administrator can move it, or use "
                 "homes that every node can mount."
             )
-        return f"{said} Start it again, or choose another profile; an administrator can look at what is on this node."
+        return f"{said} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
 
     def why_not(self, pod: Pod | None, address: str = "", said: str = "") -> str:
         """Return why the server is not there, with what to do.
@@ -92,7 +93,7 @@ class PodStart:
         waited, last = duration(self._clock() - self._began), self._last
         if last is not None and pod_events.cannot_be_pulled(pod or {}):
             return f"The notebook could not be started: {last.message.rstrip('.')}. {_advice(last)}"
-        begin = f"The notebook could not be started within {waited}"
+        begin = f"The notebook did not start within {waited}"
         if last is None:
             if pod is None and said:
                 return f"{begin}: {said.rstrip('.')}. {_ADVICE['node']}"
@@ -101,8 +102,10 @@ class PodStart:
         lasts = duration(self._clock() - self._since)
         if last.phase == "server" and not last.problem:
             at = f" at {address}" if address else ""
-            return f"{begin}: its container has run for {lasts}, but accepts no connection{at}. {_ADVICE['server']}"
-        return f"{begin}. For {lasts}: {last.message.rstrip('.')}. {_advice(last)}"
+            return (
+                f"{begin}: its container has run for {lasts}, but accepts no connection{at}. {_ADVICE['server']}"
+            )
+        return f"{begin}. Kubernetes has reported for {lasts}: {last.message.rstrip('.')}. {_advice(last)}"
 
 
 def _advice(step: Step) -> str:

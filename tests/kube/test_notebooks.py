@@ -137,7 +137,7 @@ def test_an_evicted_pod_ends_its_lease_and_is_deleted(portal: Notebooks) -> None
     wait_until(lambda: portal.server("ana") is None, "the Hub lists the server no more")
     page = " ".join(portal.browser("ana").get("/hub/user/ana/lab").text.split())
     assert "Its node evicted its pod (Evicted: The node was low on resource: memory)." in page
-    assert "Files outside of lasting volumes are gone." in page, "this site's notebooks have no home"
+    assert "This server had no lasting storage: its files were deleted." in page, "this site's notebooks have no home"
     assert "files are safe" not in page
 
 
@@ -228,9 +228,7 @@ def test_a_pod_that_a_killed_hub_was_starting_is_adopted_with_its_lease(portal: 
 def test_a_node_that_is_full_of_others_is_told_in_words_and_leaves_nothing(portal: Notebooks) -> None:
     with full(portal.api, NODES):
         said = refusal(portal, "ana", **GPU1)
-    assert re.search(
-        r"Kubernetes does not place the notebook on virtual-\d, for (8|9|1\d) s now: 0/\d+ nodes are ", said
-    )
+    assert re.search(r"Kubernetes has not placed the notebook on virtual-\d for (8|9|1\d) s: 0/\d+ nodes are ", said)
     assert "Insufficient nvidia.com/gpu" in said
     assert "choose another profile" in said
     wait_until(lambda: not portal.live_sessions() and not portal.pods(), "neither lease nor pod is left")

@@ -38,12 +38,18 @@ def test_what_passes_is_told_from_a_refusal(error: Exception, refused: bool) -> 
 
 QUOTA = 'pods "jupyter-ana" is forbidden: exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0'
 RIGHT = 'pods is forbidden: User "system:serviceaccount:lab:hub" cannot list resource "pods" in the namespace "lab"'
+DENIED = 'admission webhook "site" denied the request: no latest tags'
 CLASS = 'pods "jupyter-ana" is forbidden: no PriorityClass with name gone was found'
 
 
 @pytest.mark.parametrize(
     ("message", "todo"),
-    [(QUOTA, "quota of this namespace"), (RIGHT, "this right"), (CLASS, "the namespace lab does not")],
+    [
+        (QUOTA, "quota of this namespace"),
+        (RIGHT, "this right"),
+        (CLASS, "create this priority class"),
+        (DENIED, "the namespace lab does not"),
+    ],
 )
 def test_a_refusal_is_what_kubernetes_said_and_what_to_do(message: str, todo: str) -> None:
     said = api_refusal.start_sentence(answer(403, message), "lab")
@@ -60,6 +66,15 @@ def test_an_answer_without_a_status_has_its_reason() -> None:
         "Kubernetes could not create the notebook's pod: Bad Gateway (status 502). Start it again."
     )
     assert "status 500" in api_refusal.api_message(answer(500, reason=""))
+
+
+def test_credentials_that_are_not_accepted_are_no_missing_right() -> None:
+    expired = answer(401, "Unauthorized", "Unauthorized")
+    for said in (api_refusal.start_sentence(expired, "lab"), api_refusal.stop_sentence(expired, "lab/jupyter-ana")):
+        assert said.endswith(
+            "An administrator has to restart the Hub: Kubernetes does not accept its credentials any more."
+        )
+        assert "right" not in said
 
 
 def test_a_stop_that_is_refused_names_the_pod() -> None:

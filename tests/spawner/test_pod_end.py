@@ -78,8 +78,8 @@ def limited(memory: str) -> dict[str, Any]:
         (
             exited("OOMKilled", 137),
             False,
-            "Its node ran out of memory (OOMKilled: exit code 137). Start it again with a profile that has memory of "
-            "its own.",
+            "Its node ran out of memory (OOMKilled: exit code 137). Start it again with a profile that sets a "
+            "memory limit, or on another node.",
         ),
         (exited("Error", 137), True, "Its server ended by itself (Error: exit code 137)."),
         (pod({"phase": "Failed"}), False, "Its server ended by itself."),

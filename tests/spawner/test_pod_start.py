@@ -58,7 +58,8 @@ def test_a_volume_that_cannot_be_mounted_stays_the_reason(start: PodStart, clock
     assert messages(start, PLACED, failed) == [], "where the pod is has been said"
     clock.now += 290
     assert start.why_not(PLACED) == (
-        "The notebook could not be started within 4 min 55 s. For 4 min 50 s: A volume is not there yet: "
+        "The notebook did not start within 4 min 55 s. Kubernetes has reported for 4 min 50 s: A volume is not "
+        "there yet: "
         'MountVolume.SetUp failed for volume "data" : secret "missing" not found. An administrator has to look at that '
         "volume, or at the Secret or ConfigMap that it names."
     )
@@ -76,7 +77,7 @@ def test_what_the_scheduler_said_is_over_once_the_pod_has_a_node(start: PodStart
     assert "Insufficient nvidia.com/gpu" in start.why_not({})
     messages(start, PLACED, unfit)
     assert messages(start, PLACED, event("FailedScheduling", "late", version="2")) == []
-    assert "For 0 s: Kubernetes has placed the notebook on node-1. " in start.why_not(PLACED)
+    assert "Kubernetes has reported for 0 s: Kubernetes has placed the notebook on node-1. " in start.why_not(PLACED)
 
 
 def test_a_slow_image_is_named_with_its_age(start: PodStart, clock: Clock) -> None:
@@ -86,7 +87,8 @@ def test_a_slow_image_is_named_with_its_age(start: PodStart, clock: Clock) -> No
     clock.now += 260
     said = start.why_not(PLACED)
     assert said.startswith(
-        "The notebook could not be started within 4 min 55 s. For 4 min 20 s: Pulling the image lab:2. "
+        "The notebook did not start within 4 min 55 s. Kubernetes has reported for 4 min 20 s: Pulling "
+        "the image lab:2. "
     )
     assert "start_timeout" in said
 
@@ -98,7 +100,7 @@ def test_an_image_that_cannot_be_pulled_is_as_old_as_its_first_failure(start: Po
         messages(start, missing, failed)
         clock.now += 20
     said = start.why_not(missing)
-    assert "For 1 min: The image lab:2 cannot be pulled: not found. Check that the image exists" in said
+    assert "Kubernetes has reported for 1 min: The image lab:2 cannot be pulled: not found. Check the name" in said
 
 
 def test_an_image_without_a_valid_name_is_refused_at_once(start: PodStart) -> None:
@@ -120,7 +122,7 @@ def test_a_server_that_does_not_listen_is_told_from_a_pod_that_does_not_run(star
 def test_a_hub_that_sees_no_pod_says_so(start: PodStart, clock: Clock) -> None:
     clock.now += 295
     assert start.why_not(None) == (
-        "The notebook could not be started within 4 min 55 s, and the Hub does not see its pod. An administrator can "
+        "The notebook did not start within 4 min 55 s, and the Hub does not see its pod. An administrator can "
         "check that the Hub's account may list and watch pods and events."
     )
     assert "Kubernetes says nothing about its pod" in start.why_not({})
@@ -140,9 +142,11 @@ def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: P
     start.update(unfit, ())
     assert start.unscheduled_for == 61
     said = start.not_placed(unfit, "node-1")
-    assert said.startswith(f"Kubernetes does not place the notebook on node-1, for 1 min 1 s now: {words} ")
+    assert said.startswith(f"Kubernetes has not placed the notebook on node-1 for 1 min 1 s: {words} ")
     assert "homes that every node can mount" in said
     condition["message"] = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    assert "another profile" in start.not_placed(unfit, "node-1")
+    assert start.not_placed(unfit, "node-1").endswith(
+        "Start it again or choose another profile. An administrator can check what else runs on node-1."
+    )
     start.update(PLACED, ())
     assert start.unscheduled_for == 0

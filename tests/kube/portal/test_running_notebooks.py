@@ -198,7 +198,7 @@ def test_the_lease_of_a_notebook_that_ends_is_released_once_and_its_user_reads_w
         wait_until(lambda session=session: not portal.runs(session), "the pod has ended", STARTED)
         ended_within(RECONCILED, person, session)
         assert words in person.told(server)
-        assert "Files in /home/jovyan are kept; others are gone." in person.page(server)
+        assert "Files in /home/jovyan are kept; all other files were deleted." in person.page(server)
 
 
 def ended_within(seconds: float, person: Person, session: Session) -> None:
