@@ -218,10 +218,12 @@ def test_wrong_values_are_refused_by_name(helm: Helm, tmp_path: Path, values: Ob
     ("values", "name", "instead"),
     [
         ({"proxy": {"ingress": {"enabled": True, "host": "a.b"}}}, "proxy.ingress", "ingress of Zero to JupyterHub"),
-        ({"proxy": {"service": {"type": "NodePort"}}}, "proxy.service", "proxy of Zero to JupyterHub's values"),
+        ({"proxy": {"service": {"type": "NodePort"}}}, "proxy.service", "the same name of Zero to JupyterHub's values"),
         ({"hub": {"makewayAdmins": {"users": ["ana"]}}}, "hub.makewayAdmins", "admin_users and admin_groups in z2jh"),
         ({"hub": {"config": {"A": {"b": 1}}}}, "hub.config", "the same name of Zero to JupyterHub's values"),
         ({"hub": {"resources": None}}, "hub.resources", "the same name"),
+        ({"hub": {"priorityClassName": "high"}}, "hub.priorityClassName", "scheduling.podPriority"),
+        ({"proxy": {"tolerations": [{}]}}, "proxy.tolerations", "proxy.chp.tolerations"),
         ({"notebooks": {"home": {"size": "1Gi"}}}, "notebooks.home", "singleuser.storage"),
         (
             {"notebooks": {"priorityClasses": {"guaranteed": "high"}}},
@@ -244,8 +246,16 @@ def test_as_an_add_on_values_without_effect_are_refused_with_where_they_belong(
     assert rendered(helm, tmp_path, values), "standalone they are valid"
     with pytest.raises(KubeProblem) as problem:
         rendered(helm, tmp_path, {"mode": "addOn", **values})
-    assert f"{name}: it has no effect in mode addOn. " in str(problem.value)
-    assert f"set {instead}" in str(problem.value)
+    assert f"{name} has no effect in mode addOn: remove it from your values, and set {instead}" in str(problem.value)
+
+
+def test_a_value_that_is_only_of_this_chart_is_refused_as_an_add_on_without_another_place(
+    helm: Helm, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        KubeProblem, match=r"proxy\.publicUrl has no effect in mode addOn: remove it from your values\."
+    ):
+        rendered(helm, tmp_path, {"mode": "addOn", "proxy": {"publicUrl": "https://lab.example"}})
 
 
 # -- who may reach whom

@@ -39,18 +39,28 @@ networkPolicy:
   extraEgress: {hub: [], notebooks: []}
 {{- end -}}
 
-{{/* Where each belongs instead: the longest beginning of its name counts. */}}
+{{/* Where each belongs instead: the longest beginning of its name counts. Empty: nowhere, as it is only of this chart. */}}
 {{- define "makeway.addOnInstead" -}}
-images.hub: hub.image of Zero to JupyterHub, as z2jh-values.yaml has it
+images.hub: hub.image of Zero to JupyterHub (as z2jh-values.yaml has it)
 images.proxy: proxy.chp.image of Zero to JupyterHub
 hub: the same name of Zero to JupyterHub's values
 hub.makewayAdmins: admin_users and admin_groups in z2jh-values.yaml
 hub.database: hub.db of Zero to JupyterHub
 hub.serviceAccountAnnotations: hub.serviceAccount.annotations of Zero to JupyterHub
+hub.affinity: hub.extraPodSpec of Zero to JupyterHub
+hub.priorityClassName: scheduling.podPriority of Zero to JupyterHub
 hub.podLabels: hub.labels of Zero to JupyterHub
 hub.podAnnotations: hub.annotations of Zero to JupyterHub
-proxy: proxy of Zero to JupyterHub's values
+proxy.service: the same name of Zero to JupyterHub's values
+proxy.publicUrl: ""
 proxy.ingress: ingress of Zero to JupyterHub
+proxy.resources: proxy.chp.resources of Zero to JupyterHub
+proxy.nodeSelector: proxy.chp.nodeSelector of Zero to JupyterHub
+proxy.tolerations: proxy.chp.tolerations of Zero to JupyterHub
+proxy.affinity: scheduling.corePods of Zero to JupyterHub
+proxy.priorityClassName: scheduling.podPriority of Zero to JupyterHub
+proxy.podLabels: proxy.labels of Zero to JupyterHub
+proxy.podAnnotations: proxy.annotations of Zero to JupyterHub
 notebooks.home: singleuser.storage of Zero to JupyterHub
 notebooks.priorityClasses: guaranteed_priority_class and preemptible_priority_class in z2jh-values.yaml
 networkPolicy.extraEgress.hub: hub.networkPolicy.egress of Zero to JupyterHub
@@ -68,7 +78,8 @@ networkPolicy.extraEgress.notebooks: singleuser.networkPolicy.egress of Zero to 
 {{- range $name, $default := $usual -}}
 {{- if ne (include "makeway.comparable" $default) (include "makeway.comparable" (index $given $name)) -}}
 {{- $path := printf "%s.%s" $part $name -}}
-{{- fail (printf "%s: it has no effect in mode addOn. Give it its default and set %s." $path (get $instead $path | default (get $instead $part))) -}}
+{{- $place := hasKey $instead $path | ternary (get $instead $path) (get $instead $part) -}}
+{{- fail (printf "%s has no effect in mode addOn: remove it from your values%s." $path ($place | empty | ternary "" (printf ", and set %s instead" $place))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
