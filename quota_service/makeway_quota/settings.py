@@ -110,8 +110,8 @@ class QuotaService(Configurable):
     ).tag(config=True, env="MAKEWAY_KUBE_INSTANCE")
     worker_url = Unicode(
         "",
-        help="The service's address as pods reach it, with its prefix, so none of its own machine such as localhost; "
-        "empty: MAKEWAY_URL (MAKEWAY_WORKER_URL).",
+        help="The address at which pods reach the service, with its prefix. Not localhost or 0.0.0.0, by which a pod "
+        "reaches itself. Empty: MAKEWAY_URL (MAKEWAY_WORKER_URL).",
     ).tag(config=True, env="MAKEWAY_WORKER_URL")
     kube_launcher_image = Unicode(
         "",

@@ -178,8 +178,8 @@ async def test_a_claim_that_cannot_be_mounted_is_told_with_what_to_do(found: Obj
     homes = Homes(Server(**{"home-ana": found}), "jobs", HomeSetting("home-{user}"))
     assert await homes.mount("ana") is None
     note = await homes.home_notice("ana", ["/data", "/models"])
-    assert note.startswith(f"Your home folder is not in its pods: {says}")
-    assert note.endswith("Send what the job needs with --files, or use the volumes of the team: /data, /models.")
+    assert note.startswith(f"The job does not see your home folder: {says}")
+    assert note.endswith("Send the files that it needs with --files, or use the volumes of your team: /data, /models.")
 
 
 async def test_a_home_that_is_mounted_or_not_set_up() -> None:
@@ -191,10 +191,7 @@ async def test_a_home_that_is_mounted_or_not_set_up() -> None:
     assert await homes.home_notice("ana@lab", ()) == ""
     none = Homes(server, "jobs", None)
     assert await none.mount("ana") is None
-    assert await none.home_notice("ana", ()) == (
-        "Your home folder is not in its pods: this site has not set up homes for jobs. "
-        "Send what the job needs with --files."
-    )
+    assert await none.home_notice("ana", ()) == "", "a site without homes for jobs says nothing"
 
 
 async def test_what_is_read_of_a_claim_is_used_for_a_minute() -> None:
@@ -228,7 +225,7 @@ async def test_without_the_right_or_an_answer_a_submission_is_answered_all_the_s
         raise ApiRefusal(403, "Forbidden", "cannot get persistentvolumeclaims")
 
     server.answer = forbidden
-    assert "may not read the claim home-ana (cannot get" in await homes.home_notice("ana", ())
+    assert "Makeway has no right to read the claim home-ana (cannot get" in await homes.home_notice("ana", ())
     assert await homes.mount("ana") is None
 
 
@@ -278,5 +275,5 @@ async def test_the_pods_of_a_job_have_the_volumes_of_its_team_and_no_others(back
     assert [data in each for each in mounts] == [True, False]
     source = {"name": "makeway-team-data", "persistentVolumeClaim": {"claimName": "teams"}}
     assert [source in pod["spec"]["volumes"] for pod in server.made] == [True, False]
-    (note,) = await backend.pod_notices("bo", "rnd")
-    assert note.endswith("or use the volumes of the team: /data.")
+    (note,) = await backend.notes("bo", "rnd")
+    assert note.endswith("or use the volumes of your team: /data.")

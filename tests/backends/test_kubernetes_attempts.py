@@ -399,7 +399,10 @@ async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backe
     over["status"]["containerStatuses"] = [{"name": "worker", "state": state}]
     backend.hear("MODIFIED", over)
     backend.hear("MODIFIED", pod("j2", "Failed"))
-    for job, says in (("j1", "it used more than the 64 MiB of its profile"), ("j2", killed.message)):
+    out_of_memory = (
+        "it used more memory than the 64 MiB that its container may use: choose a profile with more memory, or use less"
+    )
+    for job, says in (("j1", out_of_memory), ("j2", killed.message)):
         backend.report(job, killed)
         seen = await backend.seen(job)
         assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, -9, says)
@@ -518,7 +521,7 @@ async def test_a_gang_whose_pod_ends_without_a_report_is_over_at_once(backend: B
     backend.now += PATIENCE
     seen = await backend.seen("j1")
     assert (seen.phase, seen.exit_code) == (Phase.EXITED, 137)
-    assert seen.message == "worker 1: it used more than the memory of its profile"
+    assert seen.message == "worker 1: its node ran out of memory"
 
 
 async def test_a_report_that_comes_after_the_end_of_its_pod_counts(backend: Backend) -> None:

@@ -462,7 +462,7 @@ def test_a_pod_is_kept_with_its_place_in_the_attempt() -> None:
         (
             pod("Pending", **condition("PodReadyToStartContainers", "True", ""), **before("running")),
             "init",
-            "its container launcher runs before it",
+            "its init container launcher is still running",
         ),
         (
             pod("Pending", **before("waiting", reason="ErrImagePull", message="401 Unauthorized")),
@@ -490,12 +490,13 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
 @pytest.mark.parametrize(
     ("kept", "by_node", "code", "says"),
     [
-        (pod("Failed", **over(137, "OOMKilled")), False, 137, "it used more than the memory of its profile"),
+        (pod("Failed", **over(137, "OOMKilled")), False, 137, "its node ran out of memory"),
         (
             pod("Failed", memory="64Mi", **over(137, "OOMKilled")),
             False,
             137,
-            "used more than the 64 MiB of its profile",
+            "it used more memory than the 64 MiB that its container may use: choose a profile with more memory, "
+            "or use less",
         ),
         (pod("Failed", **over(1)), False, None, "its launcher ended with exit code 1 without a report"),
         (pod("Failed", **over(1, message="no\nspace")), False, None, "exit code 1 without a report: space"),
@@ -504,7 +505,8 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
             pod("Failed", **over(128, "StartError", NO_PYTHON)),
             False,
             127,
-            'need python3, which could not be started: exec: "python3": executable',
+            'its image does not start python3: exec: "python3": executable file not found in $PATH: choose an image '
+            "that has python3",
         ),
         (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
         (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
@@ -551,7 +553,7 @@ def test_how_a_pod_ended_is_told_apart(kept: JobPod, by_node: bool, code: int | 
         (pod("Failed", **over(128, "StartError", "cgroup: no space left")), "cgroup: no space left"),
         (
             pod("Failed", site_image=True, **over(128, "StartError", NO_PYTHON)),
-            "the default image of jobs notebook:1 does not run, and an administrator has to change it: images of jobs",
+            "the default image of jobs notebook:1 does not start python3, and an administrator has to change it: exec",
         ),
         (
             pod("Failed", **before("terminated", exitCode=1, reason="Error", message="Traceback\nOSError: disk full")),
@@ -586,7 +588,7 @@ def test_the_first_pod_that_ends_without_a_report_decides_for_its_gang() -> None
     gang = [pod(worker=0, workers=3), killed, pod("Succeeded", worker=2, workers=3, **over(0))]
     found = machines_of(gang, RUNS, over=[2])
     assert (found.present, found.exit_code) == (False, 137)
-    assert found.message == "worker 1: it used more than the memory of its profile"
+    assert found.message == "worker 1: its node ran out of memory"
     lost = machines_of([gang[0], pod("Failed", node="n3", worker=1, workers=3), gang[2]], RUNS, over=[2])
     assert (lost.present, lost.node_lost, lost.message) == (False, True, "worker 1: its node n3 is gone")
 

@@ -47,7 +47,7 @@ async def test_the_service_ends_before_its_jobs(cluster: Cluster) -> None:
 async def test_pods_whose_grace_is_longer_are_named_and_left_to_end_by_themselves(cluster: Cluster) -> None:
     cluster.stubborn = "jobs"
     assert await cluster.uninstall(0.05) == [SERVICE, f"{JOBS.path}/jobs"], "each pod is deleted once"
-    assert cluster.said[-1] == "1 pod of jobs and notebooks not ended yet: jobs"
+    assert cluster.said[-1] == "1 pod of jobs and notebooks is still saving and ends by itself: jobs"
 
 
 async def test_what_the_api_server_refuses_is_said_and_does_not_keep_the_rest(cluster: Cluster) -> None:

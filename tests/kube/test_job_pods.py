@@ -165,7 +165,7 @@ async def test_a_job_has_its_owners_home_where_the_claim_allows_it_else_the_answ
         assert (homes / "ana/files/out.txt").read_text() == "done\n"
         job = await serving.submit("bo", "away", "sh", "-c", "echo $HOME")
         (note,) = [note for note in job.notes if "home" in note]
-        assert note.startswith("Your home folder is not in its pods: the claim home-bo is ReadWriteOnce")
+        assert note.startswith("The job does not see your home folder: the claim home-bo is ReadWriteOnce")
         request = JobRequest(command=["true"], profile="gpu1", dry_run=True, team="rnd")
         assert "there is no claim home-lea in the namespace jobs" in "".join(
             (await serving.client("lea").dry_run(request)).notes
@@ -426,7 +426,10 @@ async def test_a_job_that_uses_too_much_memory_fails_with_that_reason(serving: S
         job = await serving.submit("ana", "large", "python3", "-c", code, profile="small")
         done = await serving.reaches(job, "failed")
         assert len(done.attempts) == 1
-        assert done.message == "it used more than the 64 MiB of its profile"
+        assert done.message == (
+            "it used more memory than the 64 MiB that its container may use: choose a profile with more memory, "
+            "or use less"
+        )
 
 
 async def delayed_because(serving: Serving, job: Job, *words: str) -> Job:
@@ -492,7 +495,7 @@ async def test_a_job_whose_image_has_no_python_fails_and_says_so(
         job = await serving.submit("ana", "empty", "true")
         done = await serving.reaches(job, "failed")
         assert (len(done.attempts), done.exit_code) == (1, 127), done
-        assert done.message.startswith('images of jobs need python3, which could not be started: exec: "python3"')
+        assert done.message.startswith('its image does not start python3: exec: "python3"')
 
 
 async def test_a_launcher_image_that_is_not_there_lets_jobs_wait_for_an_administrator(

@@ -63,7 +63,7 @@ async def test_a_job_gets_the_image_of_the_notebook_that_it_is_submitted_from(tm
         job = await run.submit("ana", profile="gpu1", server="two")
         assert (job.image, job.notes) == (
             "site/torch:2",
-            ["Its pods run in the image site/torch:2, that of the notebook."],
+            ["The job runs in the image site/torch:2 (that of the notebook)."],
         )
         assert (await run.submit("ana", profile="gpu1", server="")).image == "site/plain:1"
         assert (await run.submit("ana", profile="gpu1", server="two", image="plain")).image == "site/plain:1"
@@ -71,8 +71,8 @@ async def test_a_job_gets_the_image_of_the_notebook_that_it_is_submitted_from(tm
         assert (dry.image, dry.notes) == (
             "site/plain:1",
             [
-                "Its pods run in the image site/plain:1, the default of 2 GPUs, which does not offer the notebook's, "
-                "site/torch:2."
+                "The job runs in the image site/plain:1 (the default of 2 GPUs; this profile does not offer the "
+                "notebook's image site/torch:2)."
             ],
         )
         unnamed = await run.submit("ana", profile="gpu3", server="two")
@@ -80,7 +80,7 @@ async def test_a_job_gets_the_image_of_the_notebook_that_it_is_submitted_from(tm
         outside = await run.submit("ana", profile="gpu3")
         assert (outside.image, outside.notes) == (
             None,
-            ["Its pods run in the image site/base:1, the default of this site."],
+            ["The job runs in the image site/base:1 (the default of this site)."],
         )
 
 

@@ -149,7 +149,7 @@ async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(
         row = run.service.components.store.workload(job.id)
         assert row is not None
         assert (row.infra_failures, row.attempt, row.placement[0].node) == (0, 2, "n2")
-        said = [each.message for each in await run.client("ana").job_events(job.id) if each.code == "no_room"]
+        said = [each.message for each in await run.client("ana").job_events(job.id) if each.code == "start_deferred"]
         assert said == [
             f"“train” of ana cannot be started yet: {SAYS}. Its GPUs go to others; it is tried again in 0.5 s."
         ]

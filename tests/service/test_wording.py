@@ -101,8 +101,8 @@ def test_the_sentence_about_the_end_of_a_job_names_it_the_preemptor_and_what_is_
     goes_on = "It waits for GPUs again and goes on from there."
     assert outcomes.made_way(job, by, saved) == f"“train” of ana made way for bo (DevOps); saved at step 21. {goes_on}"
     ends = outcomes.SavedWork(True, 21, 3600.0, durable=False)
-    beginning = "It waits for GPUs again; its checkpoint ended with its pod: it starts from the beginning."
-    assert outcomes.made_way(job, by, ends).endswith(f"; saved at step 21. {beginning}")
+    beginning = "Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again."
+    assert outcomes.made_way(job, by, ends).endswith(f"; saved at step 21, 1 h of work is lost. {beginning}")
     assert outcomes.killed_at_deadline(job, 30, ends).endswith(f"; saved at step 21, 1 h of work is lost. {beginning}")
     assert outcomes.killed_at_deadline(job, 30, unsaved) == (
         "“train” of ana did not leave within 30 s and was killed; no checkpoint, lost 1 min 30 s of work. "

@@ -37,7 +37,7 @@ from .hub_servers import HubServers
 from .leader import Leader
 from .leases import end_session
 from .retries import Retries, alike, sentence
-from .start_backoff import StartBackoff
+from .start_backoff import NO_ROOM, StartBackoff
 
 log = logging.getLogger("makeway.actuate")
 
@@ -205,7 +205,7 @@ class Actuator:
         except BackendFull as error:
             log.warning("%s returns to the queue: %s", _job(row), error)
             started.postponed.add(key)
-            started.failed.add(*self.backoff.requeue(row, _job(row), sentence(error), now))
+            started.failed.add(*self.backoff.requeue(row, _job(row), sentence(error), now, NO_ROOM))
         except (FilesUnavailable, BackendUnavailable) as error:
             if key not in self._postponed:
                 log.warning("%s is started later: %s", _job(row), error)

@@ -16,7 +16,7 @@ from ..store.records import Change, Notice, Workload
 from ..wording import IDS, Names, outcomes
 from .change_set import ChangeSet, decide
 from .losses import Losses
-from .start_backoff import StartBackoff
+from .start_backoff import START_DEFERRED, StartBackoff
 
 SKEW = 60.0
 """Seconds that a node's clock may be ahead of ours."""
@@ -186,7 +186,7 @@ class _Reports:
     def _never_ran(self, row: Workload, seen: AttemptSeen) -> None:
         """Requeue a job of which nothing ran, which is no loss: it is delayed, and goes elsewhere if it can."""
         self._avoid(row, seen)
-        self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now))
+        self.change_set.add(*self.backoff.requeue(row, _job(row), _cause(seen), self.now, START_DEFERRED))
 
     def _avoid(self, row: Workload, seen: AttemptSeen) -> None:
         """Remember the node that did not start a worker, or ended it, where it is ready for others."""

@@ -15,7 +15,10 @@ from ..store.records import Change, NewDecision, Workload
 from ..wording import outcomes
 from .change_set import decide
 
-CODE = "no_room"
+NO_ROOM = "no_room"
+"""The reason code of a job for which its backend has no room, as in a quota of its namespace"""
+START_DEFERRED = "start_deferred"
+"""The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
 FIRST_AVOIDED, AVOIDED = 120.0, 1800.0
@@ -50,10 +53,10 @@ class StartBackoff:
         """Return the nodes that a job avoids at the moment."""
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until)
 
-    def requeue(self, row: Workload, job: str, cause: str, now: float) -> tuple[Change, NewDecision]:
+    def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> tuple[Change, NewDecision]:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
-        The try is no attempt: there may be 96 of them a day.
+        `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 96 of them a day.
         """
         times = self.refused[row.id] = self.refused.get(row.id, 0) + 1
         delay = min(LONGEST, FIRST * 2.0 ** min(times - 1, 10))
@@ -62,7 +65,7 @@ class StartBackoff:
             "state": "pending",
             "placement": (),
             "nomination": (),
-            "reason_code": CODE,
+            "reason_code": code,
             "reason_message": message,
             "reason_numbers": {},
             "not_before": now + delay,
@@ -71,11 +74,11 @@ class StartBackoff:
         }
         # Not where it was cancelled meanwhile: only a job that is admitted is ended by that request.
         change = Change(row.id, fields, row.version, expect_states=("starting",), drop_attempt=True)
-        return change, decide(row, "requeue", CODE, message, attempt=row.attempt)
+        return change, decide(row, "requeue", code, message, attempt=row.attempt)
 
 
 def backoff_until(row: Workload, now: float) -> float | None:
     """Return until when a job is in backoff, in Unix seconds; None if it is not (any more)."""
-    if row.state != "pending" or row.reason_code != CODE or row.not_before is None:
+    if row.state != "pending" or row.reason_code not in (NO_ROOM, START_DEFERRED) or row.not_before is None:
         return None
     return row.not_before if now < row.not_before <= now + LONGEST else None

@@ -46,10 +46,10 @@ def choose_image(document: Document, profile: Profile, wanted: str | None, sessi
         return ImageChoice(default, why)
     if default is None or offers_image(document, profile.name, session.image):
         return ImageChoice(session.image, "that of the notebook")
-    return ImageChoice(default, f"{why}, which does not offer the notebook's, {session.image}")
+    return ImageChoice(default, f"{why}; this profile does not offer the notebook's image {session.image}")
 
 
 def image_note(image: str | None, choice: ImageChoice, site: str) -> str:
     """Return a sentence for the owner of a job with this image; `site` is the image of jobs that have none."""
-    why = f", {choice.why}" if image == choice.image else ""
-    return f"Its pods run in the image {image or site}{why}."
+    why = f" ({choice.why})" if image == choice.image else ""
+    return f"The job runs in the image {image or site}{why}."

@@ -77,7 +77,7 @@ def start_postponed(job: str, cause: str) -> str:
 
 
 def start_delayed(job: str, cause: str, rest: str) -> str:
-    """Return that a backend has no room for a job, whose GPUs are free for others until it is tried again."""
+    """Return that a backend did not start a job, whose GPUs are free for others until it is tried again."""
     return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; it is tried again in {rest}."
 
 
@@ -93,7 +93,8 @@ def failed_and_retried(job: str, cause: str, left: int) -> str:
 
 def made_way(job: str, preemptor: str, progress: SavedWork) -> str:
     """Return that a job left within its grace."""
-    return f"{job} made way for {preemptor}; {progress}. {_goes_on(progress)}"
+    saved = str(progress) if progress.durable else _kept(progress)
+    return f"{job} made way for {preemptor}; {saved}. {_goes_on(progress)}"
 
 
 def killed_at_deadline(job: str, grace: float, progress: SavedWork) -> str:
@@ -103,7 +104,7 @@ def killed_at_deadline(job: str, grace: float, progress: SavedWork) -> str:
 
 def _goes_on(progress: SavedWork) -> str:
     if progress.saved and not progress.durable:
-        return "It waits for GPUs again; its checkpoint ended with its pod: it starts from the beginning."
+        return "Its checkpoint was deleted with its pod, so it starts from the beginning when it gets GPUs again."
     return f"It waits for GPUs again and {'goes on from there' if progress.saved else 'starts from the beginning'}."
 
 

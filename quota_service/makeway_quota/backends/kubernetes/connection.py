@@ -72,7 +72,8 @@ def from_pod(environ: Mapping[str, str], folder: Path = IN_CLUSTER) -> Connectio
         context=_context(authority.read_text(encoding="utf-8"), str(authority)),
         token_file=token,
         namespace=namespace.read_text(encoding="utf-8").strip() if namespace.exists() else "default",
-        renewal="the token of this pod's service account was revoked, or the account deleted: restart the pod",
+        renewal="the token of this pod's service account was revoked, or the account deleted: check that the service "
+        "account exists, then restart the pod",
     )
 
 

@@ -99,24 +99,28 @@ class Homes:
 
     async def mount(self, owner: str) -> Mount | None:
         """Return the mount of a home, None where its claim cannot be mounted; ApiUnreachable without an answer."""
-        return None if await self._problem(owner) else self._mount(owner)
+        mount = self._mount(owner)
+        return None if mount is None or await self._problem(mount) else mount
 
     async def home_notice(self, owner: str, volumes: Sequence[str]) -> str:
-        """Return why an owner's home is not in the pods of their jobs, and what to do; "" where it is.
+        """Return why an owner's jobs do not see their home, and what to do; "" where they do, or where none has a home.
 
         `volumes` are the paths of the team's volumes.
         """
+        mount = self._mount(owner)
+        if mount is None:
+            return ""
         why = f"Makeway cannot tell, as {SILENT}"
         if self._monotonic() >= self._silent_until:
             try:
                 async with asyncio.timeout(PATIENCE):
-                    why = await self._problem(owner)
+                    why = await self._problem(mount)
             except (ApiUnreachable, TimeoutError):
                 self._silent_until = self._monotonic() + SILENT_SECONDS
         if not why:
             return ""
-        instead = f", or use the volumes of the team: {', '.join(volumes)}" if volumes else ""
-        return f"Your home folder is not in its pods: {why}. Send what the job needs with --files{instead}."
+        instead = f", or use the volumes of your team: {', '.join(volumes)}" if volumes else ""
+        return f"The job does not see your home folder: {why}. Send the files that it needs with --files{instead}."
 
     def _mount(self, owner: str) -> Mount | None:
         setting = self._setting
@@ -128,11 +132,8 @@ class Homes:
         )
         return Mount("makeway-home", claim, setting.path, sub_path=folder, home=True)
 
-    async def _problem(self, owner: str) -> str:
+    async def _problem(self, mount: Mount) -> str:
         """Return why the claim of a home cannot be mounted, "" where it can."""
-        mount = self._mount(owner)
-        if mount is None:
-            return "this site has not set up homes for jobs"
         now = self._monotonic()
         known = self._known.get(mount.claim)
         if known is not None and now < known[0]:
@@ -141,7 +142,7 @@ class Homes:
         try:
             why = claim_problem(await self._client.get(path))
         except ApiRefusal as refusal:
-            why = f"Makeway may not read the claim {mount.claim} ({refusal.message})"
+            why = f"Makeway has no right to read the claim {mount.claim} ({refusal.message})"
             if refusal.status == 404:
                 why = f"there is no claim {mount.claim} in the namespace {self._namespace}"
         if len(self._known) >= MOST_KEPT:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from sys import intern
 
+from makeway_api.quantities import memory
+
 from ...policy.pod_template import WORKER
 from ..base import Key
 from ..machines import Machines
@@ -248,7 +250,7 @@ def _waiting(pod: JobPod) -> tuple[str, str]:
     if not pod.node:
         return "unschedulable", f"Kubernetes does not place its pod: {pod.message or pod.waiting}"
     if pod.preparing:
-        return "init", f"its container {pod.preparing} runs before it"
+        return "init", f"its init container {pod.preparing} is still running"
     if pod.ready == "False":
         return "volumes", "its volumes are being mounted, or its network is being set up"
     return ("image", "its image is being pulled") if pod.ready else ("init", "its container is being created")
@@ -299,18 +301,27 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
 def _own_fault(pod: JobPod) -> Machines | None:
     """Return the end of a pod that its job, or the image of its job, is to blame for; None where it is not."""
     if pod.reason == "OOMKilled":
-        most = f"the {pod.memory} MiB" if pod.memory else "the memory"
-        return Machines(1, present=False, message=f"it used more than {most} of its profile", exit_code=KILLED)
+        return Machines(1, present=False, message=_out_of_memory(pod.memory), exit_code=KILLED)
     if pod.reason == "Evicted" and any(word in pod.message for word in OWN_FAULT):
         return Machines(1, present=False, message=pod.message, exit_code=KILLED)
     if pod.reason in NO_START and any(words in pod.message for words in NO_PYTHON):
         said = pod.message[max(0, pod.message.find(NO_PYTHON[0])) :]
-        said = f"images of jobs need python3, which could not be started: {said}"
         if pod.own_image:
+            said = f"its image does not start python3: {said}: choose an image that has python3"
             return Machines(1, present=False, message=said, exit_code=NO_COMMAND)
-        said = f"{_site_image(pod)} does not run, and an administrator has to change it: {said}"
+        said = f"{_site_image(pod)} does not start python3, and an administrator has to change it: {said}"
         return Machines(1, present=False, never_ran=True, message=said)
     return None
+
+
+def _out_of_memory(limit: int) -> str:
+    """Return that a worker used too much memory; without a limit of its own (MiB), its node had no more."""
+    if not limit:
+        return "its node ran out of memory"
+    return (
+        f"it used more memory than the {memory(limit)} that its container may use: choose a profile with more memory, "
+        "or use less"
+    )
 
 
 def _by_others(pod: JobPod) -> Machines | None:

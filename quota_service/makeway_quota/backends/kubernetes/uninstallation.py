@@ -85,7 +85,7 @@ class Uninstallation:
             if time.monotonic() >= until:
                 names = ", ".join([path.rpartition("/")[2] for path in left][:NAMED])
                 names += ", …" if len(left) > NAMED else ""
-                self._say(problem or f"{count(len(left), 'pod')} of {title} not ended yet: {names}")
+                self._say(problem or f"{_still_ending(len(left), title)}: {names}")
                 return
             await asyncio.sleep(LOOK_AGAIN)
 
@@ -114,6 +114,12 @@ class Uninstallation:
                 self._say(f"Deleted {name}.")
         except (ApiRefusal, ApiUnreachable) as error:
             self._say(f"{name} is not deleted: {error}")
+
+
+def _still_ending(pods: int, title: str) -> str:
+    """Return that pods of the portal, or of its work, outlive the hook."""
+    verbs = "is still saving and ends by itself" if pods == 1 else "are still saving and end by themselves"
+    return f"{count(pods, 'pod')} of {title} {verbs}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
