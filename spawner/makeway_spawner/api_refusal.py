@@ -43,16 +43,17 @@ def start_sentence(error: ApiException, namespace: str) -> str:
     elif lacks_permission(error):
         todo = "An administrator has to give the Hub's account this right."
     else:
-        todo = f"Show this to an administrator: the namespace {namespace} does not admit what the Hub configures."
+        todo = (
+            "Show this to an administrator: the Hub configures a pod that Kubernetes does not accept in the namespace "
+            f"{namespace}."
+        )
     return f"Kubernetes refuses the notebook's pod: {said}. {todo}"
 
 
 def stop_sentence(error: ApiException, pod: str) -> str:
     """Return why the API server does not let the Hub stop a pod, and what to do."""
-    begin = (
-        f"Kubernetes does not let the Hub stop the notebook: {api_message(error)}. Its pod {pod} may still run and hold its "
-        "GPUs"
-    )
+    said = api_message(error)
+    begin = f"Kubernetes does not let the Hub stop the notebook: {said}. Its pod {pod} may still run and hold its GPUs"
     if _status(error) == 401:
         return f"{begin}. {RESTART}"
     return f"{begin}: an administrator has to give the Hub's account this right, and to delete the pod."

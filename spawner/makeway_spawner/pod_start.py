@@ -102,9 +102,7 @@ class PodStart:
         lasts = duration(self._clock() - self._since)
         if last.phase == "server" and not last.problem:
             at = f" at {address}" if address else ""
-            return (
-                f"{begin}: its container has run for {lasts}, but accepts no connection{at}. {_ADVICE['server']}"
-            )
+            return f"{begin}: its container has run for {lasts}, but accepts no connection{at}. {_ADVICE['server']}"
         return f"{begin}. Kubernetes has reported for {lasts}: {last.message.rstrip('.')}. {_advice(last)}"
 
 

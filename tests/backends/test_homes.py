@@ -275,5 +275,5 @@ async def test_the_pods_of_a_job_have_the_volumes_of_its_team_and_no_others(back
     assert [data in each for each in mounts] == [True, False]
     source = {"name": "makeway-team-data", "persistentVolumeClaim": {"claimName": "teams"}}
     assert [source in pod["spec"]["volumes"] for pod in server.made] == [True, False]
-    (note,) = await backend.notes("bo", "rnd")
+    (note,) = await backend.pod_notices("bo", "rnd")
     assert note.endswith("or use the volumes of your team: /data.")

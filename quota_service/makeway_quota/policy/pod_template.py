@@ -15,6 +15,8 @@ from .source import Plain
 
 WORKER = "worker"
 """The name of the container that runs the job."""
+OWN_VOLUMES = re.compile("makeway-home$|makeway-team-")
+"""Names of the volumes that Makeway adds to a pod"""
 PARTS = ("metadata", "spec")
 METADATA = ("labels", "annotations")
 PLANNED = "the plan chooses the node"
@@ -115,7 +117,7 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
         yield "spec.securityContext is a table"
     yield from _security("spec", spec.get("securityContext"))
     for volume in spec.get("volumes", []) if isinstance(spec.get("volumes", []), list) else ():
-        if isinstance(volume, dict) and str(volume.get("name")).startswith("makeway-"):
+        if isinstance(volume, dict) and OWN_VOLUMES.match(str(volume.get("name"))):
             yield f"spec.volumes[{volume['name']}] is not for a template: Makeway's own volumes have such names"
         if isinstance(volume, dict) and "hostPath" in volume:
             yield f"spec.volumes[{volume.get('name')}].hostPath is not for a template: {RIGHTS}"
