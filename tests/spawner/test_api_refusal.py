@@ -48,7 +48,7 @@ CLASS = 'pods "jupyter-ana" is forbidden: no PriorityClass with name gone was fo
         (QUOTA, "quota of this namespace"),
         (RIGHT, "this right"),
         (CLASS, "create this priority class"),
-        (DENIED, "the namespace lab does not"),
+        (DENIED, "does not accept in the namespace lab"),
     ],
 )
 def test_a_refusal_is_what_kubernetes_said_and_what_to_do(message: str, todo: str) -> None:
