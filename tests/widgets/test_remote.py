@@ -491,6 +491,8 @@ def test_the_copy_has_a_gap_where_its_reader_was_slow(monkeypatch: pytest.Monkey
     ends = time.monotonic() + 60
     while found.count(b"a") < 200_000 - 10_000 - 20 and time.monotonic() < ends:
         found += os.read(reading, 100_000)
+    while copy._size and time.monotonic() < ends:  # until the copy knows that it was read
+        time.sleep(0.01)
     copy.write(b"the end\n")
     copy.close()
     os.close(writing)
