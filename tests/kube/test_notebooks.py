@@ -261,7 +261,7 @@ def test_a_pod_of_a_priority_class_that_is_missing_is_refused_in_words(portal: N
         portal.api.create(CLASSES, {"metadata": {"name": PRIORITY}, **{key: kept[key] for key in POLICY}})
     assert said.startswith("Kubernetes refuses the notebook's pod: pods ")
     assert f"no PriorityClass with name {PRIORITY} was found" in said
-    assert "an administrator" in said
+    assert "An administrator has to create this priority class" in said
 
 
 @pytest.mark.covers("N05")
