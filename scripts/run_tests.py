@@ -1,9 +1,12 @@
-"""Runs every test in two tiers: those without Kubernetes, beside the build of its programs, then those on a cluster.
+"""Runs every test in two tiers: those without Kubernetes, and those on a cluster.
 
-Tests that fail run again, alone, at the end of their tier: one that passes then is named as flaky and does not fail the
-run, as in the tests of Kubernetes. Thousands of tests with real processes share the processors here, and each may meet
-a moment in which the machine stands still. The first failure of a test with the mark `no_repeat` counts: those prove
-what may not fail even once, such as that nothing starts twice.
+The tiers run side by side, as the tests on a cluster wait half of their time. Where the programs of Kubernetes are not
+built yet, they are built beside the first tier, and the second one follows.
+
+Tests that fail run again, alone, when both tiers have ended: one that passes then is named as flaky and does not fail
+the run, as in the tests of Kubernetes. Thousands of tests with real processes share the processors here, and each may
+meet a moment in which the machine stands still. The first failure of a test with the mark `no_repeat` counts: those
+prove what may not fail even once, such as that nothing starts twice.
 
 Run by `make test` with the environment's Python. The build happens once; its limit counts from its start.
 """
@@ -122,101 +125,157 @@ def show(title: str, tests: Sequence[str]) -> None:
     print(f"\n{title}", *map(without_group, tests), sep="\n  ", flush=True)
 
 
-class Tiers:
-    """The two runs of pytest."""
+class Run:
+    """One run of pytest: in the foreground, or with a log that is shown when its turn has come."""
 
-    def __init__(self, arguments: Sequence[str], durations: int, root: Path = ROOT) -> None:
-        self.arguments = list(arguments)
-        self._root = root
-        self._durations = [f"--durations={durations}"] if durations else []
-        self._running: subprocess.Popen[bytes] | None = None
+    def __init__(self, command: Sequence[str], root: Path, log: Path | None = None) -> None:
+        self._log = log
+        self._shown = 0
+        if log is None:
+            self._process = subprocess.Popen(command, cwd=root)
+            return
+        log.parent.mkdir(exist_ok=True)
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                command, cwd=root, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
 
-    def first(self) -> int:
-        """Run the tests without Kubernetes, on all processors, and return pytest's status."""
-        workers = ("-n", "auto", "--dist", "loadgroup", *self._durations)
-        return self._with_repetition("first", workers, self.arguments)
-
-    def has_second(self) -> bool:
-        """Whether the arguments select tests on Kubernetes."""
-        if any(word.startswith("-m") for word in self.arguments):  # the user's own selection is one run
-            return False
-        if not self.arguments:
-            return True
-        command = [*self._command(*self._second(), "--collect-only")]
-        return subprocess.run(command, cwd=self._root, capture_output=True, check=False).returncode == 0
-
-    def second(self) -> int:
-        """Run the tests on Kubernetes on four workers, each with a cluster, and return pytest's status.
-
-        They wait most of their time, for containers and for time-outs: three workers leave two processors idle for
-        45 % of it.
-        """
-        workers = ("-n", "4", "--dist", "loadgroup", "-rs", *self._durations)
-        return self._with_repetition("second", workers, self._second())
-
-    def goes_on(self, status: int) -> bool:
-        """Whether the second tier follows a first that ended with this status."""
-        return status in (0, NO_TESTS) or (status == FAILED and not self._ends_at_first)
+    def wait(self) -> int:
+        """Return pytest's status when it has ended, showing what it prints."""
+        while True:
+            try:
+                while (status := self._ended()) is None:
+                    self._show()
+                self._show()
+                return status
+            except KeyboardInterrupt:  # pytest has it from the terminal, too, and ends in order
+                continue
 
     def stop(self) -> None:
-        """End what runs."""
-        if self._running is not None and self._running.poll() is None:
-            self._running.terminate()
-            self._running.wait()
+        """End it if it runs."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
 
-    @property
-    def _ends_at_first(self) -> bool:
-        return bool({"-x", "--exitfirst"} & {*self.arguments})
+    def _ended(self) -> int | None:
+        try:
+            return self._process.wait(None if self._log is None else PAUSE)
+        except subprocess.TimeoutExpired:
+            return None
 
-    def _with_repetition(self, tier: str, workers: Sequence[str], selection: Sequence[str]) -> int:
-        """Run tests, those that fail again on one worker, and return pytest's status.
+    def _show(self) -> None:
+        if self._log is None:
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._shown)
+            new = file.read()
+        self._shown += len(new)
+        sys.stdout.write(new.decode(errors="replace"))
+        sys.stdout.flush()
 
-        Without a worker pytest would know no test by the name in its cache: pytest-xdist adds the group to it.
+
+class Tier:
+    """The tests of one tier: how they are selected and spread, and what of them failed."""
+
+    def __init__(self, name: str, selection: Sequence[str], spread: Sequence[str], root: Path) -> None:
+        self._selection, self._spread, self._root = list(selection), list(spread), root
+        self._folder = root / ".pytest_cache" / name
+        self._running: list[Run] = []
+
+    def begin(self, log: Path | None = None) -> Run:
+        """Start all tests."""
+        return self._run(log, *self._spread, "--cache-clear")
+
+    def repeat(self, status: int) -> int:
+        """Run again, alone, what failed in the run that ended with this status; return that of both together.
+
+        That takes a worker, too: pytest-xdist adds the group of a test to its name, in the cache as well.
         """
-        folder = self._root / ".pytest_cache" / tier
-        cache = ("-o", f"cache_dir={folder}")
-        status = self._pytest(*workers, *cache, "--cache-clear", *selection)
-        if status != FAILED or self._ends_at_first:
+        if status != FAILED:
             return status
-        counting = names_in(folder / FIRST_FAILURES)
-        failed = sorted(names_in(folder / LAST_FAILED) - counting)
+        counting = names_in(self._folder / FIRST_FAILURES)
+        failed = sorted(names_in(self._folder / LAST_FAILED) - counting)
         if 0 < len(failed) <= REPEATED:
-            (folder / LAST_FAILED).write_text(json.dumps(dict.fromkeys(failed, True)), encoding="utf-8")
+            (self._folder / LAST_FAILED).write_text(json.dumps(dict.fromkeys(failed, True)), encoding="utf-8")
             print(f"\nRunning again, alone, what failed: {len(failed)}.", flush=True)
             alone = ("-n", "1", "--dist", "loadgroup", "--last-failed", "--last-failed-no-failures=none")
-            status = self._pytest(*alone, *cache, *selection)
+            status = self._run(None, *alone).wait()
             if status == 0:
                 show("Flaky: failed beside other tests and passed alone:", failed)
         if counting:
             show("Failed, and not repeated, as already the first failure counts:", sorted(counting))
         return FAILED if counting else status
 
-    def _second(self) -> list[str]:
-        named = any((self._root / word.partition("::")[0]).exists() for word in self.arguments)
-        return ["-m", "kube", *([] if named else ["tests/kube"]), *self.arguments]
+    def is_empty(self) -> bool:
+        """Whether pytest selects no test."""
+        command = pytest_command(*self._selection, "--collect-only")
+        return subprocess.run(command, cwd=self._root, capture_output=True, check=False).returncode != 0
 
-    def _command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "pytest", "-q", *words]
+    def stop(self) -> None:
+        """End what runs."""
+        for one in self._running:
+            one.stop()
 
-    def _pytest(self, *words: str) -> int:
-        self._running = subprocess.Popen(self._command(*words), cwd=self._root)
-        while True:
-            try:
-                return self._running.wait()
-            except KeyboardInterrupt:  # pytest has it from the terminal, too, and ends in order
-                continue
+    def _run(self, log: Path | None, *words: str) -> Run:
+        command = pytest_command(*words, "-o", f"cache_dir={self._folder}", *self._selection)
+        self._running.append(Run(command, self._root, log))
+        return self._running[-1]
+
+
+def pytest_command(*words: str) -> list[str]:
+    """Return the command of a run of pytest."""
+    return [sys.executable, "-m", "pytest", "-q", *words]
+
+
+class Tiers:
+    """The two tiers of tests that the arguments select."""
+
+    def __init__(self, arguments: Sequence[str], durations: int, root: Path = ROOT) -> None:
+        self.arguments = list(arguments)
+        named = any((root / word.partition("::")[0]).exists() for word in arguments)
+        on_kubernetes = ["-m", "kube", *([] if named else ["tests/kube"]), *arguments]
+        spread = ["--dist", "loadgroup", *([f"--durations={durations}"] if durations else [])]
+        self.first = Tier("first", arguments, ["-n", "auto", *spread], root)
+        self.second = Tier("second", on_kubernetes, ["-n", "3", "-rs", *spread], root)
+        self.log = root / ".venvs" / "kube-tests.log"
+
+    def has_second(self) -> bool:
+        """Whether the arguments select tests on Kubernetes."""
+        if any(word.startswith("-m") for word in self.arguments):  # the user's own selection is one run
+            return False
+        return not self.arguments or not self.second.is_empty()
+
+    @property
+    def ends_at_first_failure(self) -> bool:
+        """Whether the arguments end the run at its first failure."""
+        return bool({"-x", "--exitfirst"} & {*self.arguments})
+
+    def goes_on(self, status: int) -> bool:
+        """Whether the second tier follows a first that ended with this status."""
+        return status in (0, NO_TESTS) or (status == FAILED and not self.ends_at_first_failure)
+
+    def stop(self) -> None:
+        """End what runs."""
+        self.first.stop()
+        self.second.stop()
 
 
 def run(tiers: Tiers, build: Build | None) -> int:
-    """Run both tiers and return the exit status."""
+    """Run both tiers, then what failed, and return the exit status."""
     try:
-        status = tiers.first()
-        if not tiers.goes_on(status) or (build is None and not tiers.has_second()):
-            return status
-        print("\nThe tests on Kubernetes:", flush=True)
-        if build is not None:
-            build.wait()
-        on_kubernetes = tiers.second()
+        second = build is not None or tiers.has_second()
+        beside = None
+        if second and build is None and not tiers.ends_at_first_failure:
+            print(f"The tests on Kubernetes run beside the others, and are shown after them: {tiers.log}.", flush=True)
+            beside = tiers.second.begin(tiers.log)
+        status, on_kubernetes = tiers.first.begin().wait(), NO_TESTS
+        if second and tiers.goes_on(status):
+            print("\nThe tests on Kubernetes:", flush=True)
+            if build is not None:
+                build.wait()
+            on_kubernetes = (beside or tiers.second.begin()).wait()
+        if not tiers.ends_at_first_failure:
+            status, on_kubernetes = tiers.first.repeat(status), tiers.second.repeat(on_kubernetes)
         return on_kubernetes if status in (0, NO_TESTS) and on_kubernetes != NO_TESTS else status
     except BuildProblem as problem:
         print(f"make test: {problem}\nThe tests on Kubernetes did not run.", file=sys.stderr)

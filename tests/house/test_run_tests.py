@@ -1,4 +1,4 @@
-"""`make test` runs the tests on Kubernetes last, after a build that ends in time, in an error or with the tests."""
+"""`make test` runs the tests on Kubernetes beside the others, or after a build that ends in time or in an error."""
 
 from __future__ import annotations
 
@@ -105,6 +105,23 @@ def test_tests_on_kubernetes_wait_for_the_build(project: Path) -> None:
     status = run_tests.run(Tiers([], 0, project), build(project, "sleep 2; touch built"))
     assert status == 0
     assert (project / "ran").exists()
+
+
+@pytest.mark.slow
+def test_tests_on_kubernetes_run_beside_the_others_and_are_shown_after_them(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "built").touch()
+    waits = "import os, time\ndef test_waits():\n    while not os.path.exists('ran'): time.sleep(0.02)\n"
+    (project / "tests/test_waits.py").write_text(waits)
+    on_kubernetes = (project / "tests/kube/test_kube.py").read_text()
+    (project / "tests/kube/test_kube.py").write_text(on_kubernetes + "def test_plain_too(): pass\n")
+    assert run_tests.run(Tiers([], 0, project), None) == 0
+    said = capfd.readouterr().out
+    first, title, second = said.partition("\nThe tests on Kubernetes:\n")
+    assert title
+    assert "3 passed" in first
+    assert "1 passed" in second
 
 
 @pytest.mark.slow
