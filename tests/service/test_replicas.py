@@ -97,13 +97,13 @@ async def test_a_follower_shows_the_leaders_changes_and_the_leader_sees_its_requ
     async with pair(postgres, tmp_path) as two:
         leader, follower = two.leader, two.follower
         events: list[Event] = []
+        _, newest = await follower.services.feed.range()
 
         async def listen() -> None:
-            async for event in follower.services.audit.events(ROOT):
+            async for event in follower.services.audit.events(ROOT, newest):
                 events.append(event)
 
         listening = asyncio.create_task(listen())
-        await asyncio.sleep(0)
         at_follower = await submitted(follower, "from the follower")
         at_leader = await submitted(leader, "from the leader")
         for job in (at_follower, at_leader):
