@@ -259,7 +259,7 @@ class Pair:
         again = restarts(self.portal.api.get(f"{PODS}/{victim.name}"))
         self._do(kind, victim)
         began = time.monotonic()
-        took = self._starts_a_job(other, began)
+        took = self._starts_a_job(other, began, victim.name if kind.startswith("deleted") else "")
         if of_leader:
             self.takeovers.append((took, kind))
         else:
@@ -304,22 +304,32 @@ class Pair:
         elif kind.startswith("cut"):
             victim.mend()
 
-    def _starts_a_job(self, replica: PodProcesses, began: float) -> float:
-        """Return the seconds until this replica leads, and there is a pod of a job that is submitted to it now."""
+    def _starts_a_job(self, replica: PodProcesses, began: float, deleted: str) -> float:
+        """Return the seconds until this replica leads, and there is a pod of a job that is submitted to it now.
+
+        The replica that takes the place of a `deleted` one may lead as well: it starts while that one still answers.
+        """
         job: Job | None = None
+
+        def leads() -> bool:
+            if not deleted:
+                return bool(self.leads(replica.address))
+            pods = [pod["status"] for pod in self.portal.pods("service") if pod["metadata"]["name"] != deleted]
+            return any(self.leads(status["podIP"]) for status in pods if "podIP" in status)
 
         def started() -> bool:
             nonlocal job
             with suppress(MakewayError):
                 job = job or client.submit(PROBE)
             pods = job and self.portal.api.items(WORKERS, labelSelector=f"makeway/job={job.id}")
-            return bool(pods and self.leads(replica.address))
+            return bool(pods) and leads()
 
         with Client(f"http://{replica.address}:8765/services/makeway", self._token) as client:
             try:
-                wait_until(started, f"{replica.name} leads and starts {PROBE.name} {job and job.id}", 120)
+                wait_until(started, f"{replica.name} leads and starts {PROBE.name}", 120)
             except AssertionError as late:
-                raise AssertionError(f"{late}\n{self.portal.log(replica.name)}") from late
+                said = f"{late} ({job and job.id})\n{self.portal.log(replica.name)}"
+                raise AssertionError(said) from late
         return time.monotonic() - began
 
 
