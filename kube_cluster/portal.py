@@ -108,20 +108,22 @@ def wait_until_ready(
 
     try:
         processes.wait_until(ready, "The portal", STARTED_SECONDS, cluster.check)
-        # The Hub tells the proxy its route a moment later, as kube-proxy makes that of the Service.
-        reached = partial(_reaches_the_hub, cluster.api, namespace)
-        processes.wait_until(reached, "The login page", STARTED_SECONDS, cluster.check)
+        # The Hub tells the proxy the routes to itself and to the service a moment later, the second one after it has
+        # waited for the service; kube-proxy makes that of the Service as late.
+        reached = partial(_reached, cluster.api, namespace)
+        processes.wait_until(reached, "The way to the Hub and the service", STARTED_SECONDS, cluster.check)
     except KubeProblem as problem:
         raise KubeProblem(f"{problem} The cluster says:\n{told(cluster.api, namespace)}") from problem
 
 
-def _reaches_the_hub(api: Api, namespace: str) -> bool:
-    """Whether the proxy's pod, and its port on the node where it has one, show the login page."""
+def _reached(api: Api, namespace: str) -> bool:
+    """Whether the proxy's pod, and its port on the node where it has one, show the login page and the service."""
     found = [one["status"].get("podIP") for one in pods(api, namespace) if "-proxy-" in one["metadata"]["name"]]
     port = api.get(f"/api/v1/namespaces/{namespace}/services/{RELEASE}-proxy")["spec"]["ports"][0]
     urls = [f"http://{ip}:8000" for ip in found] + ([address(api, namespace)] if "nodePort" in port else [])
     try:
-        return all(httpx2.get(f"{url}/hub/login", trust_env=False).is_success for url in urls)
+        paths = ("hub/login", "services/makeway/healthz")
+        return all(httpx2.get(f"{url}/{path}", trust_env=False).is_success for url in urls for path in paths)
     except httpx2.TransportError:
         return False
 

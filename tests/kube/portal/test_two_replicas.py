@@ -101,8 +101,8 @@ def test_a_drain_and_an_upgrade_lose_no_request_and_no_work(replicated: Portal) 
     for job in jobs:
         assert [attempt.outcome for attempt in job.attempts] == ["preempted"] * job.preemptions + ["succeeded"], job
     wait_until(lambda: widget.jobs >= people[0].acknowledged.keys(), "the widget has heard of all of ana's jobs")
+    wait_until(lambda: widget.streams > 1, "a replica that ends closes its streams")
     widget.stop()
-    assert widget.streams > 1, "a replica that ends closes its streams"
     assert not widget.missed
     assert ana.notebook()["metadata"]["uid"] == notebook
     assert "jupyter-config-data" in ana.browser.get("/user/ana/lab").text
