@@ -15,6 +15,7 @@ from . import (
     engine_size,
     idle,
     lease,
+    notebook_reclaim,
     offers,
     pod_reclaim,
     pods,
@@ -43,8 +44,9 @@ BENCHMARKS: dict[str, Callable[[], Iterable[Measured]]] = {
     "requests": requests.measure,
     "pods": pods.measure,
     "pod-reclaim": pod_reclaim.measure,
+    "notebook-reclaim": notebook_reclaim.measure,
 }
-ON_KUBERNETES = ("pods", "pod-reclaim")
+ON_KUBERNETES = ("pods", "pod-reclaim", "notebook-reclaim")
 SECTIONS = {
     "On one machine": tuple(name for name in BENCHMARKS if name not in ON_KUBERNETES),
     "On Kubernetes": ON_KUBERNETES,

@@ -57,7 +57,7 @@ def measure() -> list[Measured]:
 async def _measure(cluster: Cluster, service: Service) -> list[Measured]:
     client = ApiClient(from_kubeconfig(cluster.kubeconfig))
     try:
-        async with followed(Times(client)) as times, AsyncClient(service.url, "user00-0") as owner:
+        async with followed(Times(client, PODS)) as times, AsyncClient(service.url, "user00-0") as owner:
             bare = [await _bare(client, times, number) for number in range(BARE)]
             async with AsyncClient(service.url, "user01-0") as borrower:
                 found = await _reclaims(owner, borrower, times)
@@ -101,29 +101,29 @@ async def _reclaims(owner: AsyncClient, borrower: AsyncClient, times: Times) -> 
     for number in range(GPUS):
         await borrower.submit(JobRequest(name=f"filler {number}", profile="gpu1", command=command, files=[file]))
     for _ in range(ROUNDS):
-        fillers = await _until_running(borrower)
+        fillers = await until_running(borrower, GPUS)
         began = time.monotonic()
         job = await owner.submit(JobRequest(name="owner", profile="gpu1", command=["sleep", "0.2"]))
         mine = f"makeway-{job.id}-1-0"
         await times.until(mine, "running")
-        left = next(each for each in await _all(borrower) if each.preemptions > fillers[each.id].preemptions)
+        left = next(each for each in await jobs_of(borrower) if each.preemptions > fillers[each.id].preemptions)
         attempt = fillers[left.id].attempt
         found.bound.append(times.of(mine, "bound") - times.of(f"makeway-{left.id}-{attempt}-0", "exited"))
         save = saved_in((await borrower.logs(left.id, attempt=attempt)).text)
         found.beyond.append(times.of(mine, "running") - began - save)
-    for each in await _all(borrower):
+    for each in await jobs_of(borrower):
         outcomes = {attempt.outcome for attempt in each.attempts} - {None}
         if outcomes - {"preempted"}:
             raise RuntimeError(f"{each.name} was lost: {outcomes}")
     return found
 
 
-async def _until_running(borrower: AsyncClient) -> dict[str, Job]:
-    """Return the fillers once all of them train, and have had the time to import what they need."""
+async def until_running(borrower: AsyncClient, many: int) -> dict[str, Job]:
+    """Return the so many jobs of a borrower once all train, and have had the time to import what they need."""
     ends = time.monotonic() + PATIENCE
     while True:
-        found = {job.id: job for job in await _all(borrower)}
-        if len(found) == GPUS and all(job.state == "running" for job in found.values()):
+        found = {job.id: job for job in await jobs_of(borrower)}
+        if len(found) == many and all(job.state == "running" for job in found.values()):
             break
         if time.monotonic() > ends:
             raise RuntimeError(f"The jobs do not run: {found}")
@@ -132,7 +132,8 @@ async def _until_running(borrower: AsyncClient) -> dict[str, Job]:
     return found
 
 
-async def _all(client: AsyncClient) -> list[Job]:
+async def jobs_of(client: AsyncClient) -> list[Job]:
+    """Return the jobs of a user, with their attempts."""
     return [await client.job(job.id) for job in (await client.jobs(mine=True)).jobs]
 
 
@@ -142,9 +143,15 @@ async def _all(client: AsyncClient) -> list[Job]:
 class Times(Informer[str]):
     """When the API server reported that a pod was bound, ran, and exited (monotonic)."""
 
-    def __init__(self, client: ApiClient) -> None:
-        super().__init__(client, PODS, self._read)
+    def __init__(self, client: ApiClient, pods: str) -> None:
+        """`pods`: the path of a namespace's pods."""
+        super().__init__(client, pods, self._read)
         self._times: dict[tuple[str, str], float] = {}
+
+    def drop(self, pod: str) -> None:
+        """Drop what was reported of a pod that is gone: the next one has its name."""
+        for key in [key for key in self._times if key[0] == pod]:
+            del self._times[key]
 
     def of(self, pod: str, what: str) -> float:
         """Return when it was reported."""
@@ -162,7 +169,7 @@ class Times(Informer[str]):
     async def until_gone(self, pod: str) -> None:
         """Return when a pod is there no more."""
         while True:
-            if f"{NAMESPACE}/{pod}" not in self.objects:
+            if all(key.partition("/")[2] != pod for key in self.objects):
                 return
             await asyncio.sleep(0.05)
 
