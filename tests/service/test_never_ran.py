@@ -17,7 +17,8 @@ from makeway_quota.control.start_backoff import (
     FIRST_AVOIDED,
     LONGEST,
     MANY,
-    RAREST,
+    NO_ROOM,
+    RARE,
     StartBackoff,
     backoff_until,
 )
@@ -90,7 +91,7 @@ def test_a_job_of_which_nothing_ran_is_delayed_longer_and_longer_and_has_lost_no
         assert until is not None
         waited.append(until - now)
     short, hour = [60.0, 120.0, 240.0, 480.0, *[900.0] * 8], 3600.0
-    assert waited == [*short, hour, 2 * hour, 4 * hour, 6 * hour, 6 * hour], "others make way for each try"
+    assert waited == [*short, *[hour] * 5], "others make way for each try"
     backoff.committed([row(state="running")])
     assert refused(row(), backoff, 200.0).fields["not_before"] == 260.0, "once it ran, it begins anew"
 
@@ -99,6 +100,17 @@ def test_a_job_says_after_how_many_tries_it_waits_for_how_long() -> None:
     waits = many(StartBackoff(), 100.0)
     assert waits.reason_numbers == {"tries": MANY + 1}
     assert waits.reason_message.endswith("; after 13 tries in a row it waits 1 h before the next one.")
+
+
+def test_a_job_waits_for_the_quota_of_a_namespace_never_longer_than_a_quarter_of_an_hour() -> None:
+    backoff = StartBackoff()
+    for _ in range(MANY + 20):
+        change, _ = backoff.requeue(row(), "“train” of ana", SAYS, 100.0, NO_ROOM)
+        waits = after(row(), change)
+        backoff.committed([waits])
+    assert waits.not_before == 100.0 + LONGEST
+    assert backoff_until(waits, 100.0) == waits.not_before
+    assert backoff_until(waits, 30.0) is None, "the clock was set back"
 
 
 def test_a_try_counts_once_it_is_committed() -> None:
@@ -113,7 +125,7 @@ def test_a_try_counts_once_it_is_committed() -> None:
 def test_another_replica_that_heard_of_the_tries_counts_on() -> None:
     first, second = StartBackoff(), StartBackoff()
     second.committed([many(first, 100.0)])
-    assert refused(row(), second, 4000.0).fields["not_before"] == 4000.0 + 7200.0
+    assert refused(row(), second, 4000.0).fields["not_before"] == 4000.0 + 3600.0
 
 
 def test_a_long_delay_lasts_in_another_process_and_ends_with_a_clock_that_is_set_back() -> None:
@@ -163,7 +175,7 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     assert avoided(backoff, 700.0) == ["n1"], "that a node is down says nothing new about the others"
     for now in range(100_000, 2_000_001, 100_000):
         refused(row(), backoff, now)
-    longest = RAREST + LONGEST
+    longest = RARE + LONGEST
     assert avoided(backoff, 1_999_999.0 + longest) == ["n1"], "still at its next try"
     assert avoided(backoff, 2_000_000.0 + longest) == []
 

@@ -22,9 +22,9 @@ START_DEFERRED = "start_deferred"
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
 MANY = 12
-"""Tries in a row after which only a change in the cluster is likely to help: others make way for few more of them."""
-FIRST_RARE, RAREST = 3600.0, 21_600.0
-"""Seconds between two tries after that, which double from the first to the longest."""
+"""Tries in a row after which only a change in the cluster is likely to help: others make way for fewer of them."""
+RARE = 3600.0
+"""Seconds between two tries after that, except where a quota is used up: it is free again whenever others end."""
 FIRST_AVOIDED = 120.0
 """Seconds, at least, for which a job avoids a node that did not start it. As a rule it is the delay twice, or LONGEST
 after it: a device that is not free yet is there a moment later, and others need not make way elsewhere."""
@@ -57,22 +57,22 @@ class StartBackoff:
     def avoid(self, id: str, nodes: Iterable[str], now: float) -> None:
         """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
         before = dict(self.avoided(id, now))
-        delay = delay_after(self.refused.get(id, 0) + 1)
+        delay = delay_after(self.refused.get(id, 0) + 1, START_DEFERRED)
         until = now + max(FIRST_AVOIDED, delay + min(delay, LONGEST))
         self._refusals[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
 
     def avoided(self, id: str, now: float) -> Refusals:
         """Return the nodes that a job avoids at the moment."""
-        latest = now + RAREST + LONGEST  # where the clock was set back, it avoided them for as long
+        latest = now + RARE + LONGEST  # where the clock was set back, it avoided them for as long
         return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> tuple[Change, NewDecision]:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
-        `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 18 of them on the first day.
+        `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 34 of them on the first day.
         """
         tries = self.refused.get(row.id, 0) + 1
-        delay = delay_after(tries)
+        delay = delay_after(tries, code)
         message = outcomes.start_delayed(job, cause, tries, duration(delay))
         fields: dict[str, object] = {
             "state": "pending",
@@ -90,11 +90,11 @@ class StartBackoff:
         return change, decide(row, "requeue", code, message, attempt=row.attempt)
 
 
-def delay_after(tries: int) -> float:
-    """Return the seconds that a job waits after so many tries in a row."""
-    if tries > MANY:
-        return min(RAREST, FIRST_RARE * 2.0 ** min(tries - MANY - 1, 10))
-    return min(LONGEST, FIRST * 2.0 ** (tries - 1))
+def delay_after(tries: int, code: str) -> float:
+    """Return the seconds that a job waits after so many tries in a row, the last of which ended with this code."""
+    if tries > MANY and code == START_DEFERRED:
+        return RARE
+    return min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10))
 
 
 def backoff_until(row: Workload, now: float) -> float | None:
@@ -105,7 +105,7 @@ def backoff_until(row: Workload, now: float) -> float | None:
     tries = _tries(row)
     if tries is None or row.not_before is None:
         return None
-    longest = max(LONGEST, delay_after(tries)) + CLOCKS_DIFFER
+    longest = max(LONGEST, delay_after(tries, row.reason_code)) + CLOCKS_DIFFER
     return row.not_before if now < row.not_before <= now + longest else None
 
 
