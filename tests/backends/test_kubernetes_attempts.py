@@ -268,6 +268,18 @@ async def test_pods_that_others_delete_again_and_again_are_made_a_few_times(back
     assert backend.attempt_pods._remade == {}
 
 
+async def test_a_follower_does_not_remember_how_often_it_made_pods_again(backend: Backend) -> None:
+    """The next leader forgets the attempt, of which a follower does not hear."""
+    backend.hear("ADDED", pod("j1", "Pending"))
+    backend.hear("DELETED", pod("j1", "Pending"))
+    assert (await backend.seen("j1")).unfinished
+    await backend.start(order("j1"))
+    assert backend.attempt_pods._remade == {("j1", 1): 1}
+    backend.guard(lambda: False)
+    await backend.observe()
+    assert backend.attempt_pods._remade == {}
+
+
 async def test_a_worker_that_reports_runs_although_its_pod_is_still_shown_as_pending(backend: Backend) -> None:
     backend.hear("ADDED", pod("j1", "Pending"))
     assert (await backend.seen("j1")).waiting_reason == "init"

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from api_server import ApiServer, pod
+from makeway_api.models.attempts import WorkerReportIn
 from makeway_quota.backends.base import AttemptSeen, NoticeOrder, Phase
-from makeway_quota.backends.kubernetes.pod_states import LONGEST_LINE
+from makeway_quota.backends.kubernetes.pod_states import LONGEST_LINE, JobPod
+from makeway_quota.backends.kubernetes.termination_message import report_of
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.store.records import NewWorkload
 from makeway_quota.store.store import Store, open_store
@@ -135,6 +137,79 @@ async def test_a_follower_takes_no_ends_from_pods(backend: Backend, store: Store
     backend.guard(lambda: False)
     backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
     assert (await outcome(backend)).phase is Phase.LOST
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the termination messages that are read, in a list that grows."""
+    found: list[str] = []
+
+    def noted(one: JobPod) -> WorkerReportIn | None:
+        found.append(one.termination_message)
+        return report_of(one)
+
+    monkeypatch.setattr("makeway_quota.backends.kubernetes.termination_message.report_of", noted)
+    return found
+
+
+async def test_what_a_pod_tells_is_read_once_in_a_term(backend: Backend, store: Store, read: list[str]) -> None:
+    began(store, 2)
+    for number, said in enumerate(("Segmentation fault", words({}))):
+        backend.hear("ADDED", pod("j1", "Failed", worker=number, of=2, words=said))
+    for _ in range(3):
+        await backend.observe()
+    assert sorted(read) == ["Segmentation fault", words({})]
+    backend.hear("MODIFIED", pod("j1", "Failed", worker=0, of=2, words="Bus error"))
+    backend.hear("DELETED", pod("j1", "Failed", worker=1, of=2, words=words({})))
+    for _ in range(3):
+        await backend.observe()
+    assert read[2:] == ["Bus error"], "the other one tells nothing new"
+    backend.restart()
+    for _ in range(3):
+        await backend.observe()
+    assert sorted(read[3:]) == ["Bus error", words({})], "in a new term all are read"
+    await backend.forget("j1", 1)
+    backend.hear("DELETED", pod("j1", "Failed", worker=0, of=2, words="Bus error"))
+    await backend.observe()
+    pods = backend.attempt_pods
+    assert (len(read), pods._read_reports, pods._with_final_report) == (5, {}, set())
+
+
+async def test_what_a_pod_tells_is_read_again_where_it_could_not_be_recorded(
+    backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began(store)
+    backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
+
+    async def fails(ends: object) -> None:
+        raise OSError("the database is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(backend.channel, "record_final_reports", fails)
+        for _ in range(2):
+            with pytest.raises(OSError, match="away"):
+                await backend.observe()
+    assert (await backend.seen("j1")).phase is Phase.EXITED
+
+
+async def test_what_a_pod_tells_counts_where_it_is_read_later_that_its_worker_began(
+    backend: Backend, store: Store
+) -> None:
+    backend.hear("ADDED", pod("j1", "Succeeded", words=words(END)))
+    await backend.observe()
+    began(store)
+    assert (await outcome(backend)).phase is Phase.EXITED
+
+
+async def test_a_follower_that_becomes_the_leader_reads_what_all_pods_tell(
+    backend: Backend, store: Store, read: list[str]
+) -> None:
+    began(store)
+    backend.hear("ADDED", pod("j1", "Failed", words="Segmentation fault"))
+    for leads, times in ((False, 0), (True, 1), (True, 1), (False, 1), (True, 2)):
+        backend.guard(lambda leads=leads: leads)  # type: ignore[misc]
+        await backend.observe()
+        assert len(read) == times
 
 
 async def test_a_pod_tells_nothing_of_a_worker_that_never_began(backend: Backend) -> None:

@@ -117,8 +117,8 @@ async def test_gpus_of_a_job_that_the_backend_has_no_room_for_go_to_others(
         assert waits.reason is not None
         assert waits.reason.code == "no_room"
         assert waits.reason.message == (
-            "“large” of ana cannot be started yet: the quota of the namespace is used up. Its GPUs go to others; it is "
-            "tried again in 5 min."
+            "“large” of ana cannot be started yet: the quota of the namespace is used up. Its GPUs go to others; it "
+            "waits 5 min before the next try."
         )
         await run.client("ana").cancel(small.id)
         await run.job(small.id, "cancelled")

@@ -12,7 +12,16 @@ from makeway_quota.backends.memory import MemoryBackend
 from makeway_quota.control.engine_view import EngineView
 from makeway_quota.control.pool_assignment import divide
 from makeway_quota.control.reconcile import reconcile
-from makeway_quota.control.start_backoff import AVOIDED, FIRST_AVOIDED, StartBackoff, backoff_until
+from makeway_quota.control.start_backoff import (
+    CLOCKS_DIFFER,
+    FIRST_AVOIDED,
+    LONGEST,
+    MANY,
+    NO_ROOM,
+    RARE,
+    StartBackoff,
+    backoff_until,
+)
 from makeway_quota.history.durations import Durations
 from makeway_quota.store.records import Change, NewWorkload, Place, Workload
 from makeway_quota.store.rows import submitted
@@ -38,12 +47,31 @@ def row(node: str = "n1", **changes: object) -> Workload:
 def refused(
     job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool
 ) -> Change:
-    """Return what becomes of a job of which nothing ran."""
+    """Return what becomes of a job of which nothing ran, once it is committed."""
+    change = not_run(job, backoff, now, nodes, **facts)
+    backoff.committed([after(job, change)])
+    return change
+
+
+def not_run(
+    job: Workload, backoff: StartBackoff, now: float, nodes: tuple[NodeSeen, ...] = NODES, **facts: bool
+) -> Change:
     seen = AttemptSeen(job.id, job.attempt, Phase.LOST, message=SAYS, **({"never_ran": True} | facts))
     (change,) = reconcile(
         {job.id: job}, Seen(nodes, (seen,)), now=now, lost_budget=0, document=POLICY, backoff=backoff
     ).changes
     return change
+
+
+def after(job: Workload, change: Change) -> Workload:
+    return job._replace(**change.fields)  # type: ignore[arg-type]
+
+
+def many(backoff: StartBackoff, now: float) -> Workload:
+    """Return the job after so many tries in a row that it waits for an hour."""
+    for _ in range(MANY + 1):
+        waits = after(row(), refused(row(), backoff, now))
+    return waits
 
 
 def avoided(backoff: StartBackoff, now: float) -> list[str]:
@@ -53,18 +81,75 @@ def avoided(backoff: StartBackoff, now: float) -> list[str]:
 @pytest.mark.parametrize("node_lost", [False, True])
 def test_a_job_of_which_nothing_ran_is_delayed_longer_and_longer_and_has_lost_nothing(node_lost: bool) -> None:
     backoff, waited = StartBackoff(), list[float]()
-    for now in range(100, 107):
+    for now in range(100, 117):
         change = refused(row(), backoff, float(now), node_lost=node_lost)
-        after = row()._replace(**change.fields)  # type: ignore[arg-type]
-        assert (after.state, after.failures, after.infra_failures, after.lost_on) == ("pending", 0, 0, ())
+        waits = after(row(), change)
+        assert (waits.state, waits.failures, waits.infra_failures, waits.lost_on) == ("pending", 0, 0, ())
         assert change.drop_attempt, "it is none of its attempts"
-        assert SAYS in after.reason_message
-        until = backoff_until(after, float(now))
+        assert SAYS in waits.reason_message
+        until = backoff_until(waits, float(now))
         assert until is not None
         waited.append(until - now)
-    assert waited == [60.0, 120.0, 240.0, 480.0, 900.0, 900.0, 900.0]
+    short, hour = [60.0, 120.0, 240.0, 480.0, *[900.0] * 8], 3600.0
+    assert waited == [*short, *[hour] * 5], "others make way for each try"
     backoff.committed([row(state="running")])
     assert refused(row(), backoff, 200.0).fields["not_before"] == 260.0, "once it ran, it begins anew"
+
+
+def test_a_job_says_after_how_many_tries_it_waits_for_how_long() -> None:
+    waits = many(StartBackoff(), 100.0)
+    assert waits.reason_numbers == {"tries": MANY + 1}
+    assert waits.reason_message.endswith("; after 13 tries in a row it waits 1 h before the next one.")
+
+
+def test_a_job_waits_for_the_quota_of_a_namespace_never_longer_than_a_quarter_of_an_hour() -> None:
+    backoff = StartBackoff()
+    for _ in range(MANY + 20):
+        change, _ = backoff.requeue(row(), "“train” of ana", SAYS, 100.0, NO_ROOM)
+        waits = after(row(), change)
+        backoff.committed([waits])
+    assert waits.not_before == 100.0 + LONGEST
+    assert backoff_until(waits, 100.0) == waits.not_before
+    assert backoff_until(waits, 30.0) is None, "the clock was set back"
+
+
+def test_a_try_counts_once_it_is_committed() -> None:
+    """The database may be away for many cycles, each of which finds the same attempt."""
+    backoff = StartBackoff()
+    for _ in range(20):
+        change = not_run(row(), backoff, 100.0)
+    assert change.fields["not_before"] == 160.0
+    assert backoff.refused == {}
+
+
+def test_another_replica_that_heard_of_the_tries_counts_on() -> None:
+    first, second = StartBackoff(), StartBackoff()
+    second.committed([many(first, 100.0)])
+    assert refused(row(), second, 4000.0).fields["not_before"] == 4000.0 + 3600.0
+
+
+def test_a_long_delay_lasts_in_another_process_and_ends_with_a_clock_that_is_set_back() -> None:
+    waits = many(StartBackoff(), 10_000.0)
+    until = waits.not_before
+    assert until == 10_000.0 + 3600.0
+    for now in (10_000.0, 10_000.0 - CLOCKS_DIFFER, until - 1.0):
+        assert backoff_until(waits, now) == until
+    for now in (9_999.0 - CLOCKS_DIFFER, until, until + 1.0):
+        assert backoff_until(waits, now) is None
+    once = after(row(), refused(row(), StartBackoff(), 10_000.0))
+    assert backoff_until(once, 8_000.0) is None, "a delay of a minute does not become one of half an hour"
+    untold = once._replace(reason_numbers={}, not_before=10_000.0 + LONGEST)  # by an earlier version
+    assert backoff_until(untold, 10_000.0) == 10_000.0 + LONGEST
+
+
+def test_a_job_is_shown_to_the_engine_when_the_clock_is_set_back() -> None:
+    backoff, assignment = StartBackoff(), divide(NODES, POLICY)
+    view, rows = EngineView(Durations(), backoff), {"j-1": many(backoff, 100_000.0)}
+    view.stale = {"j-1"}
+    for now, shown in ((100_000.0, 0), (100_000.0 - CLOCKS_DIFFER, 0), (50_000.0, 1)):
+        view.show(rows, assignment, POLICY, now)
+        assert len(view.workloads()) == shown
+    assert view.workloads()[0].avoid == (), "nor does it avoid a node for so long"
 
 
 def test_a_job_that_ran_was_lost() -> None:
@@ -88,10 +173,11 @@ def test_a_job_avoids_the_node_that_did_not_start_it_for_a_while_where_there_is_
     assert avoided(backoff, 700.0) == ["n1"], "for 8 min after the second refusal, 16 min after the third one"
     refused(row("n3"), backoff, 700.0, (*three[:2], replace(three[2], ready=False)), node_lost=True, never_ran=False)
     assert avoided(backoff, 700.0) == ["n1"], "that a node is down says nothing new about the others"
-    for _ in range(20):
-        refused(row(), backoff, 2000.0)
-    assert avoided(backoff, 1999.0 + AVOIDED) == ["n1"]
-    assert avoided(backoff, 2000.0 + AVOIDED) == []
+    for now in range(100_000, 2_000_001, 100_000):
+        refused(row(), backoff, now)
+    longest = RARE + LONGEST
+    assert avoided(backoff, 1_999_999.0 + longest) == ["n1"], "still at its next try"
+    assert avoided(backoff, 2_000_000.0 + longest) == []
 
 
 def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> None:
@@ -105,8 +191,8 @@ def test_of_a_gang_only_the_node_that_did_not_start_its_worker_is_avoided() -> N
 def test_a_job_whose_pod_was_preempted_there_goes_elsewhere_at_once() -> None:
     """The scheduler of Kubernetes gave its room to a pod that is more important."""
     backoff = StartBackoff()
-    after = row()._replace(**refused(row(state="running"), backoff, 100.0, node_lost=True, never_ran=False).fields)  # type: ignore[arg-type]
-    assert (after.state, after.infra_failures, backoff_until(after, 100.0)) == ("pending", 0, None)
+    waits = after(row(), refused(row(state="running"), backoff, 100.0, node_lost=True, never_ran=False))
+    assert (waits.state, waits.infra_failures, backoff_until(waits, 100.0)) == ("pending", 0, None)
     assert avoided(backoff, 100.0) == ["n1"]
     down = (replace(NODES[0], ready=False), NODES[1])
     other = StartBackoff()
@@ -151,5 +237,5 @@ async def test_a_job_that_a_node_rejects_is_delayed_and_runs_on_another(
         assert (row.infra_failures, row.attempt, row.placement[0].node) == (0, 2, "n2")
         said = [each.message for each in await run.client("ana").job_events(job.id) if each.code == "start_deferred"]
         assert said == [
-            f"“train” of ana cannot be started yet: {SAYS}. Its GPUs go to others; it is tried again in 0.5 s."
+            f"“train” of ana cannot be started yet: {SAYS}. Its GPUs go to others; it waits 0.5 s before the next try."
         ]

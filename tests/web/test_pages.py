@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from html.parser import HTMLParser
 from typing import Any
 
 import httpx2
 import pytest
 from makeway_api.models import Attempt, Checkpoint, Reason, State
+from makeway_quota.store.records import Change
 from web.portal import EVIL, PEOPLE, PREFIX, Portal
 
 OUTSIDE = re.compile(r"""(?:src|href|action|url\()\s*=?\s*["'(]?\s*(?:https?:)?//""", re.IGNORECASE)
@@ -166,6 +168,17 @@ async def test_a_job_page_escapes_the_source_and_the_log(web: Portal) -> None:
     assert EVIL in shown
     check(await (await web.browser("bo")).get(f"{PREFIX}jobs/{id}"), 404)
     assert "Cancel" not in words(check(await (await web.browser("eye")).get(f"{PREFIX}jobs/{id}")))
+
+
+async def test_a_job_page_shows_before_when_a_job_does_not_start(web: Portal) -> None:
+    await web.running_job(profile="gpu8")
+    waits = await web.run.submit("ana", "waits", profile="gpu3")
+    store = web.run.service.components.store
+    await web.run.until(lambda: (row := store.workload(waits.id)) and row.reason_code, "the reason why it waits")
+    delayed = {"reason_code": "start_deferred", "reason_numbers": {"tries": 13}, "not_before": time.time() + 3600.0}
+    store.commit([Change(waits.id, delayed)], [], now=time.time())
+    shown = words(check(await (await web.browser("ana")).get(f"{PREFIX}jobs/{waits.id}")))
+    assert "Not before" in shown
 
 
 @pytest.mark.covers("N12")

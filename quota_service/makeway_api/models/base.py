@@ -71,7 +71,7 @@ class Reason(Wire):
 
     code: str
     message: str
-    not_before: datetime | None = Field(None, description="the earliest start that a forecast allows")
+    not_before: datetime | None = Field(None, description="the earliest start, or next try of a start")
     ready_by: datetime | None = Field(None, description="the latest start: its victims are gone by then")
     numbers: dict[str, Any] = Field(default_factory=dict)
 

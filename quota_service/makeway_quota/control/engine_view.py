@@ -12,7 +12,7 @@ from ..history.durations import Durations
 from ..policy import Document
 from ..store.records import Place, Workload
 from .pool_assignment import PoolAssignment, machine_of
-from .start_backoff import StartBackoff, backoff_until
+from .start_backoff import CLOCKS_DIFFER, StartBackoff, backoff_until
 
 MOST_UNREAD = 50_000
 """Changes that are kept for one reader; beyond, it reads everything again."""
@@ -62,6 +62,7 @@ class EngineView:
         self._machines: dict[str, tuple[tuple[str, tuple[int, ...]], ...]] = {}
         """Machine to its pools and devices, as they were shown."""
         self._unread: dict[str, Unread] = {}
+        self._shown_at = 0.0
         self._ends: list[tuple[float, str]] = []
         """A heap of when rows are looked at again, as when work outlives its expected run time; entries that differ
         from `_end_of` are stale."""
@@ -99,6 +100,9 @@ class EngineView:
         placed_on: PlacedOn | None = None,
     ) -> None:
         """Show what is stale, and work that runs longer than was expected of it; everything after a new document."""
+        if now < self._shown_at - CLOCKS_DIFFER:  # the clock was set back, and what ends may end before it says so
+            self.stale |= self._end_of.keys()
+        self._shown_at = now
         while self._ends and self._ends[0][0] <= now:
             end, id = heapq.heappop(self._ends)
             if self._end_of.get(id) == end:

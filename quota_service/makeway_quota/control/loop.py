@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from ..backends.base import BackendError
+from ..backends.base import BackendError, Seen
 from ..backends.remote import RemoteBackend
 from ..metrics import CYCLE_SECONDS, LEADER, count_decisions
 from ..store.errors import Deposed, NotLeading
@@ -210,19 +210,7 @@ class Loop:
         self.world.see(await self.backend.observe(self.world.since))
         now = self.clock()
         rows = await self.world.rows_as_of_now()
-        names = self._names(rows)
-        seen, document = work_queue.seen(now), self.world.document
-        durable, backoff = self.world.durable_checkpoints, self.world.backoff
-        reconciled = reconcile(
-            rows,
-            seen,
-            now=now,
-            lost_budget=self.lost_budget,
-            names=names,
-            document=document,
-            durable=durable,
-            backoff=backoff,
-        )
+        reconciled = self._reconcile(rows, work_queue.seen(now), now)
         note_launched(reconciled, work_queue.unwritten(now))
         expired = self.leases.reconcile((await self.world.watched()).values(), now)
         changed = await self._commit(reconciled, now) | await self._commit(expired, now)
@@ -297,6 +285,19 @@ class Loop:
     def _names(self, rows: Mapping[str, Workload]) -> Names:
         return names_of(self.world.document.policies, rows, self.world.document)
 
+    def _reconcile(self, rows: Mapping[str, Workload], seen: Seen, now: float, *, stopping: bool = False) -> ChangeSet:
+        return reconcile(
+            rows,
+            seen,
+            now=now,
+            lost_budget=self.lost_budget,
+            names=self._names(rows),
+            document=self.world.document,
+            durable=self.world.durable_checkpoints,
+            backoff=self.world.backoff,
+            stopping=stopping,
+        )
+
     async def _keep_histories(self, now: float, at_once: bool = False) -> None:
         """Write what was borrowed, where it is not what the last value has decayed to."""
         milli = self.world.accounting.unwritten(at_once)
@@ -312,19 +313,8 @@ class Loop:
             if stop_jobs and leads:
                 seen = await self.backend.observe()
                 rows = await self.world.rows()
-                now, names, budget, document = self.clock(), self._names(rows), self.lost_budget, self.world.document
-                durable = self.world.durable_checkpoints
-                ended = reconcile(
-                    rows,
-                    seen,
-                    now=now,
-                    lost_budget=budget,
-                    names=names,
-                    document=document,
-                    durable=durable,
-                    stopping=True,
-                )
-                await self._commit(ended, now)
+                now = self.clock()
+                await self._commit(self._reconcile(rows, seen, now, stopping=True), now)
                 await self.world.rows()
             if leads:
                 await self._keep_histories(self.clock(), at_once=True)

@@ -21,53 +21,66 @@ START_DEFERRED = "start_deferred"
 """The reason code of a job that did not start on its GPUs for another reason, as its pod could not run"""
 FIRST, LONGEST = 60.0, 900.0
 """Seconds between two tries, which double from the first to the longest: others may have to make way for each."""
-FIRST_AVOIDED, AVOIDED = 120.0, 1800.0
-"""Seconds for which a job avoids a node that did not start it, its delay included, which double from the first to the
-longest: a device that is not free yet is there a moment later, and others need not make way elsewhere."""
+MANY = 12
+"""Tries in a row after which only a change in the cluster is likely to help: others make way for fewer of them."""
+RARE = 3600.0
+"""Seconds between two tries after that, except where a quota is used up: it is free again whenever others end."""
+FIRST_AVOIDED = 120.0
+"""Seconds, at least, for which a job avoids a node that did not start it. As a rule it is the delay twice, or LONGEST
+after it: a device that is not free yet is there a moment later, and others need not make way elsewhere."""
+CLOCKS_DIFFER = 60.0
+"""Seconds by which a replica's clock may be behind that of another, or of itself before."""
 
 Refusals = tuple[tuple[str, float], ...]
 """Nodes that a job avoids, each until a time in Unix seconds."""
 
 
 class StartBackoff:
-    """Counts in a row how often each job was refused, and remembers by which nodes; another process begins anew."""
+    """Counts in a row how often each job was refused, and remembers by which nodes; another process begins anew.
+
+    The tries are those of the rows as they are committed, by whichever replica: one that was not committed is none.
+    """
 
     def __init__(self) -> None:
         self.refused: dict[str, int] = {}
         self._refusals: dict[str, Refusals] = {}
 
     def committed(self, rows: Sequence[Workload]) -> None:
-        """Forget the refusals of jobs that run or are over; called by the thread that wrote."""
-        for row in rows if self.refused or self._refusals else ():
+        """Take the tries of jobs that wait, and forget those that run or are over; called by the thread that wrote."""
+        for row in rows:
             if not row.live or row.state == "running":
                 self.refused.pop(row.id, None)
                 self._refusals.pop(row.id, None)
+            elif tries := _tries(row):
+                self.refused[row.id] = tries
 
     def avoid(self, id: str, nodes: Iterable[str], now: float) -> None:
         """Remember the nodes that a job avoids from now on, instead of those that it avoided before."""
         before = dict(self.avoided(id, now))
-        until = now + min(AVOIDED, FIRST_AVOIDED * 2.0 ** min(self.refused.get(id, 0), 10))
+        delay = delay_after(self.refused.get(id, 0) + 1, START_DEFERRED)
+        until = now + max(FIRST_AVOIDED, delay + min(delay, LONGEST))
         self._refusals[id] = tuple((node, before.get(node, until)) for node in sorted(nodes))
 
     def avoided(self, id: str, now: float) -> Refusals:
         """Return the nodes that a job avoids at the moment."""
-        return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until)
+        latest = now + RARE + LONGEST  # where the clock was set back, it avoided them for as long
+        return tuple((node, until) for node, until in self._refusals.get(id, ()) if now < until <= latest)
 
     def requeue(self, row: Workload, job: str, cause: str, now: float, code: str) -> tuple[Change, NewDecision]:
         """Return the change by which a job returns to the queue, with a delay, and the decision about it.
 
-        `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 96 of them a day.
+        `code` is NO_ROOM or START_DEFERRED. The try is no attempt: there may be 34 of them on the first day.
         """
-        times = self.refused[row.id] = self.refused.get(row.id, 0) + 1
-        delay = min(LONGEST, FIRST * 2.0 ** min(times - 1, 10))
-        message = outcomes.start_delayed(job, cause, duration(delay))
+        tries = self.refused.get(row.id, 0) + 1
+        delay = delay_after(tries, code)
+        message = outcomes.start_delayed(job, cause, tries, duration(delay))
         fields: dict[str, object] = {
             "state": "pending",
             "placement": (),
             "nomination": (),
             "reason_code": code,
             "reason_message": message,
-            "reason_numbers": {},
+            "reason_numbers": {"tries": tries},
             "not_before": now + delay,
             "over_quota": False,
             "borrowed_from": (),
@@ -77,8 +90,28 @@ class StartBackoff:
         return change, decide(row, "requeue", code, message, attempt=row.attempt)
 
 
+def delay_after(tries: int, code: str) -> float:
+    """Return the seconds that a job waits after so many tries in a row, the last of which ended with this code."""
+    if tries > MANY and code == START_DEFERRED:
+        return RARE
+    return min(LONGEST, FIRST * 2.0 ** min(tries - 1, 10))
+
+
 def backoff_until(row: Workload, now: float) -> float | None:
-    """Return until when a job is in backoff, in Unix seconds; None if it is not (any more)."""
-    if row.state != "pending" or row.reason_code not in (NO_ROOM, START_DEFERRED) or row.not_before is None:
+    """Return until when a job is in backoff, in Unix seconds; None if it is not (any more).
+
+    A delay that seems longer than it was made ended with the clock that it was made by, which has been set back.
+    """
+    tries = _tries(row)
+    if tries is None or row.not_before is None:
         return None
-    return row.not_before if now < row.not_before <= now + LONGEST else None
+    longest = max(LONGEST, delay_after(tries, row.reason_code)) + CLOCKS_DIFFER
+    return row.not_before if now < row.not_before <= now + longest else None
+
+
+def _tries(row: Workload) -> int | None:
+    """Return how often in a row a job was tried that is delayed; None if it is not, 1 where its row does not tell."""
+    if row.state != "pending" or row.reason_code not in (NO_ROOM, START_DEFERRED):
+        return None
+    tries = row.reason_numbers.get("tries")
+    return max(1, tries) if isinstance(tries, int) else 1

@@ -76,9 +76,15 @@ def start_postponed(job: str, cause: str) -> str:
     return f"{job} cannot be started yet: {cause}"
 
 
-def start_delayed(job: str, cause: str, rest: str) -> str:
-    """Return that a backend did not start a job, whose GPUs are free for others until it is tried again."""
-    return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; it is tried again in {rest}."
+def start_delayed(job: str, cause: str, tries: int, delay: str) -> str:
+    """Return that a backend did not start a job, after so many tries in a row; its GPUs are free for others.
+
+    It is read at any time of the delay, and shown beside the time of the next try.
+    """
+    waits = f"it waits {delay} before the next try"
+    if tries > 1:
+        waits = f"after {tries} tries in a row it waits {delay} before the next one"
+    return f"{job} cannot be started yet: {cause.rstrip('.')}. Its GPUs go to others; {waits}."
 
 
 def failed(job: str, cause: str, milli: int) -> str:

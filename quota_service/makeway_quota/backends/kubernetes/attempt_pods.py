@@ -80,7 +80,9 @@ class AttemptPods:
         self._torn: set[Key] = set()
         """attempts that are over as a pod ended without a report, which may still come, while others run"""
         self._with_final_report: set[Key] = set()
-        """attempts of which a pod has the final report of its worker"""
+        """attempts of which a pod has a final report of its worker that may not have been read in this term"""
+        self._read_reports: dict[Key, dict[str, str]] = {}
+        """the final reports that were read in this term, by the UID of the pod"""
         self._stale: set[Key] = set()
         self._usable: Mapping[str, bool] = {}
 
@@ -120,18 +122,33 @@ class AttemptPods:
         return [*self.of(key), *(left.pods.values() if left is not None else ())]
 
     def with_final_report(self) -> list[JobPod]:
-        """Return the pods, and last states of pods, of attempts of which one has the final report of its worker."""
-        self._with_final_report = {key for key in self._with_final_report if key in self._by_key or key in self._left}
-        listed = {pod.name: pod.uid for key in self._with_final_report for pod in self.of(key)}
+        """Return the pods, and last states of pods, with a final report of their worker that was not read."""
+        unread = {key: found for key in self._with_final_report if (found := self._unread(key))}
+        self._with_final_report = set(unread)
         # One that had the name of a listed pod may be of an attempt that a restored database does not know.
-        known = [pod for key in self._with_final_report for pod in self.known(key)]
-        return [pod for pod in known if listed.get(pod.name, pod.uid) == pod.uid]
+        listed = {pod.name: pod.uid for key in unread for pod in self.of(key)}
+        return [pod for found in unread.values() for pod in found if listed.get(pod.name, pod.uid) == pod.uid]
+
+    def _unread(self, key: Key) -> list[JobPod]:
+        read = self._read_reports.get(key, {})
+        return [pod for pod in self.known(key) if pod.termination_message not in ("", read.get(pod.uid))]
+
+    def final_report_read(self, pod: JobPod) -> None:
+        """Return the final report of a pod no more in this term."""
+        self._read_reports.setdefault(pod.key, {})[pod.uid] = pod.termination_message
+
+    def end_term(self) -> None:
+        """Forget what only a leader counts: how often it made pods again, and the final reports that it read."""
+        self._remade.clear()
+        self._with_final_report.update(self._read_reports)
+        self._with_final_report = {key for key in self._with_final_report if key in self._by_key or key in self._left}
+        self._read_reports.clear()
 
     def forget(self, key: Key) -> None:
         """Report an attempt no more; its pods are deleted."""
         if key in self._by_key:
             self._forgotten.add(key)
-        for by_key in (self._left, self._waiting, self._remade):
+        for by_key in (self._left, self._waiting, self._remade, self._read_reports):
             by_key.pop(key, None)
         self.show(key)
 

@@ -123,6 +123,7 @@ class KubernetesBackend(RemoteBackend):
     def restart(self) -> None:
         """Forget what an earlier term concluded and ordered, and end what it still deletes."""
         super().restart()
+        self.attempt_pods.end_term()
         self._removals.drop()
 
     def follow_policy(self, document: Callable[[], Document]) -> None:
@@ -174,12 +175,12 @@ class KubernetesBackend(RemoteBackend):
             self.attempt_pods.show(key)  # it started all the same
         if not self._may_act():
             self.attempt_pods.drop_left(LEFT_SECONDS, reported)
+            self.attempt_pods.end_term()
             self._tokens.clear()
             self._removals.drop()
         usable = {name: node.ready for name, node in self.inventory.nodes.objects.items()}
-        pods = self.attempt_pods.with_final_report()
         if self._may_act():
-            await record_final_reports(self.channel, pods, reported)
+            await record_final_reports(self.channel, self.attempt_pods, reported)
         return self.attempt_pods.machines(usable, self.channel.seen())
 
     async def start(self, order: StartOrder) -> None:

@@ -5,29 +5,36 @@ What a pod says was written in its user's container. It is checked like a report
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from makeway_api.models.attempts import WorkerReportIn
 
 from ..base import Key
 from ..channel import Channel
 from ..workers import WorkerSeen
+from .attempt_pods import AttemptPods
 from .pod_states import JobPod
 
 UNSENT = "its launcher did not reach the service any more: the end of its log, and its result, may be missing"
 
 
 async def record_final_reports(
-    channel: Channel, pods: Iterable[JobPod], reported: Mapping[Key, Mapping[int, WorkerSeen]]
+    channel: Channel, pods: AttemptPods, reported: Mapping[Key, Mapping[int, WorkerSeen]]
 ) -> None:
-    """Hand the channel the final reports that pods hold, of workers that began and reported no end."""
+    """Hand the channel the final reports that pods hold, of workers that began and reported no end, each once."""
     found: dict[tuple[str, int, int], WorkerReportIn] = {}
-    for pod in pods:
-        worker = reported.get(pod.key, {}).get(pod.worker)
-        if worker is not None and not worker.ended and (report := report_of(pod)) is not None:
+    of_workers = [
+        (pod, worker)
+        for pod in pods.with_final_report()
+        if (worker := reported.get(pod.key, {}).get(pod.worker)) is not None  # else it may be read that it began
+    ]
+    for pod, worker in of_workers:
+        if not worker.ended and (report := report_of(pod)) is not None:
             found[(*pod.key, pod.worker)] = report
     if found:
         await channel.record_final_reports(found)
+    for pod, _ in of_workers:
+        pods.final_report_read(pod)
 
 
 def report_of(pod: JobPod) -> WorkerReportIn | None:
