@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import run_tests
+import strict_runs
 from run_tests import Build, BuildProblem, Tiers
 
 TESTS = Path(__file__).parents[1]
@@ -229,6 +231,16 @@ def test_the_first_failure_of_a_marked_test_counts(
 )
 def test_a_test_is_named_without_its_group(name: str, test: str) -> None:
     assert run_tests.without_group(name) == test
+
+
+def test_no_garbage_is_collected_while_a_failure_is_shown() -> None:
+    report = pytest.TestReport("test", ("file", 1, "test"), {}, "failed", "its traceback", "call")
+    shown = strict_runs.pytest_runtest_makereport()
+    next(shown)
+    assert not gc.isenabled()
+    with pytest.raises(StopIteration):
+        shown.send(report)
+    assert gc.isenabled()
 
 
 @pytest.mark.slow
