@@ -9,6 +9,8 @@ from kubernetes_asyncio.client.rest import ApiException
 
 _PASSING = frozenset({408, 409, 429})
 """Client errors that say "not now"."""
+_NO_MESSAGE = "Forbidden"
+"""All that is left of a refusal of the lists that KubeSpawner's watches begin with."""
 RESTART = "An administrator has to restart the Hub: Kubernetes does not accept its credentials any more."
 
 
@@ -41,7 +43,7 @@ def start_sentence(error: ApiException, namespace: str) -> str:
     elif "no PriorityClass" in said:
         todo = "An administrator has to create this priority class, or to name another one in the Hub's configuration."
     elif lacks_permission(error):
-        todo = "An administrator has to give the Hub's account this right."
+        todo = f"An administrator has to give the Hub's account {_right(said)}."
     else:
         todo = (
             "Show this to an administrator: the Hub configures a pod that Kubernetes does not accept in the namespace "
@@ -56,13 +58,17 @@ def stop_sentence(error: ApiException, pod: str) -> str:
     begin = f"Kubernetes does not let the Hub stop the notebook: {said}. Its pod {pod} may still run and hold its GPUs"
     if _status(error) == 401:
         return f"{begin}. {RESTART}"
-    return f"{begin}: an administrator has to give the Hub's account this right, and to delete the pod."
+    return f"{begin}: an administrator has to give the Hub's account {_right(said)}, and to delete the pod."
 
 
 def lacks_permission(error: ApiException) -> bool:
     """Whether the Hub's account lacks a right; a quota or an admission rule is also a 403."""
     said = api_message(error)
-    return said == "Forbidden" or ('User "' in said and "cannot" in said)
+    return said == _NO_MESSAGE or ('User "' in said and "cannot" in said)
+
+
+def _right(said: str) -> str:
+    return "the right to list and watch pods and events" if said == _NO_MESSAGE else "this right"
 
 
 def _status(error: ApiException) -> int:

@@ -6,6 +6,7 @@ The lease comes before the pod and is released after it. kube-scheduler checks t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,14 +113,14 @@ class MakewayKubeSpawner(LeaseMixin, PodSpawner):
         """
         self._following, self._server_address = PodStart(), ""
         starting = asyncio.ensure_future(self._listening_server())
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self.start_timeout - min(_MARGIN, self.start_timeout / 10)
+        began = time.monotonic()
         try:
             while not starting.done():
                 await asyncio.wait([starting], timeout=self.look_seconds)
                 self._report_pod()
                 if not starting.done():
-                    self._check_start(late=loop.time() > until)
+                    limit = self.start_timeout - min(_MARGIN, self.start_timeout / 10)
+                    self._check_start(late=time.monotonic() - began > limit)
             return await starting
         except TimeoutError as late:  # the Hub would say that `start_timeout` has passed
             raise self._not_started(

@@ -13,6 +13,7 @@ from typing import Any
 NOTEBOOK = "spec.containers{notebook}"
 """The field path of events about the container with the notebook server."""
 IMAGE_FAULTS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "InspectFailed"})
+_OF_CLAIM = re.compile(r"persistentvolumeclaim|persistent volumes to bind", re.IGNORECASE)
 _PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
 
 
@@ -20,7 +21,8 @@ _PULLED_IN = re.compile(r" in ([\d.]+m?s|\d+m[\d.]+s)\b")
 class Step:
     """One sentence for the pending page. `problem`: the start cannot go on like this.
 
-    `unscheduled`: the problem is over once the pod has a node. `volume`: it is one of a volume.
+    `unscheduled`: the problem is over once the pod has a node. `volume`: it is one of a volume. `claim`: it is one of a
+    claim that has no volume.
     """
 
     phase: str
@@ -28,6 +30,7 @@ class Step:
     problem: bool = False
     unscheduled: bool = False
     volume: bool = False
+    claim: bool = False
 
 
 _RUNS = Step("server", "The container runs; waiting for the notebook server to answer")
@@ -38,7 +41,8 @@ def step(event: Mapping[str, Any]) -> Step | None:
     reason, said = str(event.get("reason") or ""), str(event.get("message") or "").strip()
     about = (event.get("involvedObject") or {}).get("fieldPath") or ""
     if reason == "FailedScheduling":
-        return Step("node", f"Kubernetes does not place the notebook yet: {said}", problem=True, unscheduled=True)
+        words = f"Kubernetes does not place the notebook yet: {said}"
+        return Step("node", words, problem=True, unscheduled=True, claim=waits_for_claim(said))
     if reason == "TriggeredScaleUp":
         return Step("node", "The cluster is adding a node.")
     if reason in ("FailedMount", "FailedAttachVolume"):
@@ -88,6 +92,20 @@ def unschedulable(pod: Mapping[str, Any]) -> str:
         if one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable":
             return str(one.get("message") or "no node fits").strip()
     return ""
+
+
+def waits_for_claim(words: str) -> bool:
+    """Whether the scheduler says that a claim has no volume, or that it is not there."""
+    return _OF_CLAIM.search(words) is not None
+
+
+def silent_claims(pod: Mapping[str, Any]) -> list[str]:
+    """Return the claims of a pod that has no node while the scheduler gives no reason, as while it has volumes made."""
+    spec, conditions = pod.get("spec") or {}, (pod.get("status") or {}).get("conditions") or ()
+    if spec.get("nodeName") or any(one.get("type") == "PodScheduled" for one in conditions):
+        return []
+    found = ((one.get("persistentVolumeClaim") or {}).get("claimName") for one in spec.get("volumes") or ())
+    return [str(name) for name in found if name]
 
 
 def cannot_be_pulled(pod: Mapping[str, Any]) -> bool:

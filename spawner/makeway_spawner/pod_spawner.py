@@ -87,7 +87,13 @@ class PodSpawner(KubeSpawner):  # type: ignore[misc]
     async def _start_reflector(self, kind: str, reflector_class: type, **more: Any) -> Any:
         """Start a watch; that of the pods keeps what was seen last of each."""
         chosen = PodWatch if kind == "pods" else reflector_class
-        return await super()._start_reflector(kind=kind, reflector_class=chosen, **more)
+        try:
+            return await super()._start_reflector(kind=kind, reflector_class=chosen, **more)
+        except Exception:
+            failed = self.reflectors.get(self._get_reflector_key(kind))
+            if failed is not None:
+                _gave_up(failed)  # reads the error: else asyncio logs it when the watch is collected
+            raise
 
     async def follow_pods(self) -> None:
         """Watch the pods, again where KubeSpawner's watch gave up, as it does after a minute without an API server.

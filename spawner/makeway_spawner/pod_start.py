@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from makeway_api.durations import duration
+from makeway_api.quantities import listed
 
 from . import pod_end, pod_events
 from .pod_events import Step
@@ -18,6 +19,7 @@ Pod = Mapping[str, Any]
 _ADVICE = {
     "node": "Start it again; if that does not help, an administrator can look at the pod's events.",
     "volume": "An administrator has to look at that volume, or at the Secret or ConfigMap that it names.",
+    "claim": "An administrator has to look at that claim, at its storage class, and at what makes volumes of it.",
     "image": "Start it again: its node may have the image by then. An administrator can have images pulled beforehand, "
     "or raise the start_timeout of the Hub's KubeSpawner.",
     "no image": "Check the name of the image and the registry's credentials, or choose another image.",
@@ -81,6 +83,8 @@ class PodStart:
                 f"{said} The volume of its home is bound to another zone or node. An administrator can move it, or use "
                 "homes that every node can mount."
             )
+        if pod_events.waits_for_claim(words):
+            return f"{said} {_ADVICE['claim']}"
         return f"{said} Start it again or choose another profile. An administrator can check what else runs on {nodes}."
 
     def why_not(self, pod: Pod | None, address: str = "", said: str = "") -> str:
@@ -97,6 +101,11 @@ class PodStart:
         if last is None:
             if pod is None and said:
                 return f"{begin}: {said.rstrip('.')}. {_ADVICE['node']}"
+            if claims := pod_events.silent_claims(pod or {}):
+                return (
+                    f"{begin}: Kubernetes has not placed it on a node and gives no reason, as while a volume is made. "
+                    f"It needs a volume for {listed(claims)}. {_ADVICE['claim']}"
+                )
             what = "the Hub does not see its pod" if pod is None else "Kubernetes says nothing about its pod"
             return f"{begin}, and {what}. {_ADVICE['unseen']}"
         lasts = duration(self._clock() - self._since)
@@ -109,4 +118,6 @@ class PodStart:
 def _advice(step: Step) -> str:
     if step.phase == "image":
         return _ADVICE["no image" if step.problem else "image"]
+    if step.claim:
+        return _ADVICE["claim"]
     return _ADVICE["volume" if step.volume else "node"]

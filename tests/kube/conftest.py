@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 from charts import EVERYTHING
 from job_service import PODS as JOB_PODS
 from job_service import Serving, make_namespace, policy_of
+from kube.notebooks import Line
+from kube.spawners import ACCOUNTS, BINDING, NAMESPACED, VERBS
+from kubernetes_asyncio.config import kube_config
+from kubespawner.clients import load_config
 from leftovers import left
+from makeway_spawner import pod_spawner
+from makeway_spawner.kube import MakewayKubeSpawner
 from pods import PODS, SPARE, allocatable, wait_until
 from releases import DEFINITIONS, MONITOR, MONITORS, Installation, installation
 
@@ -112,3 +121,43 @@ async def serving(control_plane: Cluster, jobs_policy: str, tmp_path: Path) -> A
     made.reservation.close()
     control_plane.api.delete(JOB_PODS, gracePeriodSeconds="0")
     await asyncio.to_thread(wait_until, lambda: not made.pods(), "no pod of a job is left")
+
+
+@pytest.fixture
+def line(control_plane: Cluster, tmp_path: Path) -> Iterator[Line]:
+    """The way of the spawner to the API server."""
+    made = Line(control_plane.kubeconfig, tmp_path / "kubeconfig")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def spawner(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakewayKubeSpawner]:
+    """A spawner for ana with the administrator's rights."""
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
+    load_config.cache_clear()
+    hub: Any = SimpleNamespace(base_url="/hub/", api_url="http://hub:8081/hub/api", public_host="", server=None)
+    user: Any = SimpleNamespace(name="ana", escaped_name="ana", url="/user/ana/", id=1, server=None)
+    made = MakewayKubeSpawner(hub=hub, user=user, namespace="default", look_seconds=0.1)
+    yield made
+    await MakewayKubeSpawner._stop_all_reflectors()
+    await made.api.api_client.close()
+    await asyncio.sleep(0.3)  # aiohttp closes connections with TLS after its session
+
+
+@pytest.fixture
+def rights(api: Api, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Have the spawner's account lack the right to delete pods; without the binding that is returned it has none."""
+    monkeypatch.setattr(pod_spawner, "_REFUSED", 0.3)
+    api.create(ACCOUNTS, {"metadata": {"name": "hub"}})
+    rules = [{"apiGroups": [""], "resources": ["pods", "events"], "verbs": VERBS}]
+    api.create(f"{NAMESPACED}/roles", {"metadata": {"name": "hub"}, "rules": rules})
+    api.create(f"{NAMESPACED}/rolebindings", BINDING)
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = api.create(f"{ACCOUNTS}/hub/token", request)["status"]["token"]
+    config = yaml.safe_load((tmp_path / "kubeconfig").read_text(encoding="utf-8"))
+    config["users"][0]["user"] = {"token": token}
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config), encoding="utf-8")
+    yield f"{NAMESPACED}/rolebindings/hub"
+    for path in (f"{NAMESPACED}/rolebindings", f"{NAMESPACED}/roles", ACCOUNTS):
+        api.delete(path, fieldSelector="metadata.name=hub")

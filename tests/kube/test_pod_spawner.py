@@ -3,87 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
-from types import SimpleNamespace
+import gc
 from typing import Any
 
 import pytest
-import yaml
 from informing import soon
 from jupyterhub.utils import maybe_future
 from kube.notebooks import Line
+from kube.spawners import BINDING, NAMESPACED, notebook
 from kubernetes_asyncio.client import V1ObjectMeta, V1Pod
-from kubernetes_asyncio.config import kube_config
-from kubespawner.clients import load_config
-from makeway_spawner import pod_spawner
+from kubernetes_asyncio.client.rest import ApiException
 from makeway_spawner.kube import MakewayKubeSpawner
 from makeway_spawner.refusal import Refused
-from pods import PODS, evict, simulated_pod
+from pods import PODS, evict
 
 from kube_cluster.api import Api
-from kube_cluster.cluster import Cluster
 
 pytestmark = [pytest.mark.kube, pytest.mark.usefixtures("kwok_cluster")]
-
-
-@pytest.fixture
-def line(control_plane: Cluster, tmp_path: Path) -> Iterator[Line]:
-    """The way of the spawner to the API server."""
-    made = Line(control_plane.kubeconfig, tmp_path / "kubeconfig")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-async def spawner(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakewayKubeSpawner]:
-    """A spawner for ana with the administrator's rights."""
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "kubeconfig"))
-    load_config.cache_clear()
-    hub: Any = SimpleNamespace(base_url="/hub/", api_url="http://hub:8081/hub/api", public_host="", server=None)
-    user: Any = SimpleNamespace(name="ana", escaped_name="ana", url="/user/ana/", id=1, server=None)
-    made = MakewayKubeSpawner(hub=hub, user=user, namespace="default", look_seconds=0.1)
-    yield made
-    await MakewayKubeSpawner._stop_all_reflectors()
-    await made.api.api_client.close()
-    await asyncio.sleep(0.3)  # aiohttp closes connections with TLS after its session
-
-
-def notebook(**annotations: str) -> dict[str, Any]:
-    """Return ana's pod as the Hub's watch finds it."""
-    pod = simulated_pod("jupyter-ana", **annotations)
-    pod["metadata"]["labels"] = {"component": "singleuser-server"}
-    return pod
-
-
-NAMESPACED = "/apis/rbac.authorization.k8s.io/v1/namespaces/default"
-ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
-VERBS = ["get", "list", "watch", "create"]
-
-
-@pytest.fixture
-def rights(api: Api, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Have the spawner's account lack the right to delete pods; without the binding that is returned it has none."""
-    monkeypatch.setattr(pod_spawner, "_REFUSED", 0.3)
-    api.create(ACCOUNTS, {"metadata": {"name": "hub"}})
-    rules = [{"apiGroups": [""], "resources": ["pods", "events"], "verbs": VERBS}]
-    api.create(f"{NAMESPACED}/roles", {"metadata": {"name": "hub"}, "rules": rules})
-    api.create(f"{NAMESPACED}/rolebindings", BINDING)
-    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = api.create(f"{ACCOUNTS}/hub/token", request)["status"]["token"]
-    config = yaml.safe_load((tmp_path / "kubeconfig").read_text(encoding="utf-8"))
-    config["users"][0]["user"] = {"token": token}
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config), encoding="utf-8")
-    yield f"{NAMESPACED}/rolebindings/hub"
-    for path in (f"{NAMESPACED}/rolebindings", f"{NAMESPACED}/roles", ACCOUNTS):
-        api.delete(path, fieldSelector="metadata.name=hub")
-
-
-BINDING = {
-    "metadata": {"name": "hub"},
-    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "hub"},
-    "subjects": [{"kind": "ServiceAccount", "name": "hub", "namespace": "default"}],
-}
 
 
 async def test_a_watch_that_gave_up_begins_anew(api: Api, spawner: MakewayKubeSpawner) -> None:
@@ -246,7 +182,7 @@ async def test_a_poll_without_the_right_to_see_pods_waits_and_fails_in_a_stop_on
         await soon(lambda before=before: spawner.pod_reflector is not before, "another watch is tried")
     assert not poll.done(), "the Hub would take an error for the end of the server"
     spawner._stop_pending = True
-    with pytest.raises(Refused, match="has to give the Hub's account this right"):
+    with pytest.raises(Refused, match="has to give the Hub's account the right to list and watch pods"):
         await asyncio.wait_for(poll, 30)
     spawner._stop_pending = False
     api.create(f"{NAMESPACED}/rolebindings", BINDING)
@@ -258,5 +194,22 @@ async def test_a_start_without_the_right_to_see_pods_is_refused_with_what_to_do(
 ) -> None:
     api.delete(rights)
     spawner._spawn_pending = True
-    with pytest.raises(Refused, match="An administrator has to give the Hub's account this right"):
+    with pytest.raises(
+        Refused, match="An administrator has to give the Hub's account the right to list and watch pods"
+    ):
         await asyncio.wait_for(spawner.start_server(), 30)
+
+
+async def test_a_watch_that_is_refused_leaves_no_error_to_the_collector(
+    api: Api, rights: str, spawner: MakewayKubeSpawner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spawner.log, "disabled", True)  # pytest keeps what is logged, with its errors
+    left: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context["message"]))
+    api.delete(rights)
+    spawner._spawn_pending = True
+    with pytest.raises(ApiException, match="Forbidden"):
+        await asyncio.wait_for(spawner.follow_pods(), 30)
+    spawner.reflectors.clear()
+    gc.collect()
+    assert left == []

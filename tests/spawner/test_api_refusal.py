@@ -60,6 +60,8 @@ def test_a_refusal_is_what_kubernetes_said_and_what_to_do(message: str, todo: st
 
 def test_an_answer_without_a_status_has_its_reason() -> None:
     assert api_refusal.api_message(answer(403)) == "Forbidden"
+    for said in (api_refusal.start_sentence(answer(403), "lab"), api_refusal.stop_sentence(answer(403), "lab/ana")):
+        assert "has to give the Hub's account the right to list and watch pods and events" in said
     broken = answer(502, reason="Bad Gateway")
     broken.body = "<html>"
     assert api_refusal.start_sentence(broken, "lab") == (

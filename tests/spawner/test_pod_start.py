@@ -150,3 +150,27 @@ def test_the_time_without_a_place_counts_from_the_schedulers_first_word(start: P
     )
     start.update(PLACED, ())
     assert start.unscheduled_for == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+        '0/3 nodes are available: persistentvolumeclaim "home" not found.',
+        "0/3 nodes are available: 3 node(s) didn't find available persistent volumes to bind.",
+    ],
+)
+def test_a_claim_without_a_volume_is_what_an_administrator_has_to_look_at(start: PodStart, words: str) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+    unfit = {"status": {"conditions": [condition]}}
+    messages(start, unfit, event("FailedScheduling", words))
+    for said in (start.not_placed(unfit, "node-1"), start.why_not(unfit)):
+        assert f"{words} An administrator has to look at that claim, at its storage class, and at what " in said
+
+
+def test_claims_are_named_only_while_the_scheduler_says_nothing_of_their_pod(start: PodStart) -> None:
+    claims = [{"name": name, "persistentVolumeClaim": {"claimName": name}} for name in ("data", "home")]
+    spec = {"volumes": [{"name": "tmp", "emptyDir": {}}, *claims]}
+    assert "It needs a volume for data and home. " in start.why_not({"spec": spec})
+    for pod in ({"spec": spec | {"nodeName": "node-1"}}, {"spec": {}}):
+        assert "Kubernetes says nothing about its pod" in start.why_not(pod)
