@@ -139,6 +139,23 @@ def test_the_same_values_again_change_nothing(release: Installation) -> None:
     assert release.generations() == before
 
 
+def test_the_hook_of_an_uninstallation_requests_nothing_where_a_limit_range_has_defaults(release: Installation) -> None:
+    """So that a node whose CPU and memory are all requested takes its pod."""
+    limits = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
+    defaults = {"type": "Container", "defaultRequest": {"cpu": "500m", "memory": "1Gi"}}
+    release.api.create(limits, {"metadata": {"name": "defaults"}, "spec": {"limits": [defaults]}})
+    text = release.helm.template(CHART, "makeway", NAMESPACE)
+    (job,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Job"]
+    pod = {"metadata": {"name": "hook"}, "spec": job["spec"]["template"]["spec"]}
+    del pod["spec"]["serviceAccountName"]  # which is there during the hook only
+    try:
+        made = release.api.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+        assert made["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "0", "memory": "0"}
+    finally:
+        release.api.delete(f"{limits}/defaults")
+    release.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/hook", gracePeriodSeconds="0")
+
+
 def test_an_uninstallation_whose_hook_cannot_run_deletes_nothing(release: Installation) -> None:
     values = copy.deepcopy(EVERYTHING)
     values["service"]["nodeSelector"] = {"makeway.test/none": "true"}

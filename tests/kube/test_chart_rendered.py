@@ -98,6 +98,7 @@ def test_the_hook_that_ends_the_work_is_restricted_and_has_rights_only_for_as_lo
     spec = job["spec"]["template"]["spec"]
     assert (spec["securityContext"]["runAsNonRoot"], spec["restartPolicy"]) == (True, "Never")
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+    assert spec["containers"][0]["resources"]["requests"] == {"cpu": 0, "memory": 0}, "a full node has room for it"
     given = {
         (verb, kind, one["metadata"].get("namespace", NAMESPACE))
         for one in of_kind(hooks, "Role")
