@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
-from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_REPLICAS, Object
+from charts import ADD_ON, CHART, EVERYTHING, JOBS, NAMESPACE, STANDALONE, TWO_REPLICAS, Object, written
 from pods import wait_until
 from releases import (
     BUDGETS,
@@ -136,6 +138,19 @@ def test_another_value_of_a_priority_class_is_taken_as_the_refusal_says(release:
 def test_the_same_values_again_change_nothing(release: Installation) -> None:
     before = release.generations()
     release.run("upgrade", values=EVERYTHING)
+    assert release.generations() == before
+
+
+def test_an_upgrade_with_reuse_values_takes_over_a_release_of_an_earlier_chart(release: Installation) -> None:
+    earlier = Path(shutil.copytree(CHART, release.folder / "earlier"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    del values["jobs"]["home"], values["priorityClasses"]["portal"], values["hub"]["extraEnv"]
+    (earlier / "values.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    given = ("--values", written(release.folder, EVERYTHING))
+    release.helm.run("upgrade", "makeway", earlier, "--namespace", NAMESPACE, "--reset-values", *given)
+    before = release.generations()
+    release.run("upgrade", "--reuse-values")
+    release.run("upgrade", "--reset-then-reuse-values")
     assert release.generations() == before
 
 

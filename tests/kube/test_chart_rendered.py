@@ -218,11 +218,11 @@ def test_wrong_values_are_refused_by_name(helm: Helm, tmp_path: Path, values: Ob
 @pytest.mark.parametrize(
     ("values", "name", "instead"),
     [
-        ({"proxy": {"ingress": {"enabled": True, "host": "a.b"}}}, "proxy.ingress", "ingress of Zero to JupyterHub"),
-        ({"proxy": {"service": {"type": "NodePort"}}}, "proxy.service", "the same name of Zero to JupyterHub's values"),
+        ({"proxy": {"ingress": {"enabled": True, "host": "a.b"}}}, "proxy.ingress", "ingress in the values of Zero"),
+        ({"proxy": {"service": {"type": "NodePort"}}}, "proxy.service", "proxy.service in the values of Zero"),
         ({"hub": {"makewayAdmins": {"users": ["ana"]}}}, "hub.makewayAdmins", "admin_users and admin_groups in z2jh"),
-        ({"hub": {"config": {"A": {"b": 1}}}}, "hub.config", "the same name of Zero to JupyterHub's values"),
-        ({"hub": {"resources": None}}, "hub.resources", "the same name"),
+        ({"hub": {"config": {"A": {"b": 1}}}}, "hub.config", "hub.config in the values of Zero"),
+        ({"hub": {"resources": None}}, "hub.resources", "hub.resources in"),
         ({"hub": {"priorityClassName": "high"}}, "hub.priorityClassName", "scheduling.podPriority"),
         ({"proxy": {"tolerations": [{}]}}, "proxy.tolerations", "proxy.chp.tolerations"),
         ({"notebooks": {"home": {"size": "1Gi"}}}, "notebooks.home", "singleuser.storage"),
@@ -247,15 +247,13 @@ def test_as_an_add_on_values_without_effect_are_refused_with_where_they_belong(
     assert rendered(helm, tmp_path, values), "standalone they are valid"
     with pytest.raises(KubeProblem) as problem:
         rendered(helm, tmp_path, {"mode": "addOn", **values})
-    assert f"{name} has no effect in mode addOn: remove it from your values, and set {instead}" in str(problem.value)
+    assert f"{name} has no effect in mode addOn. Remove it here, and set {instead}" in str(problem.value)
 
 
 def test_a_value_that_is_only_of_this_chart_is_refused_as_an_add_on_without_another_place(
     helm: Helm, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        KubeProblem, match=r"proxy\.publicUrl has no effect in mode addOn: remove it from your values\."
-    ):
+    with pytest.raises(KubeProblem, match=r"proxy\.publicUrl has no effect in mode addOn\. Remove it here\.\n"):
         rendered(helm, tmp_path, {"mode": "addOn", "proxy": {"publicUrl": "https://lab.example"}})
 
 

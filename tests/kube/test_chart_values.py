@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,47 @@ def test_the_documented_secret_has_the_keys_of_the_generated_one(helm: Helm, tmp
 def test_the_notes_say_how_to_open_the_portal(helm: Helm, tmp_path: Path, values: Object, said: str) -> None:
     options = ("--namespace", NAMESPACE, "--dry-run=client", "--values", written(tmp_path, values))
     assert said in helm.run("install", RELEASE, CHART, *options).partition("\nNOTES:\n")[2]
+
+
+# -- upgrades with --reuse-values, which takes the defaults of the earlier chart for those of the later one
+
+LATER = ("jobs.home", "networkPolicy.extraEgress", "priorityClasses.portal", "prePuller.resources", "hub.extraEnv")
+"""Values that charts before did not have, in each part that has some."""
+
+
+def earlier(folder: Path, change: Callable[[Object], None]) -> Path:
+    """Return a copy of the chart whose defaults are those of an earlier one."""
+    chart = Path(shutil.copytree(CHART, folder / "chart"))
+    values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    change(values)
+    (chart / "values.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    return chart
+
+
+def upgraded(helm: Helm, chart: Path, folder: Path, values: Object) -> list[Object]:
+    """Return the manifests of an upgrade."""
+    text = helm.template(chart, RELEASE, NAMESPACE, ("--is-upgrade", "--values", written(folder, values)))
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def without_later(values: Object) -> None:
+    """Remove what charts before did not have."""
+    for path in LATER:
+        part, _, name = path.partition(".")
+        del values[part][name]
+
+
+@pytest.mark.parametrize("mode", ["standalone", "addOn"])
+def test_values_that_an_earlier_chart_did_not_have_are_not_needed(helm: Helm, tmp_path: Path, mode: str) -> None:
+    chart = earlier(tmp_path, without_later)
+    before, after = (upgraded(helm, one, tmp_path, {"mode": mode}) for one in (CHART, chart))
+    kept = [one for one in before if one["kind"] not in ("DaemonSet", "Secret")]
+    assert [one for one in after if one["kind"] not in ("DaemonSet", "Secret")] == kept
+
+
+def test_an_add_on_with_the_defaults_of_an_earlier_chart_is_told_how_to_upgrade(helm: Helm, tmp_path: Path) -> None:
+    def change(values: Object) -> None:
+        values["images"]["hub"]["tag"] = "0"
+
+    with pytest.raises(KubeProblem, match=r"images\.hub has no effect.*--reset-then-reuse-values"):
+        upgraded(helm, earlier(tmp_path, change), tmp_path, {"mode": "addOn"})

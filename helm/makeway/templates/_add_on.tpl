@@ -39,32 +39,32 @@ networkPolicy:
   extraEgress: {hub: [], notebooks: []}
 {{- end -}}
 
-{{/* Where each belongs instead: the longest beginning of its name counts. Empty: nowhere, as it is only of this chart. */}}
+{{/* Where each belongs instead: the longest beginning of its name counts; PATH is that name. Empty: nowhere, as it is only of this chart. */}}
 {{- define "makeway.addOnInstead" -}}
-images.hub: hub.image of Zero to JupyterHub (as z2jh-values.yaml has it)
-images.proxy: proxy.chp.image of Zero to JupyterHub
-hub: the same name of Zero to JupyterHub's values
+images.hub: hub.image in the values of Zero to JupyterHub (as z2jh-values.yaml has it)
+images.proxy: proxy.chp.image in the values of Zero to JupyterHub
+hub: PATH in the values of Zero to JupyterHub
 hub.makewayAdmins: admin_users and admin_groups in z2jh-values.yaml
-hub.database: hub.db of Zero to JupyterHub
-hub.serviceAccountAnnotations: hub.serviceAccount.annotations of Zero to JupyterHub
-hub.affinity: hub.extraPodSpec of Zero to JupyterHub
-hub.priorityClassName: scheduling.podPriority of Zero to JupyterHub
-hub.podLabels: hub.labels of Zero to JupyterHub
-hub.podAnnotations: hub.annotations of Zero to JupyterHub
-proxy.service: the same name of Zero to JupyterHub's values
+hub.database: hub.db in the values of Zero to JupyterHub
+hub.serviceAccountAnnotations: hub.serviceAccount.annotations in the values of Zero to JupyterHub
+hub.affinity: hub.extraPodSpec in the values of Zero to JupyterHub
+hub.priorityClassName: scheduling.podPriority in the values of Zero to JupyterHub
+hub.podLabels: hub.labels in the values of Zero to JupyterHub
+hub.podAnnotations: hub.annotations in the values of Zero to JupyterHub
+proxy.service: PATH in the values of Zero to JupyterHub
 proxy.publicUrl: ""
-proxy.ingress: ingress of Zero to JupyterHub
-proxy.resources: proxy.chp.resources of Zero to JupyterHub
-proxy.nodeSelector: proxy.chp.nodeSelector of Zero to JupyterHub
-proxy.tolerations: proxy.chp.tolerations of Zero to JupyterHub
-proxy.affinity: scheduling.corePods of Zero to JupyterHub
-proxy.priorityClassName: scheduling.podPriority of Zero to JupyterHub
-proxy.podLabels: proxy.labels of Zero to JupyterHub
-proxy.podAnnotations: proxy.annotations of Zero to JupyterHub
-notebooks.home: singleuser.storage of Zero to JupyterHub
+proxy.ingress: ingress in the values of Zero to JupyterHub
+proxy.resources: proxy.chp.resources in the values of Zero to JupyterHub
+proxy.nodeSelector: proxy.chp.nodeSelector in the values of Zero to JupyterHub
+proxy.tolerations: proxy.chp.tolerations in the values of Zero to JupyterHub
+proxy.affinity: scheduling.corePods in the values of Zero to JupyterHub
+proxy.priorityClassName: scheduling.podPriority in the values of Zero to JupyterHub
+proxy.podLabels: proxy.labels in the values of Zero to JupyterHub
+proxy.podAnnotations: proxy.annotations in the values of Zero to JupyterHub
+notebooks.home: singleuser.storage in the values of Zero to JupyterHub
 notebooks.priorityClasses: guaranteed_priority_class and preemptible_priority_class in z2jh-values.yaml
-networkPolicy.extraEgress.hub: hub.networkPolicy.egress of Zero to JupyterHub
-networkPolicy.extraEgress.notebooks: singleuser.networkPolicy.egress of Zero to JupyterHub
+networkPolicy.extraEgress.hub: hub.networkPolicy.egress in the values of Zero to JupyterHub
+networkPolicy.extraEgress.notebooks: singleuser.networkPolicy.egress in the values of Zero to JupyterHub
 {{- end -}}
 
 {{/* A value as text. Some releases of Helm leave defaults out that are null. */}}
@@ -73,13 +73,17 @@ networkPolicy.extraEgress.notebooks: singleuser.networkPolicy.egress of Zero to 
 {{- define "makeway.addOnChecks" -}}
 {{- $instead := include "makeway.addOnInstead" . | fromYaml -}}
 {{- range $part, $usual := include "makeway.standaloneValues" . | fromYaml -}}
-{{- $given := index $.Values $part -}}
-{{- if eq $part "networkPolicy" }}{{ $usual = $usual.extraEgress }}{{ $given = $given.extraEgress }}{{ $part = "networkPolicy.extraEgress" }}{{ end -}}
+{{- $given := index $.Values $part | default dict -}}
+{{- if eq $part "networkPolicy" }}{{ $usual = $usual.extraEgress }}{{ $given = $given.extraEgress | default dict }}{{ $part = "networkPolicy.extraEgress" }}{{ end -}}
 {{- range $name, $default := $usual -}}
-{{- if ne (include "makeway.comparable" $default) (include "makeway.comparable" (index $given $name)) -}}
+{{- /* With --reuse-values, values of later charts are missing. */ -}}
+{{- $older := and $.Release.IsUpgrade (not (hasKey $given $name)) -}}
+{{- if and (not $older) (ne (include "makeway.comparable" $default) (include "makeway.comparable" (index $given $name))) -}}
 {{- $path := printf "%s.%s" $part $name -}}
-{{- $place := hasKey $instead $path | ternary (get $instead $path) (get $instead $part) -}}
-{{- fail (printf "%s has no effect in mode addOn: remove it from your values%s." $path ($place | empty | ternary "" (printf ", and set %s instead" $place))) -}}
+{{- $place := hasKey $instead $path | ternary (get $instead $path) (get $instead $part) | replace "PATH" $path -}}
+{{- $instead := $place | empty | ternary "" (printf ", and set %s" $place) -}}
+{{- $unset := $.Release.IsUpgrade | ternary " If you have not set it, it is the default of an earlier chart: upgrade with --reset-then-reuse-values instead of --reuse-values." "" -}}
+{{- fail (printf "%s has no effect in mode addOn. Remove it here%s.%s" $path $instead $unset) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -76,6 +76,11 @@ imagePullSecrets:
 {{ (index . 0).Release.Namespace }}-{{ include "makeway.name" (index . 0) }}-{{ index . 1 }}
 {{- end -}}
 
+{{/* The value of one of the chart's classes: (list $ kind). With --reuse-values, `portal` of a later chart is missing. */}}
+{{- define "makeway.priorityValue" -}}
+{{ dig (index . 1) 2000 (index . 0).Values.priorityClasses | int64 }}
+{{- end -}}
+
 {{/* The class of guaranteed or preemptible work, or of the portal: (list $ kind "the class that the values name"). */}}
 {{- define "makeway.priorityClass" -}}
 {{- if index . 2 -}}{{ index . 2 }}

@@ -32,7 +32,7 @@
 
 {{/* Rules of the values: (list $ pods). */}}
 {{- define "makeway.extraEgress" -}}
-{{- with index (index . 0).Values.networkPolicy.extraEgress (index . 1) }}
+{{- with dig "extraEgress" (index . 1) list (index . 0).Values.networkPolicy }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}

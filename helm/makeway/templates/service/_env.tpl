@@ -56,9 +56,9 @@
 - {name: MAKEWAY_KUBE_SERVICE_ACCOUNT, value: makeway-job}
 - {name: MAKEWAY_KUBE_RUN_AS, value: {{ .Values.jobs.runAs | quote }}}
 - {name: MAKEWAY_KUBE_CHECKPOINT_CLAIM, value: {{ .Values.jobs.checkpoints.existingClaim | default "makeway-checkpoints" | quote }}}
-{{- with .Values.jobs.home.claim }}
+{{- with dig "home" "claim" "" .Values.jobs }}
 - {name: MAKEWAY_KUBE_HOME_CLAIM, value: {{ . | quote }}}
-- {name: MAKEWAY_KUBE_HOME_PATH, value: {{ $.Values.jobs.home.path | quote }}}
+- {name: MAKEWAY_KUBE_HOME_PATH, value: {{ dig "home" "path" "/home/jovyan" $.Values.jobs | quote }}}
 {{- end }}
 {{- with include "makeway.priorityClass" (list . "preemptible" .Values.jobs.priorityClass) }}
 - {name: MAKEWAY_KUBE_PRIORITY_CLASS, value: {{ . | quote }}}
