@@ -44,10 +44,19 @@ async def test_the_service_ends_before_its_jobs(cluster: Cluster) -> None:
     assert cluster.lists[PORTAL.path] == cluster.lists[JOBS.path] == []
 
 
-async def test_pods_whose_grace_is_longer_are_named_and_left_to_end_by_themselves(cluster: Cluster) -> None:
+async def test_pods_that_have_not_ended_in_time_are_named(cluster: Cluster) -> None:
     cluster.stubborn = "jobs"
     assert await cluster.uninstall(0.05) == [SERVICE, f"{JOBS.path}/jobs"], "each pod is deleted once"
-    assert cluster.said[-1] == "1 pod of jobs and notebooks is still saving and ends by itself: jobs"
+    ends = "It ends after its grace, or when its node is back."
+    assert cluster.said[-1] == f"1 pod of jobs and notebooks has not ended yet: jobs. {ends}"
+
+
+async def test_the_portals_pods_are_waited_for_half_of_the_time_and_named(cluster: Cluster) -> None:
+    cluster.answer = lambda method, path: None
+    cluster.lists[PORTAL.path] += [{"metadata": {"name": "on-a-node-that-is-away", "uid": "v"}}]
+    assert await cluster.uninstall(0.05) == [SERVICE, f"{JOBS.path}/jobs"], "jobs and notebooks are ended all the same"
+    ends = "They end after their grace, or when their node is back."
+    assert f"2 pods of the portal have not ended yet: portal, on-a-node-that-is-away. {ends}" in cluster.said
 
 
 async def test_what_the_api_server_refuses_is_said_and_does_not_keep_the_rest(cluster: Cluster) -> None:

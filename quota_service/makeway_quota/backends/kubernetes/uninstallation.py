@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from makeway_api.quantities import count
-
 from .client import ApiClient, ApiRefusal, ApiUnreachable, Object
 from .connection import connection
 
@@ -49,7 +47,7 @@ def pod_selector(text: str) -> PodSelector:
 
 
 class Uninstallation:
-    """Ends an installation within some seconds; what has not ended by then ends by itself, after its grace."""
+    """Ends an installation within some seconds; what has not ended by then does so later, or when its node is back."""
 
     def __init__(self, client: ApiClient, say: Callable[[str], None], seconds: float) -> None:
         self._client = client
@@ -85,7 +83,7 @@ class Uninstallation:
             if time.monotonic() >= until:
                 names = ", ".join([path.rpartition("/")[2] for path in left][:NAMED])
                 names += ", …" if len(left) > NAMED else ""
-                self._say(problem or f"{_still_ending(len(left), title)}: {names}")
+                self._say(problem or _not_ended(len(left), title, names))
                 return
             await asyncio.sleep(LOOK_AGAIN)
 
@@ -116,10 +114,13 @@ class Uninstallation:
             self._say(f"{name} is not deleted: {error}")
 
 
-def _still_ending(pods: int, title: str) -> str:
+def _not_ended(pods: int, title: str, names: str) -> str:
     """Return that pods of the portal, or of its work, outlive the hook."""
-    verbs = "is still saving and ends by itself" if pods == 1 else "are still saving and end by themselves"
-    return f"{count(pods, 'pod')} of {title} {verbs}"
+    if pods == 1:
+        return f"1 pod of {title} has not ended yet: {names}. It ends after its grace, or when its node is back."
+    return (
+        f"{pods} pods of {title} have not ended yet: {names}. They end after their grace, or when their node is back."
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
