@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -212,3 +214,9 @@ def test_no_private_name_of_the_hubs_spawner_is_overridden_by_accident() -> None
     known = set(dir(KubeSpawner)) - set(dir(HasTraits))
     hidden = {name for one in ours for name in vars(one) if name.startswith("_") and name in known}
     assert hidden == {"_start", "_make_create_pod_request", "_start_reflector"}
+
+
+async def test_homes_have_the_label_by_which_the_charts_page_deletes_them(spawner: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/chart.md").read_text(encoding="utf-8")
+    (selector,) = re.findall(r"^kubectl .* delete pvc --selector (\S+)$", page, re.MULTILINE)
+    assert spawner.get_pvc_manifest().metadata.labels[selector] == "ana"
