@@ -18,8 +18,9 @@ from makeway_quota.backends.kubernetes.manifest import (
     worker_pod,
 )
 from makeway_quota.backends.kubernetes.nodes import toleration
+from makeway_quota.backends.kubernetes.pod_ends import gone, machines_of
 from makeway_quota.backends.kubernetes.pod_requests import pod_requests
-from makeway_quota.backends.kubernetes.pod_states import JobPod, gone, machines_of, project_job_pod
+from makeway_quota.backends.kubernetes.pod_states import JobPod, project_job_pod
 from makeway_quota.backends.kubernetes.template import merged
 from makeway_quota.backends.machines import Machines
 from makeway_quota.policy import PolicyInvalid, read

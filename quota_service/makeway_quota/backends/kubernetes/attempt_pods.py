@@ -15,7 +15,8 @@ from makeway_api.durations import duration
 from ..base import Key
 from ..machines import Machines
 from ..workers import WorkerSeen
-from .pod_states import NO_COMMAND, JobPod, gone, machines_of, never_ran
+from .pod_ends import NO_COMMAND, gone, machines_of, never_ran
+from .pod_states import JobPod
 
 LIMITS: Mapping[str, float] = {
     "scheduler": 3600.0,
