@@ -345,6 +345,14 @@ def test_a_forbidden_field_of_a_template_is_named(pod: Any, named: str) -> None:
 # -- states
 
 RUNS = {"n1": True, "n2": False}
+OVER_ITS_LIMIT = (
+    "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+    'Container worker exceeded its local ephemeral storage limit "1Gi". ',
+    'Usage of EmptyDir volume "work" exceeds the limit "1Gi". ',
+)
+LOW = "The node was low on resource: ephemeral-storage. Threshold quantity: 46993491787, available: 45494108Ki. "
+USING = "using 1Gi, request is 0, has larger consumption of ephemeral-storage. "
+"""As the kubelet of Kubernetes 1.37 has them (pkg/kubelet/eviction/helpers.go)."""
 NO_PYTHON = 'runc create failed: exec: "python3": executable file not found in $PATH'
 
 
@@ -512,11 +520,18 @@ def test_a_pod_that_waits_says_for_what(kept: JobPod, reason: str, message: str)
         (pod("Failed", **over(255, "Unknown")), True, None, "its node n1 was restarted, or lost its container"),
         (pod("Failed", **over(137, "ContainerStatusUnknown")), True, None, "its node n1 was restarted"),
         (pod("Failed", reason="Evicted", message="The node was low on resource: memory."), True, None, "short of"),
+        *((pod("Failed", reason="Evicted", message=said), False, 137, said) for said in OVER_ITS_LIMIT),
         (
-            pod("Failed", reason="Evicted", message="Pod ephemeral local storage usage exceeds the total limit"),
-            False,
-            137,
-            "Pod ephemeral local storage usage exceeds",
+            pod("Failed", reason="Evicted", message=f"{LOW}Container beside was {USING}"),
+            True,
+            None,
+            f"its node n1 was short of a resource and evicted its pod: {LOW}",
+        ),
+        (
+            pod("Failed", reason="Evicted", message="The node was low on resource: inodes. "),
+            True,
+            None,
+            "short of a resource and evicted its pod: The node was low on resource: inodes",
         ),
         (
             pod("Failed", **condition("DisruptionTarget", "True", "EvictionByEvictionAPI", "drained")),

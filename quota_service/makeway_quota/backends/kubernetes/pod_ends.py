@@ -22,8 +22,12 @@ NO_PYTHON = ('exec: "python3"', "executable file `python3`")
 """In the message of a container that NO_START is about, by runc and crun: its image has no such program."""
 UNKNOWN_ENDS = ("Unknown", "ContainerStatusUnknown")
 """Reasons of a container of whose end its node knows nothing, as after a restart of the node."""
-OWN_FAULT = ("ephemeral", "exceeded its local", "EmptyDir")
-"""In the message of a pod that the kubelet evicted: it used more of the disk than it may."""
+OWN_FAULT = (
+    "ephemeral local storage usage exceeds the total limit",
+    "exceeded its local ephemeral storage limit",
+    "Usage of EmptyDir volume",
+)
+"""In the message of a pod that the kubelet evicted for more of the disk than it may use, however much its node has."""
 KILLED = 137
 """The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
 NO_COMMAND = 127
