@@ -17,6 +17,7 @@ from makeway_quota.backends.base import (
     BackendUnavailable,
     NoticeOrder,
     Phase,
+    Seen,
     WorkerPlace,
 )
 from makeway_quota.backends.kubernetes.attempt_pods import LIMITS, MOST_REMADE
@@ -27,8 +28,11 @@ from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
 from makeway_quota.control.attempt_tokens import AttemptTokens
+from makeway_quota.control.reconcile import reconcile
 from makeway_quota.control.worker_channel import WorkerChannel
 from makeway_quota.policy import read
+from makeway_quota.store.records import NewWorkload, Place
+from makeway_quota.store.rows import submitted
 from makeway_quota.store.store import open_store
 from pod_backend import POLICY, SETTINGS, Backend, order
 
@@ -422,6 +426,37 @@ async def test_a_killed_worker_is_explained_by_the_end_of_its_pod(backend: Backe
     backend.report("j3", killed)
     seen = await backend.seen("j3")
     assert (seen.phase, seen.message) == (Phase.EXITED, killed.message), "its pod does not end"
+
+
+@pytest.mark.parametrize("resource", ["memory", "ephemeral-storage"])
+async def test_a_job_that_exhausts_node_after_node_ends_and_one_that_is_evicted_once_returns_to_the_queue(
+    backend: Backend, resource: str
+) -> None:
+    backend.hear("ADDED", pod("j1"))
+    backend.report("j1", RUNS)
+    await backend.observe()
+    evicted = pod("j1", "Failed")
+    evicted["status"] |= {
+        "reason": "Evicted",
+        "message": f"The node was low on resource: {resource}. Threshold quantity: 100Mi, available: 91244Ki. "
+        f"Container worker was using 62914560Ki, request is 0, has larger consumption of {resource}. ",
+        "containerStatuses": [{"name": "worker", "state": {"terminated": {"exitCode": 137, "reason": "Error"}}}],
+    }
+    backend.hear("MODIFIED", evicted)
+    await backend.observe()
+    backend.now += PATIENCE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.exit_code, seen.node_lost, seen.never_ran) == (Phase.LOST, None, False, False)
+    job = submitted(NewWorkload("j1", "job", "rnd", "gpu1", "ana", name="x"), 0.0)
+    for times in range(1, 4):
+        place = Place(f"n{times}", (0,), (1000,))
+        job = job._replace(state="running", attempt=1, started_at=10.0, placement=(place,))
+        (change,) = reconcile({"j1": job}, Seen((), (seen,)), now=100.0, lost_budget=2).changes
+        job = job._replace(**change.fields)  # type: ignore[arg-type]
+        assert (job.state, job.infra_failures) == (("pending", times) if times < 3 else ("failed", 2))
+        assert f"Container worker was using 62914560Ki, request is 0, has larger consumption of {resource}" in (
+            job.reason_message
+        )
 
 
 async def test_a_worker_that_ends_without_a_report_is_over_though_its_sidecar_runs(backend: Backend) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from makeway_api.quantities import memory
 
+from ...policy.pod_template import WORKER
 from ..machines import Machines
 from .pod_states import NO_START, JobPod
 from .pod_waits import site_image, waiting
@@ -28,6 +29,10 @@ OWN_FAULT = (
     "Usage of EmptyDir volume",
 )
 """In the message of a pod that the kubelet evicted for more of the disk than it may use, however much its node has."""
+OVER_REQUEST = f"Container {WORKER} was using "
+"""In the kubelet's message about a pod that it evicts as its node is short of something: the job used more than it
+requested. That is true of all jobs without a request, not only of those that exhaust the node: so it counts as a loss.
+"""
 KILLED = 137
 """The exit code of a process that was ended by SIGKILL, as a shell and the kubelet report it."""
 NO_COMMAND = 127
@@ -45,7 +50,7 @@ def machines_of(
     size = pods[0].workers
     failed = [pod for pod in pods if not pod.present and pod.worker not in over]
     if not failed and any(pod.present for pod in pods):
-        disrupted = next((pod for pod in (*pods, *left) if pod.disruption), None)
+        disrupted = next((pod for pod in (*pods, *left) if pod.disruption and not _over_request(pod)), None)
         about = min((pod for pod in pods if pod.phase == "Pending"), key=lambda pod: pod.worker, default=None)
         code, said = waiting(about) if about is not None else _incomplete(pods, over)
         worker = one.worker if (one := about or disrupted) is not None else 0
@@ -82,6 +87,9 @@ def ended(pod: JobPod, usable: Mapping[str, bool]) -> Machines:
     if pod.node and not usable.get(pod.node, False):
         state = "is down" if pod.node in usable else "is gone"
         return _by_node(f"its node {pod.node} {state}")
+    if _over_request(pod):
+        said = f"its pod was evicted, as it used more than it requested of what its node {pod.node} was short of"
+        return Machines(1, present=False, message=f"{said}: {pod.message}")
     if (found := _by_others(pod)) is not None:
         return found if pod.began else replace(found, never_ran=True)
     if not pod.began:
@@ -107,6 +115,11 @@ def _own_fault(pod: JobPod) -> Machines | None:
         said = f"{site_image(pod)} does not start python3, and an administrator has to change it: {said}"
         return Machines(1, present=False, never_ran=True, message=said)
     return None
+
+
+def _over_request(pod: JobPod) -> bool:
+    """Whether the kubelet evicts, or evicted, a pod whose worker used more than it requested of what its node lacks."""
+    return (pod.reason == "Evicted" or bool(pod.disruption)) and OVER_REQUEST in pod.message
 
 
 def _out_of_memory(limit: int) -> str:
