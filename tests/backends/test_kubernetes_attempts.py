@@ -20,10 +20,12 @@ from makeway_quota.backends.base import (
     Seen,
     WorkerPlace,
 )
-from makeway_quota.backends.kubernetes.attempt_pods import LIMITS, MOST_REMADE
+from makeway_quota.backends.kubernetes.attempt_pods import MOST_REMADE
 from makeway_quota.backends.kubernetes.backend import AWAY_SECONDS, LEFT_SECONDS, KubernetesBackend
 from makeway_quota.backends.kubernetes.client import REQUEST_SECONDS, ApiClient, ApiRefusal, ApiUnreachable, Object
 from makeway_quota.backends.kubernetes.connection import Connection
+from makeway_quota.backends.kubernetes.manifest import TOKEN
+from makeway_quota.backends.kubernetes.pod_waits import LIMITS
 from makeway_quota.backends.kubernetes.pulse import BEAT, Beat, Pulse
 from makeway_quota.backends.remote import PATIENCE
 from makeway_quota.backends.workers import WorkerSeen
@@ -535,6 +537,80 @@ async def test_a_job_whose_image_does_not_exist_fails_soon_unless_the_site_chose
     else:
         assert (seen.phase, seen.exit_code) == (Phase.EXITED, 127)
         assert seen.message == f"its image cannot be pulled: {missing}"
+
+
+def of_gang(worker: int, waits: str, message: str = "", ready: str = "True") -> Object:
+    """Return a pod of a gang of two whose own image is not there, or that waits for what `ready` leaves open."""
+    found = pod("j1", "Pending", worker=worker, of=2)
+    found["metadata"]["annotations"] = {"makeway/own-image": "true"}
+    state = {"waiting": {"reason": waits, "message": message}}
+    found["status"]["containerStatuses"] = [{"name": "worker", "image": "notebook:1", "state": state}]
+    found["status"]["conditions"] = [{"type": "PodReadyToStartContainers", "status": ready}]
+    return found
+
+
+def unplaced(worker: int) -> Object:
+    """Return a pod of a gang of two for which no node has room."""
+    found = pod("j1", "Pending", worker=worker, of=2)
+    del found["spec"]["nodeName"]
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node has room"}
+    found["status"]["conditions"] = [refused]
+    return found
+
+
+@pytest.mark.parametrize("blocked", [0, 1])
+async def test_the_worker_of_a_gang_that_may_wait_the_shortest_is_the_one_that_counts(
+    backend: Backend, blocked: int
+) -> None:
+    backend.hear("ADDED", of_gang(1 - blocked, "ContainerCreating"))
+    assert (await backend.seen("j1")).message == "its image is being pulled"
+    backend.now += LIMITS["unschedulable"] * 2
+    backend.hear("ADDED", unplaced(blocked))
+    said = "Kubernetes does not place its pod: no node has room"
+    assert (await backend.seen("j1")).message == said
+    backend.now += LIMITS["unschedulable"] + PATIENCE
+    await backend.observe()
+    backend.now += PATIENCE
+    seen = await backend.seen("j1")
+    assert (seen.phase, seen.never_ran, seen.worker) == (Phase.LOST, True, blocked)
+    assert said in seen.message
+
+
+async def test_a_worker_of_a_gang_without_its_token_is_noticed_while_another_pulls_its_image(backend: Backend) -> None:
+    backend.hear("ADDED", of_gang(0, "ContainerCreating"))
+    waits = of_gang(1, "CreateContainerConfigError", 'secret "makeway-tokens-1" not found')
+    source = {"secretKeyRef": {"name": "makeway-tokens-1", "key": "makeway-j1-1-1"}}
+    env = [{"name": TOKEN, "valueFrom": source}]
+    waits["spec"]["containers"] = [{"name": "worker", "env": env}]
+    backend.hear("ADDED", waits)
+    for _ in range(2):
+        seen = await backend.seen("j1")
+        backend.now += LIMITS["token"]
+    assert (seen.phase, seen.unfinished) == (Phase.STARTING, True)
+
+
+async def test_the_clock_of_a_gang_goes_on_between_two_tries_to_pull_an_image(backend: Backend) -> None:
+    missing = "code = NotFound desc = x: not found"
+    backend.hear("ADDED", of_gang(1, "ContainerCreating", ready="False"))
+    for _ in range(5):
+        backend.hear("MODIFIED", of_gang(0, "ErrImagePull", missing))
+        await backend.observe()
+        backend.now += 5.0
+        backend.hear("MODIFIED", of_gang(0, "ImagePullBackOff", 'Back-off pulling image "x"'))
+        seen = await backend.seen("j1")
+        backend.now += LIMITS["no_image"] / 3
+    assert (seen.phase, seen.exit_code, seen.message) == (Phase.EXITED, 127, f"its image cannot be pulled: {missing}")
+
+
+async def test_a_worker_that_reports_does_not_wait_though_its_pod_is_shown_as_pending(backend: Backend) -> None:
+    backend.hear("ADDED", of_gang(0, "ContainerCreating"))
+    backend.hear("ADDED", of_gang(1, "ContainerCreating", ready="False"))
+    found = {("j1", 1): {1: RUNS}}
+    backend.channel.seen = lambda: found  # type: ignore[method-assign]
+    backend.channel.changed = lambda: set(found)  # type: ignore[method-assign]
+    for _ in range(2):
+        assert (await backend.seen("j1")).message == "its image is being pulled"
+        backend.now += LIMITS["volumes"]
 
 
 async def test_the_others_of_a_gang_save_as_long_as_they_may_after_one_pod_was_drained(backend: Backend) -> None:

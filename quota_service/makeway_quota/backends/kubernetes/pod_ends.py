@@ -13,7 +13,7 @@ from makeway_api.quantities import memory
 from ...policy.pod_template import WORKER
 from ..machines import Machines
 from .pod_states import NO_START, JobPod
-from .pod_waits import site_image, waiting
+from .pod_waits import LIMITS, foremost, site_image, waiting
 
 NODE_REASONS = ("NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError")
 """Reasons of a pod that its node ended: they say nothing about the job."""
@@ -40,18 +40,23 @@ NO_COMMAND = 127
 
 
 def machines_of(
-    pods: Sequence[JobPod], usable: Mapping[str, bool], over: Collection[int] = (), left: Iterable[JobPod] = ()
+    pods: Sequence[JobPod],
+    usable: Mapping[str, bool],
+    over: Collection[int] = (),
+    left: Iterable[JobPod] = (),
+    limits: Mapping[str, float] = LIMITS,
 ) -> Machines:
     """Return what the pods of one attempt are together; `usable` are the nodes that there are, and whether they run.
 
     An attempt is there while any of its pods may run, and none has ended without a report: the first failure of a gang
-    decides. `over` are its workers that reported their end, `left` the last states of pods that are listed no more.
+    decides. `over` are its workers that reported their end, `left` the last states of pods that are listed no more,
+    `limits` the seconds that a pod may wait, by what it waits for.
     """
     size = pods[0].workers
     failed = [pod for pod in pods if not pod.present and pod.worker not in over]
     if not failed and any(pod.present for pod in pods):
         disrupted = next((pod for pod in (*pods, *left) if pod.disruption and not _over_request(pod)), None)
-        about = min((pod for pod in pods if pod.phase == "Pending"), key=lambda pod: pod.worker, default=None)
+        about = foremost(pods, limits)
         code, said = waiting(about) if about is not None else _incomplete(pods, over)
         worker = one.worker if (one := about or disrupted) is not None else 0
         return Machines(size, True, disrupted is not None, code, said, worker=worker)

@@ -1,13 +1,39 @@
-"""Read why a pod of a job waits.
+"""Read why a pod of a job waits, and which one of a gang may wait the shortest.
 
 Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
 from ...policy.pod_template import WORKER
 from .pod_states import IMAGE, NO_CONFIG, SETUP, JobPod
 
+LIMITS: Mapping[str, float] = {
+    "scheduler": 3600.0,
+    "unschedulable": 60.0,
+    "incomplete": 60.0,
+    "container": 120.0,
+    "token": 30.0,
+    "no_image": 60.0,
+    "site_image": 60.0,
+    "image_pull": 21_600.0,
+    "image": 21_600.0,
+    "volumes": 1800.0,
+    "init": 21_600.0,
+}
+"""Seconds that a pod may wait, by what it waits for; then its job gives its GPUs back, is delayed, and is planned anew.
+
+Without its token no worker has run: such an attempt is not lost, but started again, and so is one without some of its
+pods. The kubelet looks for a token again every 15 seconds at least.
+
+A job whose image the registry refuses fails, where it or its profile chose that image. A registry that does not answer
+says nothing about the image, and the kubelet asks it again every five minutes at least. Without the condition
+PodReadyToStartContainers a pod that is being created may be pulling its image, which may be large.
+Of a scheduler that says nothing about a pod nothing is known: jobs wait for it.
+"""
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 """Those of an image that cannot be pulled, however long the pod waits"""
 REFUSED = (
@@ -15,6 +41,28 @@ REFUSED = (
     *("authorization failed", "403 forbidden", "invalid reference format"),
 )
 """In the message of a container runtime: the registry answered that it does not have the image, or not for this pod."""
+
+
+def foremost(pods: Iterable[JobPod], limits: Mapping[str, float] = LIMITS) -> JobPod | None:
+    """Return the pod that waits for what it may wait for the shortest, then the one of the lowest worker.
+
+    A gang runs only as a whole: what blocks it would be hidden by a worker that waits for something slow.
+    """
+    waits = (pod for pod in pods if pod.phase == "Pending")
+    return min(waits, key=lambda pod: (limits[waiting(pod)[0]], pod.worker), default=None)
+
+
+def with_cause(pod: JobPod, before: JobPod | None) -> JobPod:
+    """Return a pod; between two tries to pull an image that its registry does not have, with the cause of the last one.
+
+    So what it waits for does not change with each try.
+    """
+    if before is None or (before.uid, before.container) != (pod.uid, pod.container):
+        return pod
+    between = pod.waiting in IMAGE and "back-off" in pod.message.lower()
+    if between and before.waiting in IMAGE and _has_no_image(before):
+        return replace(pod, waiting=before.waiting, message=before.message)
+    return pod
 
 
 def waiting(pod: JobPod) -> tuple[str, str]:
